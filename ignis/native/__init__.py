@@ -1,0 +1,63 @@
+"""The native core: the names that the rest of the package uses. The C sources are in ``csrc``."""
+
+from ignis.native.channel import Channel, View
+from ignis.native.frame import (
+    DEFAULT_MAX_FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    FrameDecoder,
+    decode_frames,
+    encode_frame,
+    encode_frames,
+    encode_frames_ids,
+)
+from ignis.native.outbox import Outbox, Receipt
+from ignis.native.record import (
+    ANY_SHARD,
+    CODEC_JSON,
+    CODEC_MSGPACK,
+    CODEC_RAW,
+    PackedBatch,
+    Record,
+    crc32c,
+    encode_record,
+    new_id,
+    segment_info,
+    shard_for_key,
+    unpack_segment,
+)
+from ignis.native.ring import Ring
+from ignis.native.slab import BufferRef, Slab
+from ignis.native.wait import EventBoard, ProcessMutex, process_alive, process_start_time
+
+__all__ = [
+    "ANY_SHARD",
+    "CODEC_JSON",
+    "CODEC_MSGPACK",
+    "CODEC_RAW",
+    "DEFAULT_MAX_FRAME_BYTES",
+    "FRAME_HEADER_BYTES",
+    "BufferRef",
+    "Channel",
+    "EventBoard",
+    "FrameDecoder",
+    "Outbox",
+    "PackedBatch",
+    "ProcessMutex",
+    "Receipt",
+    "Record",
+    "Ring",
+    "Slab",
+    "View",
+    "crc32c",
+    "decode_frames",
+    "encode_frame",
+    "encode_frames",
+    "encode_frames_ids",
+    "encode_record",
+    "new_id",
+    "process_alive",
+    "process_start_time",
+    "segment_info",
+    "shard_for_key",
+    "unpack_segment",
+]

@@ -1,0 +1,686 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""Channels: one direction of messages between two threads or two processes.
+
+A channel is a region (heap, or a file that both sides map) with a slab of buffers, a ring of references to them, and a return
+ring on which the buffers go home. See ``csrc/ignis_channel.h``.
+
+One rule for timeouts, in seconds: a wait that runs out raises WaitTimeoutError, ``try_`` calls return at once, ``recv_many``
+and ``recv_views`` return an empty list. 0 does not wait; None is the default bound of 30 s, never forever.
+"""
+
+import errno
+import os
+import time
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from ignis.native.slab cimport ign_slab_table, ign_slab_table_build
+
+include "_errors.pxi"
+include "_time.pxi"
+
+DEFAULT_CAPACITY = 65536
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
+
+cdef extern from "stdlib.h" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
+cdef enum:
+    PUBLISH_EVERY = 64  # messages of a send_many between two stores: the consumer starts on the first meanwhile
+
+
+cdef int fill_config(ign_region_config *config, object capacity, object size_classes, object max_message_bytes) except -1:
+    if not 0 < capacity <= 1 << 24 or capacity & (capacity - 1):
+        raise ValueError(f"capacity must be a power of two from 1 to 2**24, got {capacity}")
+    if not 0 < max_message_bytes <= 1 << 30:
+        raise ValueError(f"max_message_bytes must be 1..2**30, got {max_message_bytes}")
+    if size_classes is None:
+        if ign_region_config_default(config, capacity, max_message_bytes) != IGN_OK:
+            raise ValueError(f"no layout for capacity={capacity}, max_message_bytes={max_message_bytes}")
+        return 0
+    memset(config, 0, sizeof(ign_region_config))
+    pairs = list(size_classes)
+    if not 0 < len(pairs) <= <int>IGN_SLAB_MAX_CLASSES:
+        raise ValueError(f"size_classes: 1..{IGN_SLAB_MAX_CLASSES} pairs, got {len(pairs)}")
+    largest = max(size for size, _ in pairs)
+    if max_message_bytes > largest:
+        raise ValueError(f"max_message_bytes={max_message_bytes} is over the largest size class, {largest}")
+    config.ring_capacity = capacity
+    config.max_message_bytes = max_message_bytes
+    for size, count in pairs:
+        config.slot_bytes[config.class_count] = size
+        config.slot_counts[config.class_count] = count
+        config.class_count += 1
+    cdef ign_slab_table table
+    if ign_slab_table_build(&table, config.slot_bytes, config.slot_counts, config.class_count) != IGN_OK:
+        raise ValueError(f"size_classes must rise and have 1..2**24 slots in all, got {pairs!r}")
+    return 0
+
+
+cdef ign_role role_of(object role) except *:
+    if role == "producer":
+        return IGN_PRODUCER
+    if role == "consumer":
+        return IGN_CONSUMER
+    raise ValueError(f"role must be 'producer' or 'consumer', got {role!r}")
+
+
+cdef Channel new_channel(object path):
+    cdef Channel self = Channel.__new__(Channel)
+    # The C struct keeps its parts on cache lines of their own; Python's allocator aligns to 16 bytes only.
+    self._channel = <ign_channel *>aligned_alloc(128, sizeof(ign_channel))
+    if self._channel == NULL:
+        raise MemoryError("channel")
+    memset(self._channel, 0, sizeof(ign_channel))
+    self._path = path
+    return self
+
+
+cdef Channel opened(Channel self):
+    # In debug builds each side is bound to its first thread. Sending, and giving buffers back, may be done by any thread of the
+    # process: the GIL makes them one at a time.
+    self._channel.forward_out.check_thread = False
+    self._channel.back_in.check_thread = False
+    self._channel.back_out.check_thread = False
+    return self
+
+
+cdef class Channel:
+    """One direction of messages. Made by :meth:`heap`, :meth:`create` or :meth:`open`.
+
+    Sending and receiving are each for one thread at a time; several Python threads of one process may call ``send`` because the
+    GIL makes them take turns. Every wait releases the GIL and handles signals every 100 ms. A channel made before ``fork()``
+    raises ForkedHandleError in the child.
+
+    What was sent is in the region: it survives ``kill -9`` of either side when the region is a file.
+    """
+
+    def __init__(self):
+        raise TypeError("use Channel.heap(), Channel.create() or Channel.open()")
+
+    @staticmethod
+    def heap(*, capacity: int = DEFAULT_CAPACITY, size_classes=None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES):
+        """A channel between two threads of this process; the object plays both roles.
+
+        Args:
+            capacity: messages in flight, a power of two up to 2**24.
+            size_classes: pairs (slot bytes, slots), rising; default 256 B, 1 KiB, 4 KiB, 16 KiB and further up to the limit.
+            max_message_bytes: limit of one message, at most the largest class.
+        """
+        cdef ign_region_config config
+        fill_config(&config, capacity, size_classes, max_message_bytes)
+        cdef Channel self = new_channel(None)
+        cdef int rc = ign_channel_heap(self._channel, &config)
+        if rc != IGN_OK:
+            raise_code(rc, "channel on the heap")
+        return opened(self)
+
+    @staticmethod
+    def create(
+        path, *, role: str, capacity: int = DEFAULT_CAPACITY, size_classes=None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    ):
+        """Makes the file (0600) and takes ``role`` ("producer" or "consumer"); the other parameters as for :meth:`heap`.
+
+        Raises:
+            RegionIOError: the file exists (``errno`` EEXIST), or there is no room for it (ENOSPC).
+        """
+        cdef ign_region_config config
+        cdef bytes encoded = os.fsencode(path)
+        cdef ign_role c_role = role_of(role)
+        fill_config(&config, capacity, size_classes, max_message_bytes)
+        cdef Channel self = new_channel(path)
+        cdef int rc = ign_channel_create(self._channel, encoded, &config, c_role)
+        if rc != IGN_OK:
+            raise_code(rc, str(path))
+        return opened(self)
+
+    @staticmethod
+    def open(path, *, role: str, timeout=0.0):
+        """Takes ``role`` in an existing file.
+
+        Args:
+            timeout: how long to wait for the file to appear and for the role to become free.
+
+        Raises:
+            RegionFormatError, RegionTruncatedError: not a region of this version. RegionBusyError: the role has a living owner.
+            RegionIOError: with ``errno`` ENOENT when there is no such file.
+        """
+        cdef bytes encoded = os.fsencode(path)
+        cdef ign_role c_role = role_of(role)
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        cdef Channel self = new_channel(path)
+        cdef int rc
+        pause_s = 0.001
+        while True:
+            rc = ign_channel_open(self._channel, encoded, c_role)
+            if rc == IGN_OK:
+                return opened(self)
+            error = error_of(rc, str(path))
+            missing = rc == IGN_E_IO and error.errno == errno.ENOENT
+            if not (missing or rc == IGN_E_BUSY) or ign_now_ns() >= until:
+                raise error
+            time.sleep(pause_s)
+            pause_s = min(0.05, pause_s * 2)
+
+    def __dealloc__(self):
+        # Views and waiting threads hold references to us, so nobody is inside.
+        if self._channel != NULL:
+            ign_channel_close(self._channel)
+            free(self._channel)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    cdef int _check(self) except -1:
+        cdef int rc = IGN_E_CLOSED if self._closing else ign_region_check(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, self._name())
+        return 0
+
+    cdef int _as(self, ign_role role) except -1:
+        self._check()
+        if role == IGN_PRODUCER and not self._channel.produces:
+            raise ValueError(f"{self._name()} was opened as consumer")
+        if role == IGN_CONSUMER and not self._channel.consumes:
+            raise ValueError(f"{self._name()} was opened as producer")
+        return 0
+
+    def _check_region(self):
+        cdef int rc = ign_region_check(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, self._name())
+
+    def _name(self) -> str:
+        return "channel on the heap" if self._path is None else f"channel {self._path}"
+
+    cdef int _fail(self, int rc, size_t size) except -1:
+        if rc == IGN_E_TOO_LARGE:
+            raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
+        self._check_region()  # positions "that cannot be" may be the zeros of a file that was cut
+        return raise_code(rc, self._name())
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    cdef int _wait(self, ign_role role, uint64_t until, bint spin) except -1:
+        """One slice. 1: look again; 0: time is up. The role's own calls may go on in other threads meanwhile."""
+        cdef uint64_t now = ign_now_ns()
+        cdef uint64_t left = until - now if until > now else 0
+        cdef bint slots = self._slots
+        cdef int rc
+        self._waiting += 1
+        with nogil:
+            if role == IGN_CONSUMER:
+                rc = ign_channel_wait_items(self._channel, left, spin)
+            else:
+                rc = ign_channel_wait_space(self._channel, left, spin, slots)
+        self._waiting -= 1
+        PyErr_CheckSignals()
+        if self._closing:
+            rc = IGN_E_CLOSED
+        if rc == IGN_OK or (rc == IGN_TIMEOUT and ign_now_ns() < until):
+            return 1
+        if rc == IGN_TIMEOUT:
+            return 0
+        if rc == IGN_E_CLOSED and not self._closing:
+            raise _errors.ClosedError(f"{self._name()}: the other side closed it")
+        return raise_code(rc, self._name())
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    cdef int _push(self, const uint8_t *data, size_t size, uint16_t kind) noexcept:
+        """Stages one message; publishing is the caller's."""
+        cdef ign_slab_ref ref
+        cdef uint8_t *at
+        cdef int rc = ign_channel_reserve(self._channel, size, &ref, &at)
+        if rc == IGN_OK:
+            memcpy(at, data, size)
+            ign_channel_stage(self._channel, &ref, kind)
+        return rc
+
+    cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, object timeout) except -1:
+        """The ring or a size class is full. Returns 0 when the message was sent."""
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        cdef bint spin = True
+        cdef int rc
+        while True:
+            self._slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
+            if self._wait(IGN_PRODUCER, until, spin) == 0:
+                raise _errors.WaitTimeoutError(f"{self._name()}: no room for {size} bytes within {timeout} s")
+            spin = False
+            self._check()
+            rc = self._push(data, size, kind)
+            if rc == IGN_OK:
+                ign_channel_publish(self._channel)
+                return 0
+            if rc != IGN_FULL:
+                self._fail(rc, size)
+
+    def send(self, data, kind: int = 0, timeout=30.0) -> None:
+        """Copies one message into the channel; waits while there is no room.
+
+        Args:
+            data: bytes or any buffer, up to ``max_message_bytes``. kind: 0..65535, handed to the receiver.
+
+        Raises:
+            WaitTimeoutError, MessageTooLargeError, ClosedError (also when the consumer closed), PeerDiedError (no room, and the
+            consumer died), RegionTruncatedError, ForkedHandleError.
+        """
+        cdef Py_buffer view
+        cdef uint16_t c_kind = kind
+        cdef int rc
+        self._as(IGN_PRODUCER)
+        if PyBytes_CheckExact(data):
+            rc = self._push(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), c_kind)
+            if rc == IGN_OK:
+                ign_channel_publish(self._channel)
+                return
+            if rc != IGN_FULL:
+                self._fail(rc, <size_t>PyBytes_GET_SIZE(data))
+            self._send_slow(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), c_kind, timeout)
+            return
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            rc = self._push(<const uint8_t *>view.buf, <size_t>view.len, c_kind)
+            if rc == IGN_OK:
+                ign_channel_publish(self._channel)
+            elif rc == IGN_FULL:
+                self._send_slow(<const uint8_t *>view.buf, <size_t>view.len, c_kind, timeout)
+            else:
+                self._fail(rc, <size_t>view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    def try_send(self, data, kind: int = 0) -> bool:
+        """``send`` that answers False instead of waiting."""
+        cdef Py_buffer view
+        cdef uint16_t c_kind = kind
+        cdef int rc
+        self._as(IGN_PRODUCER)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            rc = self._push(<const uint8_t *>view.buf, <size_t>view.len, c_kind)
+            if rc == IGN_OK:
+                ign_channel_publish(self._channel)
+            elif rc != IGN_FULL:
+                self._fail(rc, <size_t>view.len)
+        finally:
+            PyBuffer_Release(&view)
+        return rc == IGN_OK
+
+    def send_many(self, items, kind: int = 0, timeout=30.0) -> int:
+        """Sends a sequence of messages, publishing many with one store; waits while there is no room.
+
+        Returns:
+            How many were sent: all, or fewer when the time ran out or the consumer went away after at least one.
+
+        Raises:
+            MessageTooLargeError: one of them is over the limit; none was sent. The others as for ``send``, when none was sent.
+        """
+        cdef uint16_t c_kind = kind
+        cdef Py_ssize_t n, sent = 0, i, size
+        cdef uint64_t until = 0, limit
+        cdef bint spin
+        cdef int rc, staged = 0
+        cdef object item
+        self._as(IGN_PRODUCER)
+        limit = self._channel.region.max_message_bytes
+        cdef list many = items if type(items) is list else list(items)
+        cdef list checked = many
+        for i in range(len(many)):
+            item = many[i]
+            if not PyBytes_CheckExact(item):
+                if checked is many:
+                    checked = many[:]  # the caller's list stays as it is
+                item = checked[i] = bytes(memoryview(item))
+            size = PyBytes_GET_SIZE(item)
+            if <uint64_t>size > limit:
+                raise _errors.MessageTooLargeError(size, limit)
+        if checked is items:
+            checked = many[:]  # other threads may change the caller's list while we wait
+        n = len(checked)
+        while sent < n:
+            rc = IGN_OK
+            staged = 0
+            while sent + staged < n:
+                item = checked[sent + staged]
+                rc = self._push(<const uint8_t *>PyBytes_AS_STRING(item), <size_t>PyBytes_GET_SIZE(item), c_kind)
+                if rc != IGN_OK:
+                    break
+                staged += 1
+                if staged == PUBLISH_EVERY:
+                    ign_channel_publish(self._channel)
+                    sent += staged
+                    staged = 0
+            ign_channel_publish(self._channel)
+            sent += staged
+            if rc == IGN_OK:
+                break
+            if rc != IGN_FULL:
+                if sent == 0:
+                    self._fail(rc, 0)
+                return sent
+            if until == 0:
+                until = ign_now_ns() + timeout_ns(timeout)
+            spin = True
+            try:
+                self._slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
+                if self._wait(IGN_PRODUCER, until, spin) == 0:
+                    raise _errors.WaitTimeoutError(f"{self._name()}: no room within {timeout} s")
+                self._check()
+            except _errors.IgnisError:
+                if sent == 0:
+                    raise
+                return sent
+        return sent
+
+    # -- receiving --------------------------------------------------------------------------------------------------
+
+    cdef const ign_message *_next(self, object timeout) except? NULL:
+        """The next message, not taken yet; NULL when the time is up. A negative timeout does not wait at all."""
+        cdef const ign_message *message = NULL
+        cdef uint32_t got
+        cdef uint64_t until
+        cdef bint spin = True
+        cdef int rc = ign_channel_peek(self._channel, &message, &got)
+        if rc == IGN_EMPTY:
+            # Nothing more to do for now: let the producer have what we are done with.
+            ign_channel_flush(self._channel)
+            if timeout is _NO_WAIT:
+                return NULL
+            until = ign_now_ns() + timeout_ns(timeout)
+            while rc == IGN_EMPTY:
+                if self._wait(IGN_CONSUMER, until, spin) == 0:
+                    return NULL
+                spin = False
+                self._check()
+                rc = ign_channel_peek(self._channel, &message, &got)
+        if rc != IGN_OK:
+            self._fail(rc, 0)
+        if message.code != IGN_OK:
+            rc = message.code
+            ign_channel_advance(self._channel, 1)
+            raise_code(rc, f"{self._name()}: slot {message.slot}")
+        return message
+
+    cdef bytes _take(self, const ign_message *message):
+        """Copies the message out, takes it and sends its slot home."""
+        cdef bytes data = PyBytes_FromStringAndSize(<const char *>message.bytes, <Py_ssize_t>message.length)
+        cdef uint32_t slot = message.slot, generation = message.generation
+        # Had the file been cut under the copying, these would be zeros and no message.
+        cdef int rc = ign_region_check(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, self._name())
+        ign_channel_advance(self._channel, 1)
+        ign_channel_give_back(self._channel, slot, generation)
+        return data
+
+    def recv(self, timeout=30.0) -> bytes:
+        """The next message.
+
+        Raises:
+            WaitTimeoutError; ClosedError or PeerDiedError when the producer closed or died and everything it had sent was
+            received; ForeignReferenceError for a reference outside the slab (it is skipped); RegionTruncatedError, ForkedHandleError.
+        """
+        self._as(IGN_CONSUMER)
+        cdef const ign_message *message = self._next(timeout)
+        if message == NULL:
+            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {timeout} s")
+        return self._take(message)
+
+    def try_recv(self):
+        """The next message, or None when there is none at the moment."""
+        self._as(IGN_CONSUMER)
+        cdef const ign_message *message = self._next(_NO_WAIT)
+        return None if message == NULL else self._take(message)
+
+    def recv_with_kind(self, timeout=30.0):
+        """``recv`` that returns (kind, message)."""
+        self._as(IGN_CONSUMER)
+        cdef const ign_message *message = self._next(timeout)
+        if message == NULL:
+            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {timeout} s")
+        cdef int kind = message.kind
+        return kind, self._take(message)
+
+    def recv_many(self, max_messages: int, timeout=30.0) -> list:
+        """Up to ``max_messages`` messages: waits for the first, never for more. An empty list when the time is up.
+
+        Raises:
+            As ``recv``, when there is nothing to return before the error.
+        """
+        cdef Py_ssize_t limit = max_messages
+        cdef const ign_message *messages
+        cdef uint32_t got, i, taken
+        cdef int rc
+        cdef list out = []
+        self._as(IGN_CONSUMER)
+        if limit <= 0 or self._next(timeout) == NULL:
+            return out
+        while len(out) < limit and ign_channel_peek(self._channel, &messages, &got) == IGN_OK:
+            if <Py_ssize_t>got > limit - len(out):
+                got = <uint32_t>(limit - len(out))
+            taken = 0
+            try:
+                for i in range(got):
+                    if messages[i].code != IGN_OK:
+                        break
+                    if i + 4 < got:
+                        ign_prefetch(messages[i + 4].bytes)
+                        ign_prefetch(messages[i + 4].bytes + 64)
+                    out.append(PyBytes_FromStringAndSize(<const char *>messages[i].bytes, <Py_ssize_t>messages[i].length))
+                    taken += 1
+            finally:
+                for i in range(taken):
+                    ign_channel_give_back(self._channel, messages[i].slot, messages[i].generation)
+                ign_channel_advance(self._channel, taken)
+            if taken < got:
+                break  # a bad reference: the next call raises
+        rc = ign_region_check(&self._channel.region)
+        if rc != IGN_OK:  # what was copied last may be zeros: see _take
+            raise_code(rc, self._name())
+        return out
+
+    def recv_views(self, max_messages: int, timeout=30.0) -> list:
+        """``recv_many`` without copying: the views read the slab itself, and each slot goes home when its view is released.
+
+        Hold few of them for long: what is held is not available to the producer.
+        """
+        cdef Py_ssize_t limit = max_messages
+        cdef const ign_message *messages
+        cdef uint32_t got
+        cdef View view
+        cdef list out = []
+        self._as(IGN_CONSUMER)
+        if limit <= 0 or self._next(timeout) == NULL:
+            return out
+        while len(out) < limit and ign_channel_peek(self._channel, &messages, &got) == IGN_OK:
+            if messages.code != IGN_OK:
+                break
+            view = View.__new__(View)
+            view._bytes = messages.bytes
+            view._size = <Py_ssize_t>messages.length
+            view._slot = messages.slot
+            view._generation = messages.generation
+            view.kind = messages.kind
+            out.append(view)
+            view._owner = self  # from here on the view owns the slot
+            self._views += 1
+            ign_channel_advance(self._channel, 1)
+        return out
+
+    # -- the rest ---------------------------------------------------------------------------------------------------
+
+    def set_note(self, index: int, value: int) -> None:
+        """Sets one of eight 64-bit words that both sides can read at any time (release)."""
+        self._check()
+        if not 0 <= index < <int>IGN_REGION_NOTES:
+            raise IndexError(f"note {index}, there are {IGN_REGION_NOTES}")
+        ign_region_set_note(&self._channel.region, index, value)
+
+    def get_note(self, index: int) -> int:
+        """Reads a note (acquire); 0 before it was set."""
+        self._check()
+        if not 0 <= index < <int>IGN_REGION_NOTES:
+            raise IndexError(f"note {index}, there are {IGN_REGION_NOTES}")
+        return ign_region_get_note(&self._channel.region, index)
+
+    def peer_alive(self):
+        """True or False for the process in the other role; None when nobody has been there yet. False after a clean close."""
+        self._check()
+        cdef int rc = ign_region_owner_state(
+            &self._channel.region, IGN_CONSUMER if self._channel.produces else IGN_PRODUCER)
+        return None if rc == IGN_EMPTY else rc == IGN_OK
+
+    def depth(self) -> int:
+        """Messages that were sent and not received; a snapshot."""
+        self._check()
+        return ign_channel_depth(self._channel)
+
+    def stats(self) -> dict:
+        """Figures: capacity, depth, sent and received by this handle, the slab's counts as seen by the producer
+        (active, allocated, released, bytes, classes; absent on a consumer), and region_bytes."""
+        cdef ign_channel *c = self._channel
+        cdef uint32_t k
+        self._check()
+        out = {
+            "capacity": c.region.ring_capacity,
+            "depth": ign_channel_depth(c),
+            "max_message_bytes": c.region.max_message_bytes,
+            "region_bytes": c.region.bytes,
+            "sent": c.sent,
+            "received": c.received,
+        }
+        if c.produces:
+            ign_channel_collect(c)
+            free_slots = 0
+            classes = []
+            for k in range(c.slab.table.class_count):
+                slots = c.slab.table.classes[k].count
+                free_slots += c.slab.free_count[k]
+                classes.append({
+                    "slot_bytes": c.slab.table.classes[k].slot_bytes,
+                    "slots": slots,
+                    "active": slots - c.slab.free_count[k],
+                })
+            out.update(
+                active=c.slab.table.slot_count - free_slots, allocated=c.slab.stats.allocated,
+                released=c.slab.stats.released, refused=c.slab.stats.refused, bytes=c.slab.stats.active_bytes,
+                bad_returns=c.bad_returns, classes=classes,
+            )
+        return out
+
+    @property
+    def closed(self) -> bool:
+        """True once close() was called."""
+        return self._closing
+
+    @property
+    def path(self):
+        """The region's file, None on the heap."""
+        return self._path
+
+    cdef void _finish(self) noexcept:
+        # The role is given back only when nothing of ours points into the region any more.
+        if self._closing and self._views == 0 and self._waiting == 0:
+            ign_channel_close(self._channel)
+
+    def close(self, timeout=5.0) -> None:
+        """Gives the role back: the other side gets what is left and then ClosedError. Idempotent. The file stays.
+
+        Threads that wait on this channel get ClosedError. While views are held the region stays mapped and the role taken;
+        the last release finishes the close.
+
+        Raises:
+            WaitTimeoutError: a thread did not leave its wait in time; call close again.
+        """
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        self._closing = True
+        if ign_region_check(&self._channel.region) != IGN_E_FORKED:
+            ign_channel_interrupt(self._channel)
+            while self._waiting:
+                if ign_now_ns() >= until:
+                    raise _errors.WaitTimeoutError(f"{self._name()}: {self._waiting} thread(s) still wait")
+                time.sleep(0.0005)
+                ign_channel_interrupt(self._channel)
+        self._finish()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+
+cdef object _NO_WAIT = object()
+
+
+cdef class View:
+    """A received message in place. Supports the buffer protocol (read-only), ``len`` and ``with``.
+
+    ``release`` sends the slot home; so does the end of the object. Threads of the process may release views at any time.
+    """
+
+    def __init__(self):
+        raise TypeError("views come from Channel.recv_views()")
+
+    def __dealloc__(self):
+        if self._owner is not None:
+            self._give_back()
+
+    cdef void _give_back(self) noexcept:
+        cdef Channel owner = self._owner
+        self._owner = None
+        owner._views -= 1
+        if ign_region_check(&owner._channel.region) == IGN_OK:
+            ign_channel_give_back(owner._channel, self._slot, self._generation)
+            owner._finish()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if self._owner is None:
+            raise _errors.ClosedError("the view was released")
+        cdef int rc = ign_region_check(&self._owner._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, self._owner._name())
+        PyBuffer_FillInfo(buffer, self, <void *>self._bytes, self._size, 1, flags)
+        self._exports += 1
+
+    def __releasebuffer__(self, Py_buffer *buffer):
+        self._exports -= 1
+
+    def tobytes(self) -> bytes:
+        """A copy."""
+        data = bytes(memoryview(self))
+        if self._owner is not None:
+            self._owner._check_region()  # zeros of a file that was cut are no message
+        return data
+
+    @property
+    def released(self) -> bool:
+        return self._owner is None
+
+    def release(self) -> None:
+        """Sends the slot home; idempotent. BufferError while a memoryview of it is alive."""
+        if self._owner is None:
+            return
+        if self._exports:
+            raise BufferError(f"{self._exports} memoryview(s) of this view are alive")
+        self._give_back()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.release()
+
+
+def _error_for_code(code: int, what: str):
+    """The exception of a C error code; for the test that walks all of them."""
+    return error_of(code, what)

@@ -1,0 +1,86 @@
+from collections.abc import Sequence
+from typing import Final, final
+
+from typing_extensions import Buffer
+
+CODEC_RAW: Final[int]
+CODEC_JSON: Final[int]
+CODEC_MSGPACK: Final[int]
+ANY_SHARD: Final[int]
+
+def crc32c(data: Buffer, crc: int = 0) -> int: ...
+def new_id() -> bytes: ...
+def shard_for_key(key: bytes, shards: int) -> int: ...
+def encode_record(
+    body: Buffer,
+    *,
+    flags: int = 0,
+    key: bytes = b"",
+    meta: bytes = b"",
+    id: bytes | None = None,
+    enqueued_at_us: int | None = None,
+    attempts: int = 0,
+    crashes: int = 0,
+) -> bytes: ...
+
+@final
+class Record:
+    def __new__(cls, data: bytes) -> Record: ...
+    @property
+    def id(self) -> bytes: ...
+    @property
+    def flags(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def crashes(self) -> int: ...
+    @property
+    def enqueued_at_us(self) -> int: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def meta(self) -> bytes: ...
+    @property
+    def body(self) -> bytes: ...
+    def replace(
+        self, *, attempts: int | None = None, crashes: int | None = None, meta: bytes | None = None
+    ) -> bytes: ...
+
+@final
+class PackedBatch:
+    def __init__(self, /, *args: object, **kwargs: object) -> None: ...
+    @staticmethod
+    def pack(records: Sequence[bytes], expires_at_ms: int = 0) -> PackedBatch: ...
+    @staticmethod
+    def pack_bodies(
+        bodies: Sequence[bytes],
+        *,
+        flags: int,
+        keys: Sequence[bytes | None] | None,
+        shards: int,
+        any_shard: int,
+        metas: Sequence[bytes] | None = None,
+        max_records: int = 256,
+        max_bytes: int = 32768,
+    ) -> tuple[list[tuple[int, PackedBatch]], list[bytes]]: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def sealed(self) -> bool: ...
+    def set_expiry(self, expires_at_ms: int) -> None: ...
+    def seal(self, magazine_id: int, shard: int, first_pointer: int) -> None: ...
+    def records(self) -> list[bytes]: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def unpack_segment(
+    data: Buffer,
+    magazine_id: int,
+    shard: int,
+    last_pointer: int,
+    start: int,
+    stop: int,
+    skip: bytes | None = None,
+) -> list[bytes | None]: ...
+def segment_info(data: Buffer) -> tuple[int, int]: ...

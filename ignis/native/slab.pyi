@@ -1,0 +1,23 @@
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from _typeshed import ReadableBuffer
+from typing_extensions import Self, disjoint_base
+
+class BufferRef(NamedTuple):
+    slot: int
+    generation: int
+    offset: int
+    length: int
+
+DEFAULT_SIZE_CLASSES: tuple[tuple[int, int], ...]
+
+@disjoint_base
+class Slab:
+    def __new__(cls, size_classes: Sequence[tuple[int, int]] = ...) -> Self: ...
+    def allocate(self, size: int) -> BufferRef: ...
+    def release(self, ref: BufferRef) -> None: ...
+    def write(self, ref: BufferRef, data: ReadableBuffer) -> None: ...
+    def read(self, ref: BufferRef) -> bytes: ...
+    def stats(self) -> dict[str, Any]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,224 @@
+"""Event boards, the mutex, and the identity of processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ignis import errors
+from ignis.native import EventBoard, ProcessMutex, process_alive, process_start_time
+from tests.unit.native.native_support import finish, in_child, start
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_notify_wakes_a_sleeping_thread(tmp_path: Path, shared: bool) -> None:
+    with EventBoard(str(tmp_path / "events") if shared else None, 8) as board:
+        seen = board.sequence(3)
+        timer = threading.Timer(0.05, board.notify, [3])
+        timer.start()
+        began = time.monotonic()
+        assert board.wait(3, seen, 10) == seen + 1
+        assert time.monotonic() - began < 5
+        timer.join()
+        assert board.wait(3, seen, 10) == seen + 1  # already past
+        assert board.wait(3, -1, 10) == seen + 1
+        assert board.sequence(4) == 0
+
+
+def test_wait_is_bounded() -> None:
+    with EventBoard(None, 1) as board:
+        began = time.monotonic()
+        assert board.wait(0, 0, 0.15) == 0
+        assert 0.14 < time.monotonic() - began < 5
+        assert board.wait(0, 0, 0) == 0
+        with pytest.raises(ValueError, match="timeout"):
+            board.wait(0, 0, -1)
+        with pytest.raises(IndexError):
+            board.notify(1)
+
+
+def test_board_between_processes(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with EventBoard(path, 16) as board:
+        child = start(
+            """
+with EventBoard(sys.argv[1], 16) as board:
+    for i in range(200):
+        board.wait(0, i, 10)
+        board.notify(1)
+""",
+            path,
+        )
+        for i in range(200):
+            board.notify(0)
+            assert board.wait(1, i, 10) == i + 1
+        finish(child)
+
+
+def test_board_refuses_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    EventBoard(path, 16).close()
+    with pytest.raises(errors.RegionFormatError):
+        EventBoard(path, 17)
+    with pytest.raises(errors.RegionFormatError):
+        ProcessMutex(path)
+    path.write_bytes(path.read_bytes()[:4096])
+    with pytest.raises(errors.RegionTruncatedError):
+        EventBoard(path, 16)
+    path.write_bytes(b"something else altogether" * 300)
+    with pytest.raises(errors.RegionFormatError):
+        EventBoard(path, 16)
+    with pytest.raises(errors.RegionIOError) as caught:
+        EventBoard(tmp_path / "no" / "such", 16)
+    assert caught.value.errno == 2
+    with pytest.raises(ValueError, match="events"):
+        EventBoard(None, 0)
+
+
+def test_closing_ends_waits() -> None:
+    board = EventBoard(None, 1)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            board.wait(0, 0, 20)
+        except errors.ClosedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    board.close()
+    thread.join(5)
+    assert len(caught) == 1
+    with pytest.raises(errors.ClosedError):
+        board.notify(0)
+    board.close()
+
+
+def test_handles_refuse_in_a_child(tmp_path: Path) -> None:
+    board, mutex = EventBoard(tmp_path / "e", 4), ProcessMutex(tmp_path / "m")
+
+    def check() -> None:
+        with pytest.raises(errors.ForkedHandleError):
+            board.sequence(0)
+        with pytest.raises(errors.ForkedHandleError):
+            mutex.acquire(0)
+        with EventBoard(tmp_path / "e", 4) as own:
+            own.notify(0)
+
+    in_child(check)
+    assert board.sequence(0) == 1
+    board.close()
+    mutex.close()
+
+
+def test_signals_interrupt_a_wait() -> None:
+    class Hit(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Hit
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with EventBoard(None, 1) as board:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            began = time.monotonic()
+            with pytest.raises(Hit):
+                board.wait(0, 0, 20)
+            assert time.monotonic() - began < 5
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_mutex_excludes_threads_and_is_not_reentrant(tmp_path: Path) -> None:
+    with ProcessMutex(tmp_path / "m") as mutex:
+        assert mutex.acquire(0)
+        assert mutex.holder_pid == os.getpid()
+        with pytest.raises(RuntimeError, match="re-entrant"):
+            mutex.acquire(0)
+        results: list[object] = []
+
+        def other() -> None:
+            results.append(mutex.acquire(0.1))
+            try:
+                mutex.release()
+            except RuntimeError as error:
+                results.append(error)
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(5)
+        assert results[0] is False
+        assert isinstance(results[1], RuntimeError)
+        with pytest.raises(RuntimeError, match="held"):
+            mutex.close()
+        mutex.release()
+        assert mutex.holder_pid == 0
+        with pytest.raises(RuntimeError):
+            mutex.release()
+
+
+def test_mutex_counts_right_over_threads_and_handles(tmp_path: Path) -> None:
+    count, rounds = 0, 300
+
+    def add() -> None:
+        nonlocal count
+        with ProcessMutex(tmp_path / "m") as mutex:
+            for _ in range(rounds):
+                assert mutex.acquire(10)
+                before = count
+                if before % 50 == 0:
+                    time.sleep(0.0005)
+                count = before + 1
+                mutex.release()
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert count == 4 * rounds
+
+
+def test_mutex_is_taken_over_from_a_killed_holder(tmp_path: Path) -> None:
+    with ProcessMutex(tmp_path / "m") as mutex:
+        child = start(
+            "m = ProcessMutex(sys.argv[1]); m.acquire(5); print('held', flush=True); time.sleep(60)", tmp_path / "m"
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        assert not mutex.acquire(0.05)
+        assert mutex.holder_pid == child.pid
+        child.kill()
+        assert mutex.acquire(5)
+        assert mutex.recovered == 1
+        mutex.release()
+        assert mutex.acquire(0)
+        mutex.release()
+        finish(child, code=-signal.SIGKILL)
+
+
+def test_process_identity() -> None:
+    mine = process_start_time(os.getpid())
+    assert mine > 0
+    assert process_alive(os.getpid(), mine)
+    assert not process_alive(os.getpid(), mine + 1)
+    assert not process_alive(os.getpid(), 0)
+    assert process_start_time(2**22 + 1) == 0
+    child = subprocess.Popen(["sleep", "60"])
+    started = process_start_time(child.pid)
+    assert process_alive(child.pid, started)
+    child.kill()
+    until = time.monotonic() + 5
+    while process_alive(child.pid, started):
+        assert time.monotonic() < until
+    assert process_start_time(child.pid) == 0  # a zombie has stopped to exist
+    child.wait(5)
