@@ -1,0 +1,28 @@
+"""ignis: a durable message queue. A library that needs no server."""
+
+from ignis._version import __version__
+from ignis.app import Ignis
+from ignis.errors import IgnisError
+from ignis.handler import DROPPED, Context, Failure
+from ignis.magazine import Fired, Magazine, MessageIds, Published
+from ignis.message import Message
+from ignis.native import Receipt
+from ignis.publisher import Publisher
+from ignis.queue import Queue
+
+__all__ = [
+    "DROPPED",
+    "Context",
+    "Failure",
+    "Fired",
+    "Ignis",
+    "IgnisError",
+    "Magazine",
+    "Message",
+    "MessageIds",
+    "Published",
+    "Publisher",
+    "Queue",
+    "Receipt",
+    "__version__",
+]

@@ -1,0 +1,308 @@
+"""Every setting of ignis: name, unit, range, default, and where its value comes from.
+
+Precedence, written once in :func:`resolve`: argument > environment > file > default. One frozen dataclass per
+component, validated on construction. ``docs/settings.md`` and the sample file are generated from here
+(:func:`reference`) and compared by a test, so they cannot drift.
+
+* environment: ``IGNIS_<SECTION>_<NAME>``, for example ``IGNIS_QUEUE_SHARDS=64``;
+* file: TOML, named by ``IGNIS_CONFIG`` or the ``config`` argument, one table per section, and
+  ``[queue.<queue name>]`` for one queue;
+* a duration ``x_s`` may also be given as ``x`` and then accepts ``"20m"``, ``"500ms"``, a number of seconds, or a
+  ``datetime.timedelta``.
+
+Nothing is read at import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from ignis.errors import ConfigError, InvalidNameError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover - 3.10 only
+    import tomli as tomllib
+
+__all__ = [
+    "NAME_PATTERN",
+    "ConsumerSettings",
+    "PublisherSettings",
+    "QueueSettings",
+    "SweeperSettings",
+    "check_name",
+    "load_file",
+    "parse_duration_s",
+    "reference",
+    "resolve",
+]
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+MAX_EXPIRY_S = 365 * 86_400
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*\Z")
+
+T = TypeVar("T", bound="_Settings")
+
+
+def parse_duration_s(value: object, name: str) -> float:
+    """Seconds from ``"2d"``, ``"500ms"``, a number (seconds) or a timedelta. Raises ConfigError naming ``name``."""
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or value is None:
+        raise ConfigError(f"{name} = {value!r} is not a duration")
+    if isinstance(value, (int, float)):
+        return float(value)
+    match = _DURATION.match(str(value))
+    if match is None:
+        raise ConfigError(f"{name} = {value!r} is not a duration; write 90, '90s', '20m', '2d' or '500ms'")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+def check_name(name: object, what: str = "queue") -> str:
+    """Returns the name, or raises InvalidNameError. Names reach file systems, metrics and other stores' keys."""
+    if not isinstance(name, str) or NAME_PATTERN.match(name) is None:
+        raise InvalidNameError(f"{what} name {name!r} does not match [A-Za-z0-9._-]{{1,128}}")
+    return name
+
+
+def _setting(
+    default: Any, does: str, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
+) -> Any:
+    return field(default=default, metadata={"does": does, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True)
+class _Settings:
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            object.__setattr__(self, spec.name, self._checked(spec, getattr(self, spec.name)))
+
+    def _checked(self, spec: dataclasses.Field[Any], value: Any) -> Any:
+        name = f"{self.section}.{spec.name}"
+        kind: type = type(spec.default)
+        try:
+            if kind is bool:
+                value = _parse_bool(value, name)
+            elif spec.name.endswith("_s"):
+                value = parse_duration_s(value, name)
+            elif kind is int:
+                if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
+                    raise ValueError(value)
+                value = int(value)
+            elif kind is float:
+                value = float(value)
+            else:
+                value = str(value)
+        except ConfigError:
+            raise
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name} = {value!r} is not {_KINDS[kind]}") from None
+        low, high, choices = spec.metadata["low"], spec.metadata["high"], spec.metadata["choices"]
+        if choices and value not in choices:
+            raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}")
+        # Asked this way round so that "not a number" is refused too.
+        if low is not None and not low <= value <= high:
+            raise ConfigError(f"{name} = {value!r} is outside {low:g} to {high:g}")
+        return value
+
+
+_KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text", dict: "a table"}
+
+
+def _parse_bool(value: object, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in {"1", "true", "yes", "on"}:
+        return True
+    if text in {"0", "false", "no", "off"}:
+        return False
+    raise ConfigError(f"{name} = {value!r} is not true or false")
+
+
+@dataclass(frozen=True)
+class QueueSettings(_Settings):
+    """One queue. Stored with it, so that every process that opens the queue agrees."""
+
+    section: ClassVar[str] = "queue"
+
+    shards: int = _setting(32, "independent FIFO sequences; more allow more parallel claims", 1, 512)
+    message_expiry_s: float = _setting(172_800, "a message that waited longer is dropped and counted", 1, MAX_EXPIRY_S)
+    queue_expiry_s: float = _setting(
+        172_800, "an unused queue is deactivated after this; at least message_expiry_s", 1, MAX_EXPIRY_S
+    )
+    stuck_after_s: float = _setting(1_200, "a claim this old is taken for abandoned", 300, 18_000)
+    durability: str = _setting(
+        "sync",
+        "sync survives a power cut; interval loses at most the store's interval; none leaves it to the OS",
+        choices=("sync", "interval", "none"),
+    )
+    codec: str = _setting(
+        "auto",
+        "how bodies are encoded; auto: raw for bytes and str, json otherwise",
+        choices=("auto", "raw", "json", "msgpack"),
+    )
+    max_message_bytes: int = _setting(1 << 20, "largest encoded body", 1, 16 << 20)
+    shovel_interval_s: float = _setting(
+        600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400
+    )
+    shovel_concurrency: int = _setting(4, "parallel shovel workers", 1, 50)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.queue_expiry_s < self.message_expiry_s:
+            raise ConfigError(
+                f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}"
+            )
+
+
+@dataclass(frozen=True)
+class ConsumerSettings(_Settings):
+    """Fetching, dispatching and acknowledging, per queue and process."""
+
+    section: ClassVar[str] = "consumer"
+
+    max_consumers: int = _setting(100, "upper limit of consumers per queue and process", 1, 100)
+    initial_delay_s: float = _setting(0, "wait before the first claim", 0, 3_600)
+    idle_poll_s: float = _setting(1.0, "longest wait between looks at an empty queue", 0.001, 1.0)
+    chunk_target_s: float = _setting(0.02, "work handed to one worker at a time, by its measured speed", 0.0001, 10)
+    max_chunk: int = _setting(1_024, "most messages handed to one worker at a time", 1, 65_535)
+    max_claim: int = _setting(8_192, "most messages claimed in one call", 1, 1_000_000)
+    max_unacked: int = _setting(
+        16_384, "most messages handled and not yet acknowledged; what a killed consumer may repeat", 1, 10_000_000
+    )
+    max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet accounted for", 1 << 16, 1 << 40)
+    stop_timeout_s: float = _setting(30, "how long a graceful stop waits for running handlers", 0, 86_400)
+    ack_linger_s: float = _setting(0.002, "how long acknowledgements gather before one transaction takes them", 0, 1)
+    ack_retry_s: float = _setting(
+        0.5, "wait before an acknowledgement that the store refused is tried again", 0.001, 60
+    )
+
+
+@dataclass(frozen=True)
+class PublisherSettings(_Settings):
+    """The buffered publisher."""
+
+    section: ClassVar[str] = "publisher"
+
+    capacity: int = _setting(65_536, "ring slots: messages that may wait for the flusher", 2, 1 << 24)
+    linger_s: float = _setting(0, "how long the flusher lets a batch grow once it has a message", 0, 10)
+    max_batch: int = _setting(16_384, "most messages in one store transaction", 1, 1 << 20)
+    max_batch_bytes: int = _setting(16 << 20, "most bytes in one store transaction", 1 << 10, 1 << 30)
+    send_timeout_s: float = _setting(30, "how long send() waits for room before it raises", 0, 86_400)
+    close_timeout_s: float = _setting(60, "how long leaving the publisher waits for durability", 0, 86_400)
+
+
+@dataclass(frozen=True)
+class SweeperSettings(_Settings):
+    """The sweeper, one active instance per store."""
+
+    section: ClassVar[str] = "sweeper"
+
+    interval_s: float = _setting(900, "time between passes", 0.1, 86_400)
+    initial_delay_s: float = _setting(600, "wait before the first pass", 0, 86_400)
+    batch: int = _setting(1_000, "records moved in one transaction", 1, 100_000)
+    parallel_queues: int = _setting(64, "queues swept at the same time", 1, 64)
+    dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")
+
+
+SECTIONS: tuple[type[_Settings], ...] = (QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings)
+
+
+def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The parsed settings file; ``{}`` when neither ``path`` nor ``IGNIS_CONFIG`` names one. Raises ConfigError."""
+    chosen = path or (os.environ if environ is None else environ).get("IGNIS_CONFIG")
+    if not chosen:
+        return {}
+    try:
+        data: dict[str, Any] = tomllib.loads(Path(chosen).read_text("utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"settings file {chosen}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"settings file {chosen}: {exc}") from exc
+    known = {cls.section for cls in SECTIONS} | {"url"}
+    for section, value in data.items():
+        if section not in known:
+            raise ConfigError(f"settings file {chosen}: unknown section [{section}]; known: {', '.join(sorted(known))}")
+        wanted = str if section == "url" else dict
+        if not isinstance(value, wanted):
+            raise ConfigError(f"settings file {chosen}: {section} = {value!r} is not {_KINDS[wanted]}")
+    return data
+
+
+def resolve(
+    cls: type[T],
+    arguments: Mapping[str, Any],
+    file: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    stored: Mapping[str, Any] | None = None,
+) -> T:
+    """Builds a component's settings from argument > environment > file (``[section.name]`` over ``[section]``) > stored
+    > default.
+
+    ``stored`` is what the store remembers of an existing queue. Arguments whose value is None count as not given.
+    Raises ConfigError for an unknown name or a bad value.
+    """
+    environ = os.environ if environ is None else environ
+    names = {spec.name for spec in dataclasses.fields(cls)}
+    values: dict[str, Any] = dict(stored or {})
+    table = dict((file or {}).get(cls.section, {}))
+    own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls is QueueSettings else {}
+    _merge(cls, names, values, {key: value for key, value in table.items() if key not in own}, "file")
+    if name is not None and name in own:
+        _merge(cls, names, values, own[name], f"file [{cls.section}.{name}]")
+    for field_name in names:
+        # The shorter name first: where both are set, the exact one holds.
+        for spelling in (field_name.removesuffix("_s"), field_name):
+            variable = f"IGNIS_{cls.section}_{spelling}".upper()
+            if variable in environ:
+                values[field_name] = environ[variable]
+    _merge(cls, names, values, {key: value for key, value in arguments.items() if value is not None}, "argument")
+    return cls(**values)
+
+
+def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
+    for key, value in given.items():
+        known = key if key in names else f"{key}_s"
+        if known not in names:
+            raise ConfigError(f"unknown {cls.section} setting {key!r} ({source}); known: {', '.join(sorted(names))}")
+        into[known] = value
+
+
+def reference() -> str:
+    """The reference page of every setting, as Markdown: ``docs/settings.md`` is this text."""
+    lines = [
+        "# Settings",
+        "",
+        "Generated from `ignis/config.py` (`python -m ignis.config`).",
+        "Precedence: argument > environment `IGNIS_<SECTION>_<NAME>` > file > default.",
+    ]
+    for cls in SECTIONS:
+        lines += ["", f"## [{cls.section}]", "", (cls.__doc__ or "").strip(), ""]
+        lines += ["| setting | default | range | what it does |", "| --- | --- | --- | --- |"]
+        for spec in dataclasses.fields(cls):
+            meta = spec.metadata
+            bounds = ", ".join(meta["choices"]) if meta["choices"] else ""
+            if meta["low"] is not None:
+                bounds = f"{meta['low']:,} to {meta['high']:,}"
+            plain = isinstance(spec.default, (bool, str))
+            default = str(spec.default) if plain else f"{spec.default:,}"
+            lines.append(f"| `{spec.name}` | {default} | {bounds} | {meta['does']} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,290 @@
+"""Every exception of ignis.
+
+One root, :class:`IgnisError`. Each class has a stable ``code`` (the string used on the wire, in logs, in metrics
+and in ``--json`` output) and says whether the same call may succeed later (``retryable``). The numbers that an
+error is about are attributes, not only text. "Empty" and "need more" are results, never exceptions.
+"""
+
+from __future__ import annotations
+
+
+class IgnisError(Exception):
+    """Root of every error that ignis raises on purpose."""
+
+    code = "error"
+    retryable = False
+
+
+# -- the caller's mistake ------------------------------------------------------------------------------------
+
+
+class ConfigError(IgnisError, ValueError):
+    """A setting has a value that it cannot have. The message names the setting, the value and the range."""
+
+    code = "config"
+
+
+class InvalidNameError(ConfigError):
+    """A queue, magazine or application name does not match ``[A-Za-z0-9._-]{1,128}``."""
+
+    code = "invalid_name"
+
+
+class InvalidMessageError(IgnisError, TypeError):
+    """The message cannot be encoded as the queue's message type."""
+
+    code = "invalid_message"
+
+
+class MessageTooLargeError(IgnisError, ValueError):
+    """The encoded message is larger than the limit.
+
+    Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the name of the setting that raises the limit).
+    """
+
+    code = "message_too_large"
+
+    def __init__(self, size_bytes: int, limit_bytes: int, setting: str = "max_message_bytes") -> None:
+        super().__init__(f"message of {size_bytes} bytes is over the limit of {limit_bytes} bytes ({setting})")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return (type(self), (self.size_bytes, self.limit_bytes, self.setting))
+
+
+class UnreadableMessageError(IgnisError, ValueError):
+    """Stored or received bytes are not a message: unknown version, cut short, or not of the queue's type."""
+
+    code = "unreadable"
+
+
+class CorruptRecordError(UnreadableMessageError):
+    """A stored record does not match its checksum. It is set aside, never delivered."""
+
+    code = "corrupt"
+
+
+# -- the native core -----------------------------------------------------------------------------------------
+
+
+class NativeError(IgnisError):
+    """Root of what the C core reports."""
+
+    code = "native"
+
+
+class RegionFormatError(NativeError):
+    """The file is not an ignis region, or of another layout version."""
+
+    code = "region_format"
+
+
+class RegionTruncatedError(NativeError):
+    """The region's file is shorter than its header says, or shrank while it was mapped."""
+
+    code = "region_truncated"
+
+
+class RegionBusyError(NativeError):
+    """The side of the region that was asked for has a living owner."""
+
+    code = "region_busy"
+    retryable = True
+
+
+class RegionIOError(NativeError, OSError):
+    """A system call on the region's file failed; ``errno`` says how."""
+
+    code = "region_io"
+
+
+class NoSizeClassError(NativeError, ValueError):
+    """No size class of the slab is large enough, whatever is free."""
+
+    code = "no_size_class"
+
+
+class PoolExhaustedError(NativeError):
+    """The size class has no free slot at this moment."""
+
+    code = "pool_exhausted"
+    retryable = True
+
+
+class DoubleReleaseError(NativeError):
+    """The buffer was released before."""
+
+    code = "double_release"
+
+
+class StaleReferenceError(NativeError):
+    """The reference is of an earlier life of the slot."""
+
+    code = "stale_reference"
+
+
+class ForeignReferenceError(NativeError):
+    """The reference points outside the slab."""
+
+    code = "foreign_reference"
+
+
+class MalformedFrameError(NativeError, ValueError):
+    """The bytes are not a frame. The stream they came from cannot be trusted further."""
+
+    code = "malformed_frame"
+
+
+class FrameTooLargeError(MalformedFrameError):
+    """The frame announces more than the limit. Attributes: ``size_bytes``, ``limit_bytes``."""
+
+    code = "frame_too_large"
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"frame announces {size_bytes} bytes, the limit is {limit_bytes} bytes (max_frame_bytes)")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return (type(self), (self.size_bytes, self.limit_bytes))
+
+
+class ChannelFullError(NativeError):
+    """The ring or the slab behind it has no room and the caller asked not to wait."""
+
+    code = "channel_full"
+    retryable = True
+
+
+class PeerDiedError(NativeError):
+    """The process on the other side is gone. Everything that it had committed was delivered before this."""
+
+    code = "peer_died"
+
+
+class ClosedError(IgnisError):
+    """The object was closed."""
+
+    code = "closed"
+
+
+class ForkedHandleError(IgnisError):
+    """A handle made before ``fork()`` was used in the child. Open a new one there."""
+
+    code = "forked"
+
+
+class WaitTimeoutError(IgnisError, TimeoutError):
+    """A bounded wait ran out."""
+
+    code = "timeout"
+    retryable = True
+
+
+# -- stores --------------------------------------------------------------------------------------------------
+
+
+class StoreError(IgnisError):
+    """Root of what a store reports."""
+
+    code = "store"
+
+
+class StoreUnreachableError(StoreError):
+    """The store cannot be opened or reached."""
+
+    code = "store_unreachable"
+    retryable = True
+
+
+class StoreFormatError(StoreError):
+    """The directory holds a store of another format version, or none of ours."""
+
+    code = "store_format"
+
+
+class StoreFullError(StoreError):
+    """The disk or the store's size limit has no room for a load. Nothing was stored; draining goes on."""
+
+    code = "store_full"
+    retryable = True
+
+
+class StoreFailedError(StoreError):
+    """A durable write failed in this process, so what is on disk is unknown: loads are refused until reopened.
+
+    A second ``fsync`` after a failed one reports success without having written anything; hence no retry.
+    """
+
+    code = "store_failed"
+
+
+class StoreBusyError(StoreError):
+    """Another process holds the store's write lock for longer than the bound."""
+
+    code = "store_busy"
+    retryable = True
+
+
+class StaleEpochError(StoreError):
+    """A control-plane write carried an epoch that a newer leader has replaced. Nothing was written."""
+
+    code = "stale_epoch"
+
+
+class LockHeldError(IgnisError):
+    """Somebody else holds the lock or the leadership."""
+
+    code = "held"
+    retryable = True
+
+
+# -- queues and workers --------------------------------------------------------------------------------------
+
+
+class QueueNotFoundError(IgnisError, LookupError):
+    """No queue of that name is registered in the store."""
+
+    code = "queue_not_found"
+
+
+class QueueMismatchError(ConfigError):
+    """The queue exists with other settings that cannot change while it holds messages."""
+
+    code = "queue_mismatch"
+
+
+class ConsumerLimitError(ConfigError):
+    """More consumers were asked for than the limit. Attributes: ``asked``, ``limit``."""
+
+    code = "consumer_limit"
+
+    def __init__(self, asked: int, limit: int) -> None:
+        super().__init__(f"{asked} consumers asked for, the limit is {limit} (max_consumers)")
+        self.asked = asked
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type, tuple[int, int]]:
+        return (type(self), (self.asked, self.limit))
+
+
+class HandlerTimeoutError(IgnisError, TimeoutError):
+    """A handler ran for longer than its ``timeout_s``; the message went to the sideline."""
+
+    code = "handler_timeout"
+
+
+class PublishError(IgnisError):
+    """Buffered messages could not be stored. Attributes: ``failed`` (count) and ``__cause__`` (the first error)."""
+
+    code = "publish_failed"
+
+    def __init__(self, failed: int, why: str) -> None:
+        super().__init__(f"{failed} buffered message(s) were not stored: {why}")
+        self.failed = failed
+        self.why = why
+
+    def __reduce__(self) -> tuple[type, tuple[int, str]]:
+        return (type(self), (self.failed, self.why))
