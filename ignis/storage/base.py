@@ -1,0 +1,363 @@
+"""The storage contract: what every store promises, and the types that cross it.
+
+A :class:`Store` is opened from a URL and offers three facets: ``magazines`` (the messages), ``queues`` (their
+settings) and ``locks`` (mutual exclusion and fencing). One contract suite (``tests/contract``) runs on every store.
+
+Words. A *magazine* is a sharded, append-only sequence of records. A *pointer* counts the records ever loaded into
+one shard; the first is 1. *Load* appends, *fire* claims, *delete* retires. A record is the bytes of
+``csrc/ignis_record.h``: an envelope and a body; a store never looks into the body.
+
+All magazine calls take batches and are thread-safe. Unless a docstring says otherwise a call is atomic per call
+and durable on return as the magazine's durability says: ``sync`` survives a power cut, ``interval`` survives
+``kill -9`` and loses at most the interval in a power cut, ``none`` survives ``kill -9`` and leaves the rest to the
+operating system.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ignis.native import PackedBatch
+
+__all__ = [
+    "Abandoned",
+    "Claim",
+    "Fence",
+    "FireResult",
+    "LockRecord",
+    "LockStore",
+    "MagazineStore",
+    "Pointers",
+    "QueueRecord",
+    "QueueStore",
+    "ShardState",
+    "Store",
+    "Transfer",
+]
+
+Pointers = Mapping[int, Sequence[int]]
+"""Shard -> pointers. How a set of records is named in every call."""
+
+
+class Claim(NamedTuple):
+    """Records of one shard that one ``fire`` handed out, in pointer order.
+
+    ``records[i]`` belongs to ``pointers[i]``; ``None`` marks a record whose checksum does not match (set it aside as
+    ``corrupt``).
+    """
+
+    shard: int
+    pointers: Sequence[int]
+    records: list[bytes | None]
+
+
+class FireResult(NamedTuple):
+    """What ``fire`` found.
+
+    ``holes`` are pointers that were claimed but have no record (yet): only stores without transactions report any.
+    ``expired`` counts the records whose time to live had run out: they were retired, not handed out.
+    ``more`` is true when records were left because of ``limit``.
+    """
+
+    claims: list[Claim]
+    holes: dict[int, list[int]]
+    expired: int
+    more: bool
+
+    def total(self) -> int:
+        """Number of records (corrupt ones included) in all claims."""
+        return sum(len(claim.pointers) for claim in self.claims)
+
+
+class Transfer(NamedTuple):
+    """One record on its way from a source magazine to a target: where it is, what it becomes, where it goes."""
+
+    shard: int
+    pointer: int
+    record: bytes
+    target_shard: int
+
+
+class Abandoned(NamedTuple):
+    """A record that was fired and never finished. ``record`` is None when its checksum does not match."""
+
+    shard: int
+    pointer: int
+    record: bytes | None
+    fired_at_ms: int
+    owner: str
+    owner_dead: bool
+
+
+class Fence(NamedTuple):
+    """The authority under which a control-plane write is made: refused when ``scope`` has seen a higher epoch."""
+
+    scope: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """Pointers and counters of one shard. ``pending = load_counter - fire_counter``.
+
+    A reload appends the record anew (``load_pointer`` grows) and corrects the fire counter, so the counters count
+    messages while the pointers count positions.
+    """
+
+    shard: int
+    load_pointer: int
+    fire_pointer: int
+    load_counter: int
+    fire_counter: int
+    in_flight: int
+
+    @property
+    def pending(self) -> int:
+        return self.load_counter - self.fire_counter
+
+
+@dataclass
+class QueueRecord:
+    """Settings and progress of one queue, as stored."""
+
+    name: str
+    shards: int = 32
+    message_expiry_s: int = 172_800
+    queue_expiry_s: int = 172_800
+    stuck_after_s: int = 1_200
+    durability: str = "sync"
+    codec: str = "json"
+    handler_type: str = ""
+    concurrency: int = 1
+    shovel_concurrency: int = 4
+    shovel_interval_s: int = 600
+    max_batch_size: int = 0
+    max_wait_s: float = 0
+    created_at_ms: int = 0
+    active: bool = True
+    sweep_pointers: dict[int, int] = field(default_factory=dict)
+    sideline_sweep_pointers: dict[int, int] = field(default_factory=dict)
+    swept_count: int = 0
+    sideline_swept_count: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class MagazineStore(abc.ABC):
+    """The messages."""
+
+    @abc.abstractmethod
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        """Makes the magazine known. Idempotent.
+
+        Raises QueueMismatchError when it exists with another durability, or with more shards than asked for while
+        those hold records. More shards than before is fine.
+        """
+
+    @abc.abstractmethod
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        """Appends each (shard, batch) at that shard's tail, in order (a shard may occur several times); returns the first
+        pointer of each batch. One transaction where there are any.
+
+        ``ttl_s`` None = never expires. A batch is sealed in place and cannot be loaded twice. Concurrent loads of
+        several threads share one commit. Raises StoreFullError (nothing stored), StoreFailedError,
+        QueueNotFoundError (not declared).
+        """
+
+    def load_records(self, magazine: str, shard: int, records: Sequence[bytes], ttl_s: float | None = None) -> int:
+        """`load` for one shard and plain record bytes; returns the first pointer."""
+        return self.load(magazine, [(shard, PackedBatch.pack(records))], ttl_s)[0]
+
+    @abc.abstractmethod
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        """Claims up to ``limit`` records over the shards, oldest first within a shard, starting at a shard that rotates.
+
+        No pointer is handed out twice. The fire time and the owner are stored with the claim. ``max_bytes`` bounds
+        the sum of the records' sizes (at least one record is handed out). A claim survives ``kill -9`` of anybody;
+        after a power cut what was claimed and not deleted is fired again.
+        """
+
+    @abc.abstractmethod
+    def reload(self, magazine: str, pointers: Pointers) -> int:
+        """Puts fired records back at their shard's tail with the remaining time to live, corrects the counters,
+        removes the old ones; returns how many there were. What is gone already is skipped."""
+
+    @abc.abstractmethod
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        """Retires records; returns how many were still there. Idempotent: what is gone changes nothing.
+        Concurrent calls share one commit."""
+
+    @abc.abstractmethod
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        """Shard -> pointer -> record, for those that exist (fired or not). Never claims. None = corrupt."""
+
+    @abc.abstractmethod
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        """(shard, pointer, record) of what exists, in shard and pointer order, beginning behind ``after``: to browse."""
+
+    @abc.abstractmethod
+    def transfer(
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None,
+        fence: Fence | None = None,
+    ) -> int:
+        """Loads into ``target``, then deletes from ``source``: one transaction where the store has them and both
+        magazines share a durability, that order where not. Items whose source record is gone are skipped (somebody
+        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved."""
+
+    @abc.abstractmethod
+    def abandoned(
+        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+    ) -> list[Abandoned]:
+        """Records fired before ``fired_before_ms`` that still exist, in pointer order, at most ``limit``; with
+        ``dead_owners`` also those whose owner is provably dead, whenever they were fired (a store that cannot prove
+        a death returns none of these). Claims whose records are all gone are forgotten on the way."""
+
+    @abc.abstractmethod
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        """Retires up to ``limit`` unfired records at the shards' heads whose time to live has run out."""
+
+    @abc.abstractmethod
+    def metadata(self, magazine: str) -> list[ShardState]:
+        """Pointers and counters per shard. A snapshot per shard, not over shards."""
+
+    @abc.abstractmethod
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        """When the oldest pending record was enqueued, or None when none is pending."""
+
+    @abc.abstractmethod
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        """Blocks until something was loaded since ``seen`` or the timeout runs out; returns the new sequence number.
+        ``wait(m, seen=-1, 0)`` only reads it: read it *before* a fire that comes back empty. A store without
+        notification sleeps. May return early."""
+
+    @abc.abstractmethod
+    def wake(self, magazine: str) -> None:
+        """Makes every `wait` on this magazine return: how a stopping consumer is told at once."""
+
+    @abc.abstractmethod
+    def drop(self, magazine: str) -> None:
+        """Removes the magazine and all its records. Idempotent."""
+
+    @abc.abstractmethod
+    def names(self) -> list[str]:
+        """Declared magazines, sorted."""
+
+
+class QueueStore(abc.ABC):
+    """The queues' settings. Durable on return (``sync``), atomic per call."""
+
+    @abc.abstractmethod
+    def get(self, name: str) -> QueueRecord | None: ...
+
+    @abc.abstractmethod
+    def put(self, record: QueueRecord) -> None:
+        """Creates or replaces."""
+
+    @abc.abstractmethod
+    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
+        """Applies ``change`` to the stored record in one transaction and returns the result. ``change`` may be called
+        more than once. Raises QueueNotFoundError, StaleEpochError."""
+
+    @abc.abstractmethod
+    def list(self, active: bool | None = None) -> list[QueueRecord]:
+        """All queues, or only the active or inactive ones, by name."""
+
+    @abc.abstractmethod
+    def remove(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class LockRecord:
+    """Who holds a lock. ``token`` rises with every acquisition of the same lock, for ever."""
+
+    name: str
+    owner: str
+    token: int
+    acquired_at_ms: int
+    expires_at_ms: int
+
+
+class LockStore(abc.ABC):
+    """Locks with owners, times to live and fencing tokens; and epochs, which only rise."""
+
+    @abc.abstractmethod
+    def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        """Takes the lock if nobody holds it (or its time ran out); None when held by another. Holding it already
+        with the same owner also gives None: locks are not re-entrant."""
+
+    @abc.abstractmethod
+    def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        """Extends a lock that ``owner`` still holds, same token; None when it is no longer theirs."""
+
+    @abc.abstractmethod
+    def release(self, name: str, owner: str) -> bool:
+        """True only if it was theirs. The owner is checked in the same operation."""
+
+    @abc.abstractmethod
+    def get(self, name: str) -> LockRecord | None: ...
+
+    @abc.abstractmethod
+    def next_epoch(self, scope: str) -> int:
+        """Raises the scope's epoch by one and returns it. Every fence with a lower epoch is stale from then on."""
+
+    @abc.abstractmethod
+    def epoch(self, scope: str) -> int:
+        """The scope's current epoch; 0 before the first."""
+
+
+class Store(abc.ABC):
+    """One opened store. Thread-safe. Not usable in a child after ``fork``: ForkedHandleError; open another there."""
+
+    url: str
+    magazines: MagazineStore
+    queues: QueueStore
+    locks: LockStore
+
+    @property
+    @abc.abstractmethod
+    def owner(self) -> str:
+        """A name for this process's claims from which, where the store can, its death is told."""
+
+    @property
+    @abc.abstractmethod
+    def local_dir(self) -> str | None:
+        """The directory that all users of the store on this machine share, for lock files; None when there is none."""
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, int | float | str]:
+        """Figures for ``ignis stats``: bytes used, limits, commits, calls per kind."""
+
+    @abc.abstractmethod
+    def close(self, timeout: float = 30.0) -> None:
+        """Waits for calls in flight, then closes. Idempotent. Raises WaitTimeoutError."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def iter_pointers(pointers: Pointers) -> Iterator[tuple[int, int]]:
+    """Flattens shard -> pointers."""
+    for shard, many in pointers.items():
+        for pointer in many:
+            yield shard, pointer
+
+
+def group_pointers(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Groups (shard, pointer) pairs by shard, each list ascending and without repeats."""
+    grouped: dict[int, set[int]] = {}
+    for shard, pointer in pairs:
+        grouped.setdefault(shard, set()).add(pointer)
+    return {shard: sorted(many) for shard, many in grouped.items()}

@@ -1,0 +1,395 @@
+"""The messages of the embedded store: `MagazineStore` over segments, claims and the committers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ignis.errors import ConfigError, QueueMismatchError, UnreadableMessageError
+from ignis.native import PackedBatch, Record
+from ignis.storage.base import (
+    Abandoned,
+    Fence,
+    FireResult,
+    MagazineStore,
+    Pointers,
+    ShardState,
+    Transfer,
+    group_pointers,
+)
+from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.embedded import catalogue, claims, segments
+from ignis.storage.embedded.calls import guarded
+from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
+from ignis.storage.embedded.claims import Held
+from ignis.storage.embedded.environment import Environment, Txn
+from ignis.storage.embedded.firing import Walk
+from ignis.storage.embedded.locks import Step, read_epoch
+from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
+from ignis.storage.embedded.segments import Retired
+
+if TYPE_CHECKING:
+    from ignis.storage.embedded.store import EmbeddedStore
+
+__all__ = ["EmbeddedMagazines"]
+
+
+class EmbeddedMagazines(MagazineStore):
+    """Magazines of one application. Thread-safe."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+        self._directory = store.directory
+        self._catalogue = Catalogue(store.directory.data("sync").env, store.scope)
+        self._rotation: dict[str, int] = {}
+        self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
+
+    # -- the catalogue
+
+    @guarded
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        check_declaration(magazine, shards, durability)
+        env = self._directory.data(durability).env
+        scope = self._store.scope
+        with self._directory.data("sync").env.reading() as txn:
+            known = catalogue.get(txn, scope, magazine)
+        if known is not None and known.durability == durability and known.shards == shards:
+            return
+
+        def run(txn: Txn) -> None:
+            info = catalogue.get(txn, scope, magazine)
+            if info is None:
+                info = MagazineInfo(catalogue.next_id(txn), magazine, shards, durability)
+            elif info.durability != durability:
+                raise QueueMismatchError(
+                    f"magazine {magazine!r} has durability {info.durability!r}; it cannot become {durability!r}"
+                )
+            elif shards < info.shards and _has_records(env, txn, info, shards):
+                raise QueueMismatchError(
+                    f"magazine {magazine!r} has {info.shards} shards with records beyond shard {shards - 1}; asked for {shards}"
+                )
+            catalogue.put(txn, scope, MagazineInfo(info.id, magazine, shards, durability))
+
+        self._directory.data("sync").committer.submit(Step(run))
+        self._directory.board.notify(self._directory.catalogue_event)
+
+    @guarded
+    def drop(self, magazine: str) -> None:
+        info = self._directory.data("sync").committer.submit(
+            Step(lambda txn: catalogue.drop(txn, self._store.scope, magazine))
+        )
+        if info is not None:
+            # Before the records go: whoever loads from now on looks the magazine up again and does not find it.
+            self._directory.board.notify(self._directory.catalogue_event)
+            self._directory.forget_records(info.id)
+
+    @guarded
+    def names(self) -> list[str]:
+        with self._directory.data("sync").env.reading() as txn:
+            prefix = self._store.scope.prefix(b"M")
+            return sorted(key[len(prefix) :].decode() for key, _ in catalogue.items(txn, prefix))
+
+    def _find(self, magazine: str) -> MagazineInfo:
+        return self._catalogue.find(magazine, self._directory.board.sequence(self._directory.catalogue_event))
+
+    def _place(self, magazine: str) -> Place:
+        return Place(self._directory, self._catalogue, self._find(magazine))
+
+    def _env(self, info: MagazineInfo) -> Environment:
+        return self._directory.data(info.durability).env
+
+    # -- the way of a message
+
+    @guarded
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        place = self._place(magazine)
+        if not batches:
+            return []
+        expires_at_ms = expiry_ms(ttl_s)
+        if expires_at_ms:
+            for _, batch in batches:
+                batch.set_expiry(expires_at_ms)
+        firsts: list[int] = self._directory.data(place.info.durability).committer.submit(Load(place, batches))
+        self.calls["loads"] += 1
+        return firsts
+
+    @guarded
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        check_limit(limit)
+        info = self._find(magazine)
+        walk = Walk(self._directory, info, limit, owner, self._order(info, shards), max_bytes)
+        try:
+            self._directory.claims.transact(walk.run)
+            fired = walk.read()
+        finally:
+            walk.end()
+        self.calls["fires"] += 1
+        if walk.last_shard >= 0:
+            self._rotation[magazine] = walk.last_shard + 1
+        expired = self._retire_expired(info, walk)
+        return FireResult(fired, {}, expired, walk.more)
+
+    def _order(self, info: MagazineInfo, shards: Sequence[int] | None) -> Sequence[int]:
+        """The shards to look at, beginning behind the one that was served last."""
+        begin = self._rotation.get(info.name, 0) % info.shards
+        if shards is None:
+            return range(info.shards) if not begin else [*range(begin, info.shards), *range(begin)]
+        wanted = sorted(set(shards))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < info.shards:
+            raise ConfigError(f"shards {wanted[0]} to {wanted[-1]} of magazine {info.name!r}, which has {info.shards}")
+        return [shard for shard in wanted if shard >= begin] + [shard for shard in wanted if shard < begin]
+
+    def _retire_expired(self, info: MagazineInfo, walk: Walk) -> int:
+        if not walk.expired_count:
+            return 0
+        place = Place(self._directory, self._catalogue, info)
+        count: int = self._directory.data(info.durability).committer.submit(Delete(place, walk.expired_pointers()))
+        return count
+
+    @guarded
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        info = self._find(magazine)
+        walk = Walk(self._directory, info, 0, self._store.owner, range(info.shards), 0, most_expired=limit)
+        try:
+            self._directory.claims.transact(walk.run)
+            walk.read()
+        finally:
+            walk.end()
+        return self._retire_expired(info, walk)
+
+    @guarded
+    def reload(self, magazine: str, pointers: Pointers) -> int:
+        place = self._place(magazine)
+        count: int = self._directory.data(place.info.durability).committer.submit(Reload(place, pointers))
+        self.calls["reloads"] += 1
+        return count
+
+    @guarded
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        place = self._place(magazine)
+        count: int = self._directory.data(place.info.durability).committer.submit(Delete(place, pointers))
+        self.calls["deletes"] += 1
+        return count
+
+    @guarded
+    def transfer(
+        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+    ) -> int:
+        from_place, to_place = self._place(source), self._place(target)
+        expires_at_ms = expiry_ms(ttl_s)
+        self.calls["transfers"] += 1
+        if from_place.info.durability == to_place.info.durability:
+            move = Move(from_place, to_place, items, expires_at_ms, fence)
+            moved: int = self._directory.data(from_place.info.durability).committer.submit(move)
+            return moved
+        with self._env(from_place.info).reading() as txn:
+            moving = still_there(txn, from_place.info, items)
+        if not moving:
+            self._check_fence(fence)
+            return 0
+        load = Load(to_place, pack_transfers(moving, expires_at_ms), fence)
+        self._directory.data(to_place.info.durability).committer.submit(load)
+        gone = Delete(from_place, group_pointers((item.shard, item.pointer) for item in moving))
+        self._directory.data(from_place.info.durability).committer.submit(gone)
+        return len(moving)
+
+    def _check_fence(self, fence: Fence | None) -> None:
+        if fence is not None:
+            with self._directory.data("sync").env.reading() as txn:
+                epoch = read_epoch(txn, self._store.scope, fence.scope)
+            check_epoch(epoch, fence)
+
+    # -- looking
+
+    @guarded
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        info = self._find(magazine)
+        result: dict[int, dict[int, bytes | None]] = {}
+        with self._env(info).reading() as txn:
+            for shard, many in pointers.items():
+                there: dict[int, bytes | None] = {}
+                if 0 <= shard < info.shards:
+                    for start, stop in segments.runs_of(many):
+                        for found, low, high, bitmap, value in segments.walk(txn, info.id, shard, start, stop):
+                            records = segments.read_live(value, found, low, high, bitmap)
+                            there.update(zip(segments.live(found, bitmap, low, high), records, strict=True))
+                if there:
+                    result[shard] = there
+        return result
+
+    @guarded
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        info = self._find(magazine)
+        after = after or {}
+        rows: list[tuple[int, int, bytes | None]] = []
+        with self._directory.claims.reading() as txn, self._env(info).reading() as data:
+            fired = claims.fire_pointers(txn, data, info.id, info.shards) if pending_only else [0] * info.shards
+            for shard in range(info.shards):
+                start = max(after.get(shard, 0), fired[shard]) + 1
+                for found, low, high, bitmap, value in segments.walk(data, info.id, shard, start, 1 << 63):
+                    if len(rows) >= limit:
+                        return rows
+                    pointers = segments.live(found, bitmap, low, high)[: limit - len(rows)]
+                    if pointers:
+                        records = segments.read_live(value, found, low, pointers[-1] + 1, bitmap)
+                        rows += zip([shard] * len(pointers), pointers, records, strict=True)
+        return rows
+
+    @guarded
+    def abandoned(
+        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+    ) -> list[Abandoned]:
+        info = self._find(magazine)
+        found: list[Abandoned] = []
+        finished: list[Held] = []
+        owners: dict[int, tuple[str, bool]] = {}
+        # The claims first: a claim whose records are gone in a later state of the data has nothing left for good.
+        with self._directory.claims.reading() as txn, self._env(info).reading() as data:
+            for claim, stop in claims.with_ends(txn, data, info.id, info.shards, shard):
+                if len(found) >= limit:
+                    break
+                owner, dead = owners.get(claim.owner_id) or self._owner(txn, claim.owner_id, owners)
+                if claim.fired_at_ms >= fired_before_ms and not (dead and dead_owners):
+                    continue
+                before = len(found)
+                for segment, low, high, bitmap, value in segments.walk(data, info.id, shard, claim.first, stop):
+                    pointers = segments.live(segment, bitmap, low, high)
+                    records = segments.read_live(value, segment, low, high, bitmap)
+                    found += [
+                        Abandoned(shard, pointer, record, claim.fired_at_ms, owner, dead)
+                        for pointer, record in zip(pointers, records, strict=True)
+                    ]
+                if len(found) == before:
+                    finished.append(claim)
+        if finished:
+            self._directory.claims.transact(lambda txn: claims.forget_claims(txn, info.id, finished))
+        return found[:limit]
+
+    def _owner(self, txn: Txn, number: int, owners: dict[int, tuple[str, bool]]) -> tuple[str, bool]:
+        name, identity = self._directory.owners.look_up(txn, number)
+        owners[number] = name, identity is not None and identity.provably_dead(self._directory.here)
+        return owners[number]
+
+    @guarded
+    def metadata(self, magazine: str) -> list[ShardState]:
+        info = self._find(magazine)
+        in_flight = [0] * info.shards
+        with self._directory.claims.reading() as txn, self._env(info).reading() as data:
+            fired = claims.fire_pointers(txn, data, info.id, info.shards)
+            retired = Retired(data, info.id, info.shards)
+            cursor = data.cursor()
+            loaded = [segments.load_pointer(cursor, retired, info.id, shard) for shard in range(info.shards)]
+            for claim, stop in claims.with_ends(txn, data, info.id, info.shards):
+                if claim.shard < info.shards:
+                    for segment, low, high, bitmap, _ in segments.walk(data, info.id, claim.shard, claim.first, stop):
+                        in_flight[claim.shard] += len(segments.live(segment, bitmap, low, high))
+        states = []
+        for shard in range(info.shards):
+            # The data are read a moment later than the claims, never earlier.
+            fire_pointer = min(fired[shard], loaded[shard])
+            reloaded = retired.reloaded[shard]
+            states.append(
+                ShardState(
+                    shard,
+                    loaded[shard],
+                    fire_pointer,
+                    loaded[shard] - reloaded,
+                    fire_pointer - reloaded,
+                    in_flight[shard],
+                )
+            )
+        return states
+
+    @guarded
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        info = self._find(magazine)
+        oldest: int | None = None
+        with self._directory.claims.reading() as txn, self._env(info).reading() as data:
+            fired = claims.fire_pointers(txn, data, info.id, info.shards)
+            for shard in range(info.shards):
+                at_us = _head_enqueued_at_us(data, info, shard, fired[shard] + 1)
+                if at_us is not None and (oldest is None or at_us < oldest):
+                    oldest = at_us
+        return oldest
+
+    # -- waking
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        store = self._store
+        event = self._event(magazine)
+        store.enter_wait()
+        try:
+            with store.waits.on(event):
+                return self._directory.board.wait(event, seen, timeout_s)
+        finally:
+            store.leave_wait()
+
+    @guarded
+    def _event(self, magazine: str) -> int:
+        return self._find(magazine).id % self._directory.events
+
+    @guarded
+    def wake(self, magazine: str) -> None:
+        self._directory.board.notify(self._find(magazine).id % self._directory.events)
+
+
+class Waits:
+    """The events that threads wait on, so that a close can wake them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: dict[int, int] = {}
+
+    def on(self, event: int) -> _Waiting:
+        return _Waiting(self, event)
+
+    def change(self, event: int, by: int) -> None:
+        with self._lock:
+            count = self._events.get(event, 0) + by
+            if count:
+                self._events[event] = count
+            else:
+                del self._events[event]
+
+    def events(self) -> list[int]:
+        with self._lock:
+            return list(self._events)
+
+
+class _Waiting:
+    __slots__ = ("_event", "_waits")
+
+    def __init__(self, waits: Waits, event: int) -> None:
+        self._waits = waits
+        self._event = event
+
+    def __enter__(self) -> None:
+        self._waits.change(self._event, 1)
+
+    def __exit__(self, *exc: object) -> None:
+        self._waits.change(self._event, -1)
+
+
+def _has_records(env: Environment, txn: Txn, info: MagazineInfo, low_shard: int) -> bool:
+    if info.durability == "sync":
+        return segments.has_records(txn, info.id, low_shard)
+    with env.reading() as other:
+        return segments.has_records(other, info.id, low_shard)
+
+
+def _head_enqueued_at_us(data: Txn, info: MagazineInfo, shard: int, start: int) -> int | None:
+    """Of the first readable record from ``start`` on."""
+    for found, low, high, bitmap, value in segments.walk(data, info.id, shard, start, 1 << 63):
+        for pointer in segments.live(found, bitmap, low, high):
+            record = segments.read_live(value, found, pointer, pointer + 1, 0)[0]
+            if record is not None:
+                try:
+                    return Record(record).enqueued_at_us
+                except UnreadableMessageError:
+                    continue
+    return None

@@ -1,0 +1,74 @@
+"""Settings of the embedded store that are not the queues' own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ignis.errors import ConfigError
+
+__all__ = ["StoreOptions"]
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "sync_interval_ms": (1, 3_600_000),
+    "map_size_bytes": (1 << 20, 1 << 46),
+    "max_store_bytes": (1 << 20, 1 << 46),
+    "write_timeout_s": (0.01, 3_600),
+    "events": (1, 65_536),
+}
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Options of one opened directory; the first opener in a process decides for all of that process.
+
+    Attributes:
+        sync_interval_ms: how long an acknowledged message of durability ``interval`` may be unsafe in a power cut.
+        map_size_bytes: address space mapped per environment at first; doubled when it is full.
+        max_store_bytes: limit per durability class. Loads are refused at 90 % of it. A drain needs pages as well and
+            may go past it by an eighth.
+        write_timeout_s: longest wait for the writer lock and for recovery at open, seconds.
+        events: wake-up words, shared by the magazines of the directory. Fixed when the directory is created.
+        create: make the directory when there is none; otherwise StoreUnreachableError.
+    """
+
+    sync_interval_ms: int = 1_000
+    map_size_bytes: int = 1 << 30
+    max_store_bytes: int = 256 << 30
+    write_timeout_s: float = 30.0
+    events: int = 1_024
+    create: bool = True
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> StoreOptions:
+        """Checked options from names and values (text allowed). Raises ConfigError naming the option."""
+        known = {spec.name: type(spec.default) for spec in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            kind = known.get(name)
+            if kind is None:
+                raise ConfigError(f"unknown store option {name!r}; known: {', '.join(sorted(known))}")
+            values[name] = _parsed(name, value, kind)
+        return cls(**values)
+
+
+def _parsed(name: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        text = str(value).lower()
+        if text not in {"true", "false", "1", "0", "yes", "no"}:
+            raise ConfigError(f"store option {name} = {value!r} is not true or false")
+        return text in {"true", "1", "yes"}
+    try:
+        if isinstance(value, bool):
+            raise ValueError(value)
+        parsed = kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"store option {name} = {value!r} is not a number") from None
+    low, high = _RANGES[name]
+    if not low <= parsed <= high:
+        raise ConfigError(f"store option {name} = {value!r} is outside {low:g} to {high:g}")
+    return parsed

@@ -1,0 +1,42 @@
+"""A write transaction that notes what is written through it, for the journal."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+__all__ = ["DELETE", "PUT", "WRITE", "Recorder"]
+
+WRITE = struct.Struct("<BHI")
+"""What stands before each write: kind, key length, value length."""
+PUT, DELETE = 1, 2
+
+
+class Recorder:
+    """See the module. Only these four of the transaction's methods: what went past it would not be in the journal."""
+
+    __slots__ = ("_delete", "_put", "cursor", "get", "nbytes", "parts")
+
+    def __init__(self, txn: Any) -> None:
+        self.get = txn.get
+        self.cursor = txn.cursor
+        self._put = txn.put
+        self._delete = txn.delete
+        self.parts: list[Any] = []
+        self.nbytes = 0
+
+    def put(self, key: bytes, value: Any) -> bool:
+        self._put(key, value)
+        if isinstance(value, memoryview):
+            value = bytes(value)  # it may look into the map, which changes
+        size = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
+        self.parts += (WRITE.pack(PUT, len(key), size), key, value)
+        self.nbytes += WRITE.size + len(key) + size
+        return True
+
+    def delete(self, key: bytes) -> bool:
+        found = bool(self._delete(key))
+        if found:
+            self.parts += (WRITE.pack(DELETE, len(key), 0), key)
+            self.nbytes += WRITE.size + len(key)
+        return found

@@ -1,0 +1,151 @@
+"""The embedded store as its users hold it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from ignis.errors import ForkedHandleError, WaitTimeoutError
+from ignis.storage.base import Store
+from ignis.storage.embedded.catalogue import Scope
+from ignis.storage.embedded.directory import Data, fork_generation, open_directory, release_directory
+from ignis.storage.embedded.gate import Gate
+from ignis.storage.embedded.locks import EmbeddedLocks
+from ignis.storage.embedded.magazines import EmbeddedMagazines, Waits
+from ignis.storage.embedded.operations import announce, settle
+from ignis.storage.embedded.options import StoreOptions
+from ignis.storage.embedded.owner import owner_name
+from ignis.storage.embedded.queues import EmbeddedQueues
+
+__all__ = ["EmbeddedStore"]
+
+
+class EmbeddedStore(Store):
+    """One directory on a local file system, shared by any number of processes.
+
+    Thread-safe. After ``fork`` every call in the child raises ForkedHandleError; the child opens its own store.
+
+    Args:
+        path: the directory; made (0700) when it is not there and ``options.create``.
+        options: see `StoreOptions`.
+        client_id, farm_id: scope of all names.
+
+    Raises:
+        StoreUnreachableError, StoreFormatError, StoreBusyError, StoreFailedError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: StoreOptions | None = None,
+        *,
+        client_id: str = "ignis",
+        farm_id: str = "local",
+    ) -> None:
+        options = options or StoreOptions()
+        self.directory = open_directory(Path(path), options)
+        self.directory.announce = lambda seen: announce(self.directory, seen)
+        self.directory.settle = lambda done: settle(self.directory, done)
+        self.url = f"embedded://{self.directory.path}"
+        self.scope = Scope(farm_id, client_id)
+        self.waits = Waits()
+        self._owner = owner_name()
+        self._calls = Gate("store", options.write_timeout_s)
+        self._waiting = Gate("store", options.write_timeout_s)
+        self._generation = fork_generation()
+        self._closing = threading.Lock()
+        self._released = False
+        self.directory.gates.add(self._calls)
+        self.magazines = self._magazines = EmbeddedMagazines(self)
+        self.queues = EmbeddedQueues(self)
+        self.locks = EmbeddedLocks(self)
+
+    # -- what the facets use
+
+    def enter(self) -> None:
+        """Begins a call. Raises ForkedHandleError, ClosedError."""
+        if self._generation != fork_generation():
+            raise ForkedHandleError("this store was opened before fork(); open another in the child")
+        self._calls.enter()
+
+    def leave(self) -> None:
+        self._calls.leave()
+
+    def enter_wait(self) -> None:
+        """As `enter`, for calls that only wait: a fork does not have to wait for them."""
+        if self._generation != fork_generation():
+            raise ForkedHandleError("this store was opened before fork(); open another in the child")
+        self._waiting.enter()
+
+    def leave_wait(self) -> None:
+        self._waiting.leave()
+
+    def sync_data(self) -> Data:
+        return self.directory.data("sync")
+
+    # -- Store
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    @property
+    def local_dir(self) -> str | None:
+        return str(self.directory.path)
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Figures of this process: calls and commits since it opened the directory; bytes of the whole directory."""
+        self.enter()
+        try:
+            opened = self.directory.opened()
+            commits = sum(data.env.commits for data in opened.values())
+            requests = sum(data.committer.requests for data in opened.values())
+            figures: dict[str, int | float | str] = {
+                "store": "embedded",
+                "path": str(self.directory.path),
+                "used_bytes": sum(data.env.used_bytes() for data in opened.values()),
+                "file_bytes": sum(data.env.file_bytes() for data in opened.values()),
+                "map_bytes": sum(data.env.map_bytes() for data in opened.values()),
+                "max_store_bytes": self.directory.options.max_store_bytes,
+                "commits": commits,
+                "requests": requests,
+                "requests_per_commit": requests / commits if commits else 0.0,
+                "claim_commits": self.directory.claims.commits,
+                **self._magazines.calls,
+            }
+            for name, data in opened.items():
+                figures[f"used_bytes_{name}"] = data.env.used_bytes()
+            return figures
+        finally:
+            self.leave()
+
+    def close(self, timeout: float = 30.0) -> None:
+        if self._generation != fork_generation():
+            return  # the parent's; nothing in the child belongs to it
+        deadline = time.monotonic() + timeout
+        if not self._closing.acquire(timeout=timeout):
+            raise WaitTimeoutError(f"store: another thread is closing it for over {timeout:g} s")
+        try:
+            self._calls.close()
+            self._waiting.close()
+            self._wait_for_calls(deadline, timeout)
+            if not self._released:
+                self.directory.gates.discard(self._calls)
+                release_directory(self.directory, max(0.1, deadline - time.monotonic()))
+                self._released = True
+        finally:
+            self._closing.release()
+
+    def _wait_for_calls(self, deadline: float, timeout: float) -> None:
+        while True:
+            # Again and again: a thread may have been on its way to the wait when it was woken.
+            for event in self.waits.events():
+                self.directory.board.notify(event)
+            try:
+                self._waiting.wait_empty(0.05)
+                self._calls.wait_empty(0.05)
+                return
+            except WaitTimeoutError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeoutError(f"store: calls still in flight after {timeout:g} s") from None

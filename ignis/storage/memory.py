@@ -1,0 +1,441 @@
+"""A store in memory, with the embedded store's semantics: for tests, and for work that may be forgotten."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ignis.errors import (
+    ClosedError,
+    ConfigError,
+    ForkedHandleError,
+    QueueMismatchError,
+    QueueNotFoundError,
+    UnreadableMessageError,
+    WaitTimeoutError,
+)
+from ignis.native import PackedBatch, Record
+from ignis.storage.base import (
+    Abandoned,
+    Claim,
+    Fence,
+    FireResult,
+    LockRecord,
+    MagazineStore,
+    Pointers,
+    QueueRecord,
+    ShardState,
+    Store,
+    Transfer,
+    iter_pointers,
+)
+from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.memory_control import MemoryLocks, MemoryQueues
+
+__all__ = ["MemoryStore"]
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+@dataclass
+class _Held:
+    """One stored record; ``owner`` empty = not fired."""
+
+    data: bytes
+    expires_at_ms: int
+    owner: str = ""
+    fired_at_ms: int = 0
+
+
+@dataclass
+class _Shard:
+    records: dict[int, _Held] = field(default_factory=dict)
+    load_pointer: int = 0
+    fire_pointer: int = 0
+    reloaded: int = 0
+
+    def append(self, data: bytes, expires_at_ms: int) -> None:
+        self.load_pointer += 1
+        self.records[self.load_pointer] = _Held(data, expires_at_ms)
+
+    def unfired(self) -> Iterator[int]:
+        """Pointers behind the fire pointer that have a record, ascending: pointers are added in order."""
+        return (one for one in self.records if one > self.fire_pointer)
+
+    def retire(self, pointers: Sequence[int]) -> int:
+        gone = [self.records.pop(pointer, None) for pointer in pointers]
+        if any(pointer > self.fire_pointer for pointer in pointers):
+            self.fire_pointer = next(self.unfired(), self.load_pointer + 1) - 1
+        return sum(one is not None for one in gone)
+
+
+class _Magazine:
+    def __init__(self, number: int, shards: int, durability: str) -> None:
+        self.number = number
+        self.durability = durability
+        self.all_shards: list[_Shard] = []
+        self.resize(shards)
+        self.next_shard = 0
+        self.sequence = 0
+
+    def resize(self, shards: int) -> None:
+        """Shards that are not asked for any more are kept aside: their pointers must not be used twice."""
+        self.all_shards += [_Shard() for _ in range(shards - len(self.all_shards))]
+        self.shards = self.all_shards[:shards]
+
+
+class _Content:
+    """What stores of one name share. Everything is guarded by ``changed``'s lock."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.numbers = itertools.count(1)
+        self.magazines: dict[tuple[str, str], _Magazine] = {}
+        self.queues: dict[tuple[str, str], QueueRecord] = {}
+        self.locks: dict[tuple[str, str], LockRecord] = {}
+        self.epochs: dict[tuple[str, str], int] = {}
+
+
+_named: dict[str, _Content] = {}
+_named_lock = threading.Lock()
+_forks = [0]
+
+
+def _in_child() -> None:
+    _forks[0] += 1
+    _named.clear()
+    _named_lock.release()
+
+
+os.register_at_fork(
+    before=_named_lock.acquire,
+    after_in_parent=_named_lock.release,
+    after_in_child=_in_child,
+)
+
+
+class MemoryStore(Store):
+    """See the module. Thread-safe; not usable in a child after ``fork``.
+
+    Args:
+        name: stores of the same name share their content as long as the process lives; empty = private to this one.
+        client_id, farm_id: scope of all names.
+    """
+
+    def __init__(self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local") -> None:
+        self.url = f"memory://{name}"
+        if name:
+            with _named_lock:
+                self.content = _named.setdefault(name, _Content())
+        else:
+            self.content = _Content()
+        self.scope = f"{farm_id}/{client_id}"
+        self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
+        self.closed = False
+        self.waiting = 0
+        self._forks = _forks[0]
+        self._owner = f"memory:{os.getpid()}"
+        self.magazines = MemoryMagazines(self)
+        self.queues = MemoryQueues(self)
+        self.locks = MemoryLocks(self)
+
+    @contextmanager
+    def open_content(self) -> Iterator[_Content]:
+        """The content, locked. Raises ForkedHandleError, ClosedError."""
+        if self._forks != _forks[0]:
+            raise ForkedHandleError("this store was opened before fork(); open another in the child")
+        with self.content.changed:
+            if self.closed:
+                raise ClosedError("store is closed")
+            yield self.content
+
+    def check_fence(self, fence: Fence | None) -> None:
+        """Raises StaleEpochError. Caller holds the lock."""
+        if fence is not None:
+            check_epoch(self.content.epochs.get((self.scope, fence.scope), 0), fence)
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    @property
+    def local_dir(self) -> str | None:
+        return None
+
+    def stats(self) -> dict[str, int | float | str]:
+        with self.open_content():
+            shards = [shard for magazine in self.content.magazines.values() for shard in magazine.shards]
+            held = [one.data for shard in shards for one in shard.records.values()]
+            figures: dict[str, int | float | str] = {
+                "store": "memory",
+                "records": len(held),
+                "used_bytes": sum(map(len, held)),
+            }
+            return {**figures, **self.calls}
+
+    def close(self, timeout: float = 30.0) -> None:
+        if self._forks != _forks[0]:
+            return
+        with self.content.changed:
+            self.closed = True
+            self.content.changed.notify_all()
+            if not self.content.changed.wait_for(lambda: not self.waiting, timeout):
+                raise WaitTimeoutError(f"store: {self.waiting} call(s) still in flight after {timeout:g} s")
+
+
+class MemoryMagazines(MagazineStore):
+    """Magazines of one application. Thread-safe: every call holds the content's one lock."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def _get(self, magazine: str) -> _Magazine:
+        found = self._store.content.magazines.get((self._store.scope, magazine))
+        if found is None:
+            raise QueueNotFoundError(f"magazine {magazine!r} is not declared in this store")
+        return found
+
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        check_declaration(magazine, shards, durability)
+        with self._store.open_content() as content:
+            known = content.magazines.get((self._store.scope, magazine))
+            if known is None:
+                content.magazines[self._store.scope, magazine] = _Magazine(next(content.numbers), shards, durability)
+                return
+            if known.durability != durability:
+                raise QueueMismatchError(
+                    f"magazine {magazine!r} has durability {known.durability!r}; it cannot become {durability!r}"
+                )
+            if any(shard.records for shard in known.shards[shards:]):
+                raise QueueMismatchError(
+                    f"magazine {magazine!r} has {len(known.shards)} shards, records beyond shard {shards - 1}; asked for {shards}"
+                )
+            known.resize(shards)
+
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        expires_at_ms = expiry_ms(ttl_s)
+        with self._store.open_content():
+            found = self._get(magazine)
+            for shard, batch in batches:
+                if not 0 <= shard < len(found.shards):
+                    raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {len(found.shards)}")
+                if batch.sealed:
+                    raise ValueError("the batch is sealed already")
+            firsts = []
+            for shard, batch in batches:
+                target = found.shards[shard]
+                firsts.append(target.load_pointer + 1)
+                for record in batch.records():
+                    target.append(record, expires_at_ms)
+                batch.seal(found.number, shard, firsts[-1])
+            self._store.calls["loads"] += 1
+            self._notify(found)
+            return firsts
+
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        check_limit(limit)
+        with self._store.open_content():
+            found = self._get(magazine)
+            self._store.calls["fires"] += 1
+            now_ms, left, expired, more = _now_ms(), limit, 0, False
+            claims: list[Claim] = []
+            for number in self._order(found, shards):
+                shard = found.shards[number]
+                pointers: list[int] = []
+                for pointer in list(shard.unfired()):
+                    held = shard.records[pointer]
+                    if held.expires_at_ms and held.expires_at_ms <= now_ms:
+                        del shard.records[pointer]
+                        expired += 1
+                    elif not left or (len(held.data) > max_bytes and (claims or pointers)):
+                        more = True
+                        break
+                    else:
+                        held.owner, held.fired_at_ms = owner, now_ms
+                        pointers.append(pointer)
+                        left -= 1
+                        max_bytes -= len(held.data)
+                    shard.fire_pointer = pointer
+                if pointers:
+                    claims.append(Claim(number, pointers, [shard.records[pointer].data for pointer in pointers]))
+                    found.next_shard = number + 1
+                if more:
+                    break
+            return FireResult(claims, {}, expired, more)
+
+    @staticmethod
+    def _order(magazine: _Magazine, shards: Sequence[int] | None) -> list[int]:
+        count = len(magazine.shards)
+        wanted = range(count) if shards is None else sorted(set(shards))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < count:
+            raise ConfigError(f"shards {wanted[0]} to {wanted[-1]}, the magazine has {count}")
+        begin = magazine.next_shard % count
+        return [one for one in wanted if one >= begin] + [one for one in wanted if one < begin]
+
+    def reload(self, magazine: str, pointers: Pointers) -> int:
+        with self._store.open_content():
+            found = self._get(magazine)
+            count = 0
+            for number, pointer in _ascending(pointers):
+                if 0 <= number < len(found.shards):
+                    shard = found.shards[number]
+                    if pointer <= shard.fire_pointer and pointer in shard.records:
+                        held = shard.records.pop(pointer)
+                        shard.append(held.data, held.expires_at_ms)
+                        shard.reloaded += 1
+                        count += 1
+            self._store.calls["reloads"] += 1
+            self._notify(found)
+            return count
+
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        with self._store.open_content():
+            found = self._get(magazine)
+            self._store.calls["deletes"] += 1
+            return sum(
+                found.shards[number].retire(list(many))
+                for number, many in pointers.items()
+                if 0 <= number < len(found.shards)
+            )
+
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        with self._store.open_content():
+            found = self._get(magazine)
+            result: dict[int, dict[int, bytes | None]] = {}
+            for number, pointer in _ascending(pointers):
+                if 0 <= number < len(found.shards) and pointer in found.shards[number].records:
+                    result.setdefault(number, {})[pointer] = found.shards[number].records[pointer].data
+            return result
+
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        with self._store.open_content():
+            rows: list[tuple[int, int, bytes | None]] = []
+            for number, shard in enumerate(self._get(magazine).shards):
+                start = (after or {}).get(number, 0)
+                if pending_only:
+                    start = max(start, shard.fire_pointer)
+                rows += ((number, pointer, held.data) for pointer, held in shard.records.items() if pointer > start)
+                if len(rows) >= limit:
+                    break
+            return rows[:limit]
+
+    def transfer(
+        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+    ) -> int:
+        expires_at_ms = expiry_ms(ttl_s)
+        with self._store.open_content():
+            origin, destination = self._get(source), self._get(target)
+            self._store.check_fence(fence)
+            for item in items:
+                if not 0 <= item.target_shard < len(destination.shards):
+                    raise ConfigError(f"shard {item.target_shard} of {target!r}, which has {len(destination.shards)}")
+            # All of them out before the first goes in: within one magazine an arrival is not one of the items.
+            moving = [
+                item
+                for item in items
+                if 0 <= item.shard < len(origin.shards) and origin.shards[item.shard].retire([item.pointer])
+            ]
+            for item in moving:
+                destination.shards[item.target_shard].append(item.record, expires_at_ms)
+            self._store.calls["transfers"] += 1
+            self._notify(destination)
+            return len(moving)
+
+    def abandoned(
+        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+    ) -> list[Abandoned]:
+        with self._store.open_content():
+            found = self._get(magazine)
+            if not 0 <= shard < len(found.shards):
+                return []
+            return [
+                Abandoned(shard, pointer, held.data, held.fired_at_ms, held.owner, False)
+                for pointer, held in found.shards[shard].records.items()
+                if held.owner and held.fired_at_ms < fired_before_ms
+            ][:limit]
+
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        with self._store.open_content():
+            now_ms, count = _now_ms(), 0
+            for shard in self._get(magazine).shards:
+                for pointer in list(shard.unfired()):
+                    held = shard.records[pointer]
+                    if not held.expires_at_ms or held.expires_at_ms > now_ms or count >= limit:
+                        break
+                    del shard.records[pointer]
+                    shard.fire_pointer = pointer
+                    count += 1
+            return count
+
+    def metadata(self, magazine: str) -> list[ShardState]:
+        with self._store.open_content():
+            return [
+                ShardState(
+                    number,
+                    shard.load_pointer,
+                    shard.fire_pointer,
+                    shard.load_pointer - shard.reloaded,
+                    shard.fire_pointer - shard.reloaded,
+                    sum(bool(held.owner) for held in shard.records.values()),
+                )
+                for number, shard in enumerate(self._get(magazine).shards)
+            ]
+
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        with self._store.open_content():
+            heads = []
+            for shard in self._get(magazine).shards:
+                for pointer in shard.unfired():
+                    try:
+                        heads.append(Record(shard.records[pointer].data).enqueued_at_us)
+                    except UnreadableMessageError:
+                        continue
+                    break
+            return min(heads, default=None)
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        store = self._store
+        with store.open_content():
+            found = self._get(magazine)
+            store.waiting += 1
+            try:
+                store.content.changed.wait_for(lambda: found.sequence != seen or store.closed, timeout_s)
+                if store.closed:
+                    raise ClosedError("store is closed")
+                return found.sequence
+            finally:
+                store.waiting -= 1
+                if store.closed:
+                    store.content.changed.notify_all()
+
+    def wake(self, magazine: str) -> None:
+        with self._store.open_content():
+            self._notify(self._get(magazine))
+
+    def _notify(self, magazine: _Magazine) -> None:
+        magazine.sequence += 1
+        self._store.content.changed.notify_all()
+
+    def drop(self, magazine: str) -> None:
+        with self._store.open_content():
+            self._store.content.magazines.pop((self._store.scope, magazine), None)
+
+    def names(self) -> list[str]:
+        with self._store.open_content():
+            return sorted(name for scope, name in self._store.content.magazines if scope == self._store.scope)
+
+
+def _ascending(pointers: Pointers) -> list[tuple[int, int]]:
+    """Shard and pointer pairs in order, each once: records that are reloaded together keep their order."""
+    return sorted(set(iter_pointers(pointers)))

@@ -1,0 +1,115 @@
+"""Queues and locks of the memory store."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ignis.errors import ConfigError, QueueNotFoundError
+from ignis.storage.base import Fence, LockRecord, LockStore, QueueRecord, QueueStore
+from ignis.storage.checks import ttl_milliseconds
+
+if TYPE_CHECKING:
+    from ignis.storage.memory import MemoryStore
+
+__all__ = ["MemoryLocks", "MemoryQueues"]
+
+
+class MemoryQueues(QueueStore):
+    """Queues of one application. Thread-safe. Records are copied in and out."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def _key(self, name: str) -> tuple[str, str]:
+        return self._store.scope, name
+
+    def get(self, name: str) -> QueueRecord | None:
+        with self._store.open_content() as content:
+            return copy.deepcopy(content.queues.get(self._key(name)))
+
+    def put(self, record: QueueRecord) -> None:
+        with self._store.open_content() as content:
+            content.queues[self._key(record.name)] = copy.deepcopy(record)
+
+    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
+        with self._store.open_content() as content:
+            self._store.check_fence(fence)
+            stored = content.queues.get(self._key(name))
+            if stored is None:
+                raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+            record = copy.deepcopy(stored)
+            change(record)
+            content.queues[self._key(name)] = record
+            return copy.deepcopy(record)
+
+    def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
+        with self._store.open_content() as content:
+            mine = sorted(key for key in content.queues if key[0] == self._store.scope)
+            records = [copy.deepcopy(content.queues[key]) for key in mine]
+            return [record for record in records if active is None or record.active == active]
+
+    def remove(self, name: str) -> bool:
+        with self._store.open_content() as content:
+            return content.queues.pop(self._key(name), None) is not None
+
+
+class MemoryLocks(LockStore):
+    """Locks of one application. Thread-safe."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        ttl_ms = ttl_milliseconds(ttl_s)
+        if not owner:
+            raise ConfigError("a lock's owner must not be empty")
+        with self._store.open_content() as content:
+            now_ms = int(time.time() * 1000)
+            known = content.locks.get((self._store.scope, name))
+            if known is not None and known.owner and known.expires_at_ms > now_ms:
+                return None
+            token = 1 if known is None else known.token + 1
+            return self._put(LockRecord(name, owner, token, now_ms, now_ms + ttl_ms))
+
+    def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        ttl_ms = ttl_milliseconds(ttl_s)
+        with self._store.open_content():
+            known = self.get(name)
+            if known is None or known.owner != owner:
+                return None
+            expires_at_ms = int(time.time() * 1000) + ttl_ms
+            return self._put(LockRecord(name, owner, known.token, known.acquired_at_ms, expires_at_ms))
+
+    def release(self, name: str, owner: str) -> bool:
+        with self._store.open_content():
+            known = self.get(name)
+            if known is None or known.owner != owner:
+                return False
+            # Kept for its token, which rises for ever.
+            self._put(LockRecord(name, "", known.token, known.acquired_at_ms, 0))
+            return True
+
+    def get(self, name: str) -> LockRecord | None:
+        with self._store.open_content() as content:
+            known = content.locks.get((self._store.scope, name))
+            held = known is not None and known.owner and known.expires_at_ms > int(time.time() * 1000)
+            return known if held else None
+
+    def next_epoch(self, scope: str) -> int:
+        with self._store.open_content() as content:
+            key = (self._store.scope, scope)
+            content.epochs[key] = epoch = content.epochs.get(key, 0) + 1
+            return epoch
+
+    def epoch(self, scope: str) -> int:
+        with self._store.open_content() as content:
+            return content.epochs.get((self._store.scope, scope), 0)
+
+    def _put(self, record: LockRecord) -> LockRecord:
+        with self._store.open_content() as content:
+            content.locks[self._store.scope, record.name] = record
+        return record

@@ -1,0 +1,179 @@
+"""What does not claim: peek, scan, metadata, abandoned, expiry, ages, waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ignis.errors import ClosedError
+from ignis.storage.base import MagazineStore, Store
+from tests.contract.support import Kind, batch, numbered, peeked, record, records, scanned, state, texts
+
+FOREVER_MS = 1 << 52
+
+
+def test_peek_sees_fired_and_unfired(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 1, numbered(3))
+    magazines.fire("m", 1, "me")
+    assert peeked(magazines.peek("m", {1: [3, 1, 9, 0, -1], 2: [1], 77: [1]})) == {1: {1: "m0", 3: "m2"}}
+    assert magazines.peek("m", {}) == {}
+    assert texts(magazines.fire("m", 9, "me")) == ["m1", "m2"]
+
+
+def test_scan_walks_shards_and_pointers(magazines: MagazineStore) -> None:
+    magazines.load("m", [(2, batch(*"abc")), (0, batch("x")), (2, batch("d"))], None)
+    everything = [(0, 1, "x"), (2, 1, "a"), (2, 2, "b"), (2, 3, "c"), (2, 4, "d")]
+    assert scanned(magazines.scan("m")) == everything
+    assert scanned(magazines.scan("m", limit=3)) == everything[:3]
+    assert scanned(magazines.scan("m", after={2: 2})) == [(0, 1, "x"), (2, 3, "c"), (2, 4, "d")]
+    assert scanned(magazines.scan("m", after={0: 1, 2: 4})) == []
+    magazines.fire("m", 2, "me", shards=[2])
+    magazines.delete("m", {2: [1]})
+    assert scanned(magazines.scan("m")) == [(0, 1, "x"), (2, 2, "b"), (2, 3, "c"), (2, 4, "d")]
+    assert scanned(magazines.scan("m", pending_only=True)) == [(0, 1, "x"), (2, 3, "c"), (2, 4, "d")]
+
+
+def test_metadata_counts_per_shard(magazines: MagazineStore) -> None:
+    assert [one.load_pointer for one in magazines.metadata("m")] == [0, 0, 0, 0]
+    magazines.load_records("m", 1, numbered(5))
+    magazines.fire("m", 3, "me")
+    magazines.delete("m", {1: [2]})
+    one = state(magazines, "m", 1)
+    assert (one.shard, one.load_pointer, one.fire_pointer, one.pending, one.in_flight) == (1, 5, 3, 2, 2)
+    assert state(magazines, "m", 0).pending == 0
+
+
+def test_abandoned_by_time(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 0, numbered(4))
+    before = int(time.time() * 1000)
+    magazines.fire("m", 3, "worker-7")
+    after = int(time.time() * 1000) + 1
+    assert magazines.abandoned("m", 0, before, 10) == []
+    found = magazines.abandoned("m", 0, after, 10)
+    assert [one.pointer for one in found] == [1, 2, 3]
+    assert [one.record for one in found] == [magazines.peek("m", {0: [one]})[0][one] for one in (1, 2, 3)]
+    assert {one.owner for one in found} == {"worker-7"}
+    assert not any(one.owner_dead for one in found)
+    assert all(before <= one.fired_at_ms < after for one in found)
+    assert magazines.abandoned("m", 1, after, 10) == []
+    assert [one.pointer for one in magazines.abandoned("m", 0, after, 2)] == [1, 2]
+
+
+def test_abandoned_forgets_what_was_finished(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 0, numbered(4))
+    magazines.fire("m", 4, "me")
+    magazines.delete("m", {0: [1, 3]})
+    assert [one.pointer for one in magazines.abandoned("m", 0, FOREVER_MS, 10)] == [2, 4]
+    magazines.delete("m", {0: [2, 4]})
+    assert magazines.abandoned("m", 0, FOREVER_MS, 10) == []
+
+
+def test_abandoned_survives_a_reopen(kind: Kind) -> None:
+    magazines = kind.open().magazines
+    magazines.declare("m", 1)
+    magazines.load_records("m", 0, numbered(3))
+    magazines.fire("m", 2, "me")
+    magazines = kind.reopen().magazines
+    assert [one.pointer for one in magazines.abandoned("m", 0, FOREVER_MS, 10)] == [1, 2]
+
+
+def test_expired_records_are_retired_not_handed_out(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 0, numbered(2, "short"), ttl_s=0.05)
+    magazines.load_records("m", 0, numbered(1, "long"), ttl_s=60)
+    magazines.load_records("m", 1, numbered(2, "short"), ttl_s=0.05)
+    time.sleep(0.1)
+    result = magazines.fire("m", 10, "me")
+    assert texts(result) == ["long0"]
+    assert result.expired == 4
+    assert magazines.peek("m", {0: [1, 2], 1: [1, 2]}) == {}
+    assert [one.in_flight for one in magazines.metadata("m")] == [1, 0, 0, 0]
+
+
+def test_expire_retires_heads_up_to_its_limit(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 0, numbered(5), ttl_s=0.05)
+    magazines.load_records("m", 1, numbered(1))
+    magazines.load_records("m", 1, numbered(5), ttl_s=0.05)
+    time.sleep(0.1)
+    assert magazines.expire("m", 3) == 3
+    assert magazines.expire("m") == 2
+    assert magazines.expire("m") == 0
+    assert (state(magazines, "m").pending, state(magazines, "m").in_flight) == (0, 0)
+    assert state(magazines, "m", 1).pending == 6
+    result = magazines.fire("m", 10, "me")
+    assert (result.total(), result.expired) == (1, 5)
+
+
+def test_fired_records_do_not_expire(magazines: MagazineStore) -> None:
+    magazines.load_records("m", 0, numbered(2), ttl_s=0.05)
+    magazines.fire("m", 1, "me")
+    time.sleep(0.1)
+    assert magazines.expire("m") == 1
+    assert peeked(magazines.peek("m", {0: [1, 2]})) == {0: {1: "m0"}}
+    assert [one.pointer for one in magazines.abandoned("m", 0, FOREVER_MS, 9)] == [1]
+
+
+def test_the_oldest_pending_record(magazines: MagazineStore) -> None:
+    assert magazines.oldest_enqueued_at_us("m") is None
+    magazines.load_records("m", 0, [record("b", enqueued_at_us=200), record("c", enqueued_at_us=300)])
+    magazines.load_records("m", 3, [record("a", enqueued_at_us=100)])
+    assert magazines.oldest_enqueued_at_us("m") == 100
+    magazines.fire("m", 9, "me", shards=[3])
+    assert magazines.oldest_enqueued_at_us("m") == 200
+    magazines.fire("m", 1, "me", shards=[0])
+    assert magazines.oldest_enqueued_at_us("m") == 300
+    magazines.fire("m", 9, "me")
+    assert magazines.oldest_enqueued_at_us("m") is None
+
+
+def test_wait_reads_and_sees_a_load(magazines: MagazineStore) -> None:
+    seen = magazines.wait("m", -1, 0)
+    assert magazines.wait("m", seen, 0) == seen
+    magazines.load_records("m", 0, records("a"))
+    assert magazines.wait("m", seen, 10) != seen
+
+
+@pytest.mark.parametrize("what", ["load", "wake", "reload", "transfer"])
+def test_wait_is_woken(magazines: MagazineStore, what: str) -> None:
+    magazines.declare("n", 1)
+    magazines.load_records("m", 0, numbered(1))
+    magazines.fire("m", 1, "me")
+    seen = magazines.wait("m", -1, 0)
+    woken: list[int] = []
+    thread = threading.Thread(target=lambda: woken.append(magazines.wait("m", seen, 30)))
+    thread.start()
+    time.sleep(0.05)
+    if what == "load":
+        magazines.load_records("m", 3, records("x"))
+    elif what == "wake":
+        magazines.wake("m")
+    elif what == "reload":
+        magazines.reload("m", {0: [1]})
+    else:
+        magazines.load_records("n", 0, records("x"))
+        from ignis.storage.base import Transfer
+
+        magazines.transfer("n", "m", [Transfer(0, 1, record("x"), 0)], None)
+    thread.join(20)
+    assert woken
+    assert woken[0] != seen
+
+
+def test_a_wait_ends_when_the_store_is_closed(store: Store, magazines: MagazineStore) -> None:
+    seen = magazines.wait("m", -1, 0)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            while True:
+                magazines.wait("m", seen, 30)
+        except ClosedError as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    store.close(10)
+    thread.join(10)
+    assert raised

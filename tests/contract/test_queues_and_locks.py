@@ -1,0 +1,189 @@
+"""Settings of queues, locks with tokens, epochs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from ignis.errors import ConfigError, QueueNotFoundError, StaleEpochError
+from ignis.storage.base import Fence, QueueRecord, Store
+from tests.contract.support import Kind
+
+
+def test_a_queue_comes_back_as_it_was(kind: Kind) -> None:
+    record = QueueRecord(
+        "orders", shards=7, message_expiry_s=5, durability="none", max_wait_s=0.25, active=False,
+        sweep_pointers={3: 9, 0: 1}, swept_count=4, extra={"a": [1, "x", None], "b": {"c": 1.5}},
+    )  # fmt: skip
+    kind.open().queues.put(record)
+    assert kind.reopen().queues.get("orders") == record
+
+
+def test_queues_that_are_not_there(store: Store) -> None:
+    assert store.queues.get("q") is None
+    assert not store.queues.remove("q")
+    with pytest.raises(QueueNotFoundError):
+        store.queues.update("q", lambda record: None)
+
+
+def test_put_replaces(store: Store) -> None:
+    store.queues.put(QueueRecord("q", shards=1))
+    store.queues.put(QueueRecord("q", shards=2))
+    assert [one.shards for one in store.queues.list()] == [2]
+    assert store.queues.remove("q")
+    assert store.queues.list() == []
+
+
+def test_list_filters_and_sorts(store: Store) -> None:
+    for name, active in (("b", True), ("a", False), ("c", True)):
+        store.queues.put(QueueRecord(name, active=active))
+    assert [one.name for one in store.queues.list()] == ["a", "b", "c"]
+    assert [one.name for one in store.queues.list(active=True)] == ["b", "c"]
+    assert [one.name for one in store.queues.list(active=False)] == ["a"]
+
+
+def test_what_was_given_out_is_a_copy(store: Store) -> None:
+    record = QueueRecord("q")
+    store.queues.put(record)
+    record.shards = 99
+    found = store.queues.get("q")
+    assert found is not None
+    found.sweep_pointers[1] = 1
+    again = store.queues.get("q")
+    assert again is not None
+    assert (again.shards, again.sweep_pointers) == (32, {})
+
+
+def test_update_applies_a_change(store: Store) -> None:
+    store.queues.put(QueueRecord("q"))
+    result = store.queues.update("q", lambda record: record.sweep_pointers.update({1: 5}))
+    assert result.sweep_pointers == {1: 5}
+    assert store.queues.get("q") == result
+
+
+def test_a_change_that_raises_changes_nothing(store: Store) -> None:
+    store.queues.put(QueueRecord("q"))
+
+    def change(record: QueueRecord) -> None:
+        record.shards = 5
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        store.queues.update("q", change)
+    found = store.queues.get("q")
+    assert found is not None
+    assert found.shards == 32
+
+
+def test_updates_of_many_threads_all_count(store: Store) -> None:
+    store.queues.put(QueueRecord("q"))
+
+    def change(record: QueueRecord) -> None:
+        record.swept_count += 1
+
+    threads = [threading.Thread(target=lambda: [store.queues.update("q", change) for _ in range(10)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    found = store.queues.get("q")
+    assert found is not None
+    assert found.swept_count == 40
+
+
+def test_an_update_under_an_old_epoch_is_refused(store: Store) -> None:
+    store.queues.put(QueueRecord("q"))
+    old = Fence("leader", store.locks.next_epoch("leader"))
+    store.queues.update("q", lambda record: setattr(record, "swept_count", 1), old)
+    store.locks.next_epoch("leader")
+    with pytest.raises(StaleEpochError):
+        store.queues.update("q", lambda record: setattr(record, "swept_count", 2), old)
+    found = store.queues.get("q")
+    assert found is not None
+    assert found.swept_count == 1
+
+
+def test_a_lock_has_one_holder(store: Store) -> None:
+    mine = store.locks.acquire("l", "me", 60)
+    assert mine is not None
+    assert mine.expires_at_ms - mine.acquired_at_ms == 60_000
+    assert store.locks.acquire("l", "you", 60) is None
+    assert store.locks.acquire("l", "me", 60) is None
+    assert store.locks.get("l") == mine
+    assert not store.locks.release("l", "you")
+    assert store.locks.release("l", "me")
+    assert not store.locks.release("l", "me")
+    assert store.locks.get("l") is None
+
+
+def test_tokens_rise_for_ever(kind: Kind) -> None:
+    tokens = []
+    for number in range(4):
+        locks = kind.reopen().locks
+        record = locks.acquire("l", f"owner{number}", 60)
+        assert record is not None
+        tokens.append(record.token)
+        assert locks.release("l", f"owner{number}")
+    assert tokens == [1, 2, 3, 4]
+
+
+def test_time_runs_out(store: Store) -> None:
+    first = store.locks.acquire("l", "me", 0.05)
+    assert first is not None
+    time.sleep(0.1)
+    assert store.locks.get("l") is None
+    assert store.locks.renew("l", "me", 60) is None
+    assert not store.locks.release("l", "me")
+    second = store.locks.acquire("l", "you", 60)
+    assert second is not None
+    assert second.token > first.token
+
+
+def test_renew_keeps_the_token(store: Store) -> None:
+    first = store.locks.acquire("l", "me", 1)
+    assert first is not None
+    again = store.locks.renew("l", "me", 60)
+    assert again is not None
+    assert again.token == first.token
+    assert again.expires_at_ms > first.expires_at_ms
+    assert store.locks.renew("l", "you", 60) is None
+    assert store.locks.renew("other", "me", 60) is None
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, float("nan")])
+def test_bad_times(store: Store, ttl_s: float) -> None:
+    with pytest.raises(ConfigError):
+        store.locks.acquire("l", "me", ttl_s)
+    with pytest.raises(ConfigError):
+        store.locks.renew("l", "me", ttl_s)
+
+
+def test_an_owner_has_a_name(store: Store) -> None:
+    with pytest.raises(ConfigError):
+        store.locks.acquire("l", "", 1)
+
+
+def test_of_many_threads_one_gets_the_lock(store: Store) -> None:
+    got: list[str] = []
+
+    def run(name: str) -> None:
+        if store.locks.acquire("l", name, 60) is not None:
+            got.append(name)
+
+    threads = [threading.Thread(target=run, args=(f"t{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(got) == 1
+
+
+def test_epochs_only_rise(kind: Kind) -> None:
+    locks = kind.open().locks
+    assert locks.epoch("s") == 0
+    assert [locks.next_epoch("s") for _ in range(3)] == [1, 2, 3]
+    assert locks.epoch("s") == 3
+    assert locks.epoch("other") == 0
+    assert kind.reopen().locks.next_epoch("s") == 4
