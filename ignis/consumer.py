@@ -1,0 +1,561 @@
+"""The consumer of one queue in one process: claim, dispatch to workers, acknowledge in batches.
+
+Three parties. The *fetcher* thread claims as many messages as the workers can finish soon by their measured speed,
+and cuts them into chunks. The *workers* (``ignis/workers``) report runs of outcomes. The *acknowledger* thread turns
+what has gathered into one delete and one transfer to the sideline per round. A message leaves the main magazine only
+when it was handled, dropped, or accepted by the sideline; whatever goes wrong in between leaves it claimed, for the
+sweeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from ignis.config import ConsumerSettings
+from ignis.errors import (
+    ClosedError,
+    ConfigError,
+    ConsumerLimitError,
+    ForkedHandleError,
+    IgnisError,
+    MessageTooLargeError,
+    StoreFailedError,
+    WaitTimeoutError,
+)
+from ignis.handler import Failure, HandlerSpec
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, corrupt_record, failed_record
+from ignis.storage.base import Claim, Transfer
+from ignis.workers import Chunk, Worker, make_pool
+from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
+
+if TYPE_CHECKING:
+    from ignis.queue import Queue
+
+__all__ = ["Consumer"]
+
+log = logging.getLogger("ignis.consumer")
+
+_CHECK_S = 0.05
+
+
+class Consumer:
+    """Runs one handler on one queue. Thread-safe. Started and stopped by the application object.
+
+    Args:
+        queue: the queue.
+        spec: the handler and how to run it.
+        settings: see ``ignis.config``.
+    """
+
+    def __init__(self, queue: Queue[Any], spec: HandlerSpec, settings: ConsumerSettings) -> None:
+        self.queue = queue
+        self.spec = spec
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        self.failed: BaseException | None = None
+        self._magazines = queue.main.store
+        self._owner = queue.app.store.owner
+        self._target = spec.concurrency
+        self._handle_s = 0.0
+        self._chunks: dict[int, Chunk] = {}
+        self._chunk_ids = itertools.count(1)
+        self._returned: deque[tuple[Chunk, int, int]] = deque()
+        self._done: deque[tuple[int, Sequence[int]]] = deque()
+        self._failures: deque[tuple[Chunk, int, Failure]] = deque()
+        self._corrupt: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._unacked = 0
+        self._lock = threading.Lock()  # over _bytes, _unacked and every chunk's count of what is left
+        self._waiting_for_load = False
+        self._stopping = threading.Event()
+        self._acked_all = threading.Event()
+        self._ack_until = 0.0
+        self._room = threading.Event()
+        self._acks = threading.Event()
+        self._pool_lock = threading.RLock()
+        self._pool = make_pool(
+            spec,
+            self,
+            lambda: queue.make_runner(spec),
+            codec=queue.codec.name,
+            max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
+            give_back_s=max(10 * settings.chunk_target_s, 0.25),
+        )
+        self._threads: list[threading.Thread] = []
+
+    # -- life
+
+    def start(self) -> None:
+        """Starts the workers and the two threads. Once."""
+        if self._threads:
+            return
+        with self._pool_lock:
+            self._pool.resize(self._target)
+        for target, name in ((self._fetch_loop, "fetch"), (self._ack_loop, "ack"), (self._check_loop, "check")):
+            thread = threading.Thread(
+                target=self._guard, args=(target,), name=f"ignis-{name}-{self.queue.name}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Drains: no further claims; running handlers finish; what was claimed and not started is reloaded; everything
+        finished is acknowledged.
+
+        Returns True when nothing is left claimed by this consumer. What still runs after the timeout keeps its claim
+        and is left to the sweeper.
+        """
+        if not self._threads:
+            return True
+        timeout = self.settings.stop_timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        self._stopping.set()
+        self._room.set()
+        with contextlib.suppress(IgnisError):
+            self._magazines.wake(self.queue.main.name)
+        fetcher, acker, checker = self._threads
+        fetcher.join(max(0.1, deadline - time.monotonic()))
+        with self._pool_lock:
+            drained = self._pool.drain(max(0.0, deadline - time.monotonic()))
+        self._ack_until = max(deadline, time.monotonic() + 1.0)
+        self._acked_all.set()
+        self._acks.set()
+        acker.join(max(1.0, deadline - time.monotonic()) + 1.0)
+        checker.join(1.0)
+        with self._pool_lock:
+            self._pool.close(max(1.0, deadline - time.monotonic()))
+        self._threads = []
+        left = self._chunks or self._done or self._failures or self._corrupt or self._returned
+        clean = drained and not acker.is_alive() and not left
+        if not clean:
+            log.warning(
+                "consumer of %s stopped with %d message(s) left to the sweeper", self.queue.name, self.in_flight
+            )
+        return clean
+
+    def kill(self) -> None:
+        """Before the process ends at once: worker processes are killed, everything claimed is left to the sweeper.
+        Callable from a signal handler."""
+        self._pool.kill()
+
+    def resize(self, count: int) -> None:
+        """Sets the number of workers. Raises ConsumerLimitError, ConfigError."""
+        if count < 0:
+            raise ConfigError(f"consumers = {count} is below 0")
+        if count > self.settings.max_consumers:
+            raise ConsumerLimitError(count, self.settings.max_consumers)
+        with self._pool_lock:
+            self._target = count
+            if self._threads and not self._stopping.is_set():
+                self._pool.resize(count)
+        self._room.set()
+
+    @property
+    def concurrency(self) -> int:
+        """The number of workers asked for."""
+        return self._target
+
+    @property
+    def in_flight(self) -> int:
+        """Messages claimed and not yet accounted for."""
+        return sum(chunk.left for chunk in list(self._chunks.values()))
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of worker processes; empty for threads and coroutines."""
+        return list(getattr(self._pool, "pids", []))
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and what is in flight now."""
+        return {
+            "concurrency": self._target,
+            "workers": len(self._pool.workers),
+            "in_flight": self.in_flight,
+            "handle_s": self._handle_s,
+            "worker_deaths": getattr(self._pool, "deaths", 0),
+            "lost_threads": getattr(self._pool, "lost_threads", 0),
+            **self.counts,
+        }
+
+    # -- the workers' reports (any thread)
+
+    def on_done(self, first_id: int, count: int) -> None:
+        chunk, start = self._locate(first_id)
+        with self._lock:
+            self._unacked += count
+        self._done.extend(chunk.places(start, start + count))
+        self._forget(chunk, count)
+        self._acks.set()
+        self._room.set()
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        chunk, index = self._locate(request_id)
+        self._failures.append((chunk, index, failure))
+        self._forget(chunk, 1)
+        self._acks.set()
+        self._room.set()
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        chunk, start = self._locate(first_id)
+        self._returned.append((chunk, start, start + count))
+        self._room.set()
+        if self._waiting_for_load and not self._stopping.is_set():
+            # The fetcher sleeps until something is loaded; others may be free for this now.
+            with contextlib.suppress(IgnisError):
+                self._magazines.wake(self.queue.main.name)
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        each = elapsed_s / messages
+        # A slow message must shrink the next chunk at once; speed is trusted slowly.
+        weight = 0.5 if each > self._handle_s else 0.2
+        self._handle_s = each if not self._handle_s else self._handle_s + weight * (each - self._handle_s)
+
+    def _locate(self, request_id: int) -> tuple[Chunk, int]:
+        chunk = self._chunks[request_id >> INDEX_BITS]
+        return chunk, request_id - chunk.first_id
+
+    def _forget(self, chunk: Chunk, count: int) -> None:
+        with self._lock:
+            chunk.left -= count
+            if chunk.left == 0:
+                del self._chunks[chunk.first_id >> INDEX_BITS]
+                self._bytes -= chunk.nbytes
+
+    # -- the fetcher
+
+    def _fetch_loop(self) -> None:
+        if self._stopping.wait(self.settings.initial_delay_s):
+            return
+        name = self.queue.main.name
+        while not self._stopping.is_set():
+            self._room.clear()
+            self._hand_out_again()
+            want = self._wanted()
+            if want <= 0:
+                self._room.wait(0.5)
+                continue
+            room = max(1, self.settings.max_in_flight_bytes - self._bytes)
+            try:
+                seen = self._magazines.wait(name, -1, 0)
+                result = self._magazines.fire(name, min(want, self.settings.max_claim), self._owner, max_bytes=room)
+            except IgnisError as exc:
+                if not exc.retryable:
+                    raise
+                self.counts["fetch_errors"] += 1
+                log.warning("claim on %s failed, trying again: %s", name, exc)
+                self._stopping.wait(self.settings.idle_poll_s)
+                continue
+            if result.expired:
+                self.counts["expired"] += result.expired
+            if result.claims:
+                self.counts["claims"] += 1
+                self._dispatch(result.claims)
+            if not result.more:
+                self._waiting_for_load = True
+                if not self._returned:
+                    self._magazines.wait(name, seen, self.settings.idle_poll_s)
+                self._waiting_for_load = False
+
+    def _window(self) -> tuple[int, int]:
+        """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
+        if self.spec.batch_size is not None:
+            return self.settings.max_chunk, 2 * self.spec.batch_size
+        if self.spec.pool == "async":
+            # One worker runs them all: at least one waiting for each that runs, more where they are quick.
+            soon = int(self.settings.chunk_target_s / self._handle_s) if self._handle_s else 0
+            return self.settings.max_chunk, 2 * max(self._target, min(soon, self.settings.max_chunk))
+        if not self._handle_s:
+            return 1, 1  # one each, to measure: what a worker holds behind a slow message nobody else can have
+        chunk = int(self.settings.chunk_target_s / self._handle_s)
+        if chunk < 1:
+            return 1, 1  # slow handlers get the next message when they are done with the last
+        chunk = min(chunk, self.settings.max_chunk)
+        return chunk, 2 * chunk
+
+    def _wanted(self) -> int:
+        """How many messages to claim now; 0 while the workers have enough."""
+        # What is handled and not yet retired would be handled again if this process died now: bounded as well.
+        room = self.settings.max_unacked - self._unacked
+        if room <= 0 or self._bytes >= self.settings.max_in_flight_bytes or self._returned:
+            return 0
+        workers = self._pool.workers
+        _, window = self._window()
+        free = sum(max(0, window - worker.outstanding) for worker in workers)
+        # Claims are cheap per batch, not per message: wait until a worker is at half its window.
+        return min(free, room) if any(worker.outstanding <= window // 2 for worker in workers) else 0
+
+    def _dispatch(self, claims: Sequence[Claim]) -> None:
+        total = sum(len(claim.pointers) for claim in claims)
+        self.counts["fetched"] += total
+        size, _ = self._window()
+        idle = sum(worker.outstanding == 0 for worker in self._pool.workers)
+        if idle > 1 and self.spec.batch_size is None:
+            size = max(1, min(size, -(-total // idle)))
+        mixed = _Mixed()
+        for claim in claims:
+            self._set_corrupt_aside(claim)
+            if len(claims) > 1 and len(claim.records) * 2 <= size and _bytes_of(claim) <= CHUNK_BYTES:
+                # Messages that were published one by one are claims of one each: together they are a chunk.
+                if not mixed.takes(claim, size):
+                    self._hand_out(mixed)
+                    mixed = _Mixed()
+                mixed.add(claim)
+            else:
+                if claim.shard in mixed.shards:
+                    # What the shard had before this claim goes out before it: first in, first out per shard.
+                    self._hand_out(mixed)
+                    mixed = _Mixed()
+                for chunk in self._cut(claim, size):
+                    self._submit(chunk, 0, len(chunk.records))
+        self._hand_out(mixed)
+
+    def _hand_out(self, mixed: _Mixed) -> None:
+        if mixed.count:
+            chunk = self._new_chunk(mixed.shards, mixed.pointers, mixed.records, mixed.nbytes)
+            self._submit(chunk, 0, mixed.count)
+
+    def _set_corrupt_aside(self, claim: Claim) -> None:
+        """Takes the corrupt records out of the claim, for the sideline."""
+        if None in claim.records:
+            for index in reversed(range(len(claim.records))):
+                if claim.records[index] is None:
+                    self._corrupt.append((claim.shard, claim.pointers[index]))
+            self._acks.set()
+
+    def _cut(self, claim: Claim, size: int) -> list[Chunk]:
+        """Chunks of at most ``size`` messages and CHUNK_BYTES (one message may be larger)."""
+        pointers, records = _readable(claim)
+        chunks = []
+        start = 0
+        while start < len(records):
+            stop = min(len(records), start + size)
+            nbytes = sum(map(len, records[start:stop]))
+            while nbytes > CHUNK_BYTES and stop > start + 1:
+                stop -= 1
+                nbytes -= len(records[stop])
+            chunks.append(self._new_chunk(claim.shard, pointers[start:stop], records[start:stop], nbytes))
+            start = stop
+        return chunks
+
+    def _new_chunk(
+        self, shards: int | Sequence[int], pointers: Sequence[int], records: Sequence[bytes], nbytes: int
+    ) -> Chunk:
+        chunk = Chunk(next(self._chunk_ids), shards, pointers, records, nbytes)
+        self._chunks[chunk.first_id >> INDEX_BITS] = chunk
+        with self._lock:
+            self._bytes += nbytes
+        return chunk
+
+    def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
+        """To the worker with the least to do, or to the end of `_returned`."""
+        # What waits there came first: a small chunk must not pass a large one that no worker took.
+        if self._returned or not self._offer(chunk, start, stop):
+            self._returned.append((chunk, start, stop))
+
+    def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
+        """False when no worker takes it now."""
+        try:
+            return any(worker.submit(chunk, start, stop) for worker in sorted(self._pool.workers, key=_outstanding))
+        except MessageTooLargeError as exc:
+            # Stored under a larger limit than this consumer has; such a record is alone in its chunk.
+            for index in range(start, stop):
+                self.on_failed(chunk.first_id + index, Failure(REASON_UNREADABLE, str(exc)))
+            return True
+
+    def _hand_out_again(self) -> None:
+        """From the front of `_returned`, as much as the workers take now."""
+        if len(self._returned) > 1:
+            # In the order of the claims: a worker gives back what it was at and what lay behind it, in turns with others.
+            waiting = sorted((self._returned.popleft() for _ in range(len(self._returned))), key=_claimed)
+            self._returned.extendleft(reversed(waiting))
+        while self._returned:
+            size, window = self._window()
+            if not any(worker.outstanding < window for worker in self._pool.workers):
+                return
+            chunk, start, stop = self._returned.popleft()
+            cut = min(stop, start + size)
+            if cut < stop:
+                self._returned.appendleft((chunk, cut, stop))
+            if not self._offer(chunk, start, cut):
+                self._returned.appendleft((chunk, start, cut))
+                return  # nobody has room: the others would be refused as well
+
+    # -- the acknowledger
+
+    def _ack_loop(self) -> None:
+        retry_at = 0.0
+        while True:
+            last = self._acked_all.is_set()
+            if not last:
+                self._acks.wait(0.5)
+                if self.settings.ack_linger_s and len(self._done) < 64:
+                    self._acked_all.wait(self.settings.ack_linger_s)
+            self._acks.clear()
+            if time.monotonic() >= retry_at or last:
+                try:
+                    self._ack_round()
+                except (ClosedError, ForkedHandleError, StoreFailedError):
+                    raise
+                except IgnisError as exc:
+                    # Nothing is lost: what could not be acknowledged is still queued here, and claimed in the store.
+                    self.counts["ack_errors"] += 1
+                    log.warning("acknowledgement on %s failed, trying again: %s", self.queue.name, exc)
+                    retry_at = time.monotonic() + self.settings.ack_retry_s
+                    self._acks.set()
+                    if not last:
+                        self._acked_all.wait(self.settings.ack_retry_s)
+                    elif exc.retryable and retry_at < self._ack_until:
+                        time.sleep(self.settings.ack_retry_s)
+                        continue
+            if last:
+                self._give_back_rest()
+                return
+
+    def _ack_round(self) -> None:
+        """One delete and one transfer for everything that has gathered."""
+        main, sideline = self.queue.main.name, self.queue.sideline.name
+        taken = [self._done.popleft() for _ in range(len(self._done))]
+        if taken:
+            pointers: dict[int, list[int]] = {}
+            for shard, some in taken:
+                pointers.setdefault(shard, []).extend(some)
+            asked = sum(map(len, pointers.values()))
+            try:
+                gone = self._magazines.delete(main, pointers)
+            except BaseException:
+                self._done.extendleft(reversed(taken))
+                raise
+            with self._lock:
+                self._unacked -= asked
+            self._room.set()
+            self.counts["handled"] += asked
+            self.counts["late_acks"] += asked - gone
+        failures = [self._failures.popleft() for _ in range(len(self._failures))]
+        corrupt = [self._corrupt.popleft() for _ in range(len(self._corrupt))]
+        if failures or corrupt:
+            items = [
+                Transfer(
+                    *chunk.place(index),
+                    failed_record(
+                        chunk.records[index],
+                        failure.reason,
+                        failure.error,
+                        handler=self.spec.name,
+                        crashed=failure.reason == "crash",
+                    ),
+                    chunk.place(index)[0],
+                )
+                for chunk, index, failure in failures
+            ]
+            items += [
+                Transfer(shard, pointer, corrupt_record(main, shard, pointer), shard) for shard, pointer in corrupt
+            ]
+            try:
+                moved = self._magazines.transfer(main, sideline, items, self.queue.settings.message_expiry_s)
+            except BaseException:
+                self._failures.extendleft(reversed(failures))
+                self._corrupt.extendleft(reversed(corrupt))
+                raise
+            for _, _, failure in failures:
+                self.counts[f"sidelined_{failure.reason}"] += 1
+            if corrupt:
+                self.counts[f"sidelined_{REASON_CORRUPT}"] += len(corrupt)
+            self.counts["sidelined"] += moved
+            self.counts["late_acks"] += len(items) - moved
+
+    def _give_back_rest(self) -> None:
+        """At the end: what was claimed and not started goes back to the queue's tail."""
+        pointers: dict[int, list[int]] = {}
+        for chunk, start, stop in self._returned:
+            for shard, some in chunk.places(start, stop):
+                pointers.setdefault(shard, []).extend(some)
+        if pointers:
+            self.counts["reloaded"] += self._magazines.reload(self.queue.main.name, pointers)
+            for chunk, start, stop in self._returned:
+                self._forget(chunk, stop - start)
+            self._returned.clear()
+
+    # -- upkeep
+
+    def _check_loop(self) -> None:
+        ready = 0
+        while not self._acked_all.wait(_CHECK_S):
+            if self._pool_lock.acquire(blocking=False):
+                try:
+                    self._pool.check(time.monotonic())
+                finally:
+                    self._pool_lock.release()
+            before, ready = ready, len(self._pool.workers)
+            if ready > before:
+                self._room.set()
+
+    def _guard(self, target: Callable[[], None]) -> None:
+        """A thread that fails must be seen: the consumer is marked failed, and says so in `stats` and the log."""
+        try:
+            target()
+        except (ClosedError, WaitTimeoutError) as exc:
+            if not self._stopping.is_set():
+                self._fail(exc)
+        except BaseException as exc:
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        self.failed = exc
+        self._stopping.set()
+        self._room.set()
+        log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
+        self.queue.app.consumer_failed(self, exc)
+
+
+def _outstanding(worker: Worker) -> int:
+    return worker.outstanding
+
+
+def _claimed(returned: tuple[Chunk, int, int]) -> int:
+    chunk, start, _ = returned
+    return chunk.first_id + start
+
+
+def _readable(claim: Claim) -> tuple[Sequence[int], list[bytes]]:
+    """A claim without its corrupt records."""
+    if None not in claim.records:
+        return claim.pointers, cast("list[bytes]", claim.records)
+    pairs = [
+        (pointer, record) for pointer, record in zip(claim.pointers, claim.records, strict=True) if record is not None
+    ]
+    return [pointer for pointer, _ in pairs], [record for _, record in pairs]
+
+
+def _bytes_of(claim: Claim) -> int:
+    return sum(len(record) for record in claim.records if record is not None)
+
+
+class _Mixed:
+    """Small claims on their way into one chunk."""
+
+    def __init__(self) -> None:
+        self.shards: list[int] = []
+        self.pointers: list[int] = []
+        self.records: list[bytes] = []
+        self.nbytes = 0
+
+    @property
+    def count(self) -> int:
+        return len(self.records)
+
+    def takes(self, claim: Claim, size: int) -> bool:
+        return self.count + len(claim.records) <= size and self.nbytes + _bytes_of(claim) <= CHUNK_BYTES
+
+    def add(self, claim: Claim) -> None:
+        pointers, records = _readable(claim)
+        self.shards += [claim.shard] * len(records)
+        self.pointers += pointers
+        self.records += records
+        self.nbytes += sum(map(len, records))

@@ -1,0 +1,374 @@
+"""Handlers: what a user registers, the context it is called with, and the rules from its answer to an outcome.
+
+| the handler                                   | outcome                       |
+| returns ``None`` or ``True``                  | done                          |
+| returns ``False``                             | sideline, ``rejected``        |
+| raises one of ``ignore``                      | dropped                       |
+| raises anything else, or returns another type | sideline, ``exception``       |
+| runs for longer than ``timeout_s``            | sideline, ``timeout``         |
+| (body cannot be decoded: it is not called)    | sideline, ``unreadable``      |
+| (its process dies)                            | sideline, ``crash``           |
+
+A batch handler gets a list and answers for all at once in the same way, or with a list of such answers, one per
+message. This module has no threads and no I/O: the pools in ``ignis/workers`` call :class:`Runner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
+from ignis.message import (
+    REASON_EXCEPTION,
+    REASON_REJECTED,
+    REASON_TIMEOUT,
+    REASON_UNREADABLE,
+    BodyCodec,
+    Message,
+)
+from ignis.native import Record
+
+__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner"]
+
+POOLS = ("thread", "async", "process")
+BATCH_SIZE_RANGE = (2, 200_000)
+BATCH_WAIT_RANGE_S = (1.0, 300.0)
+
+Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
+"""``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
+
+
+class Failure(NamedTuple):
+    """Why a message goes to the sideline."""
+
+    reason: str
+    error: str
+
+
+class _Dropped:
+    def __repr__(self) -> str:
+        return "DROPPED"
+
+
+DROPPED: Final = _Dropped()
+"""The outcome of an ignorable exception: accounted for, not sidelined."""
+
+Outcome = Failure | _Dropped | None
+"""What became of one message; None = done."""
+
+
+class Context:
+    """What a handler and its middleware know about the delivery. One object per call, passed down explicitly.
+
+    Attributes:
+        message: the envelope (`ignis.Message`); for a batch handler the first one.
+        messages: all envelopes of this call, in the order of the bodies.
+        body: the decoded message; for a batch handler the list of them.
+        queue: the queue's name.
+        attempt: 1 on the first call for this delivery, counting up with the handler's ``attempts``.
+        resources: what the application put into ``Ignis(resources=...)``, shared by all handlers of the process.
+        items: a dict of this call alone, for middleware to hand things down.
+    """
+
+    __slots__ = ("_items", "attempt", "body", "messages", "queue", "resources")
+
+    def __init__(
+        self, messages: Sequence[Message], body: Any, queue: str, attempt: int, resources: Mapping[str, Any]
+    ) -> None:
+        self.messages = messages
+        self.body = body
+        self.queue = queue
+        self.attempt = attempt
+        self.resources = resources
+        self._items: dict[str, Any] | None = None
+
+    @property
+    def message(self) -> Message:
+        return self.messages[0]
+
+    @property
+    def items(self) -> dict[str, Any]:
+        if self._items is None:
+            self._items = {}
+        return self._items
+
+
+@dataclass
+class HandlerSpec:
+    """A registered handler and how it is to be run."""
+
+    fn: Callable[..., Any]
+    queue: str
+    concurrency: int = 1
+    pool: str = ""
+    ignore: tuple[type[Exception], ...] = ()
+    timeout_s: float | None = None
+    attempts: int = 1
+    batch_size: int | None = None
+    batch_wait_s: float = 1.0
+    middleware: list[Middleware] = field(default_factory=list)
+    max_consumers: int = 100
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ConfigError(f"handler of queue {self.queue!r} is not callable: {self.fn!r}")
+        is_async = inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(
+            getattr(type(self.fn), "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        )
+        if not self.pool:
+            self.pool = "async" if is_async else "thread"
+        if self.pool not in POOLS:
+            raise ConfigError(f"pool = {self.pool!r} is not one of {', '.join(POOLS)}")
+        if is_async != (self.pool == "async"):
+            kind = "a coroutine function" if is_async else "a plain function"
+            raise ConfigError(f"handler {self.name} is {kind}: pool={self.pool!r} cannot run it")
+        if self.concurrency < 0:
+            raise ConfigError(f"concurrency = {self.concurrency} is below 0 (0 = publish only)")
+        if self.concurrency > self.max_consumers:
+            raise ConsumerLimitError(self.concurrency, self.max_consumers)
+        if self.attempts < 1:
+            raise ConfigError(f"attempts = {self.attempts} is below 1")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise ConfigError(f"timeout_s = {self.timeout_s:g} is not above 0")
+        for kind_ in cast("tuple[object, ...]", self.ignore):
+            if not (isinstance(kind_, type) and issubclass(kind_, Exception)):
+                raise ConfigError(f"ignore holds {kind_!r}, which is not an exception class")
+        if self.batch_size is not None:
+            _in_range("batch_size", self.batch_size, BATCH_SIZE_RANGE)
+            _in_range("batch_wait_s", self.batch_wait_s, BATCH_WAIT_RANGE_S)
+        if self.pool == "process":
+            self.import_path()  # fail at registration, not in the child
+
+    @property
+    def name(self) -> str:
+        return getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
+
+    def import_path(self) -> tuple[str, str]:
+        """Module and qualified name under which a worker process finds the handler. Raises ConfigError."""
+        module, name = getattr(self.fn, "__module__", None), self.name
+        if not module or "<" in name or not hasattr(self.fn, "__qualname__"):
+            raise ConfigError(
+                f"handler {name} cannot be imported by a worker process: "
+                "pool='process' needs a function at module level"
+            )
+        return module, name
+
+
+def _in_range(name: str, value: float, bounds: tuple[float, float]) -> None:
+    if not bounds[0] <= value <= bounds[1]:
+        raise ConfigError(f"{name} = {value:g} is outside {bounds[0]:g} to {bounds[1]:g}")
+
+
+class Runner:
+    """Calls one handler for one record, or one batch of them, and tells the outcome. Not shared between workers.
+
+    Args:
+        spec: the handler.
+        codec: the queue's body codec.
+        resources: given to every context.
+    """
+
+    def __init__(self, spec: HandlerSpec, codec: BodyCodec[Any], resources: Mapping[str, Any]) -> None:
+        self._spec = spec
+        self._decode = codec.decode_checked
+        self._resources = resources
+        self._queue = spec.queue
+        self._attempts = spec.attempts
+        self._ignore = spec.ignore
+        self._call = _onion(spec)
+        self.cancelling = False
+        """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
+
+    def run(self, data: bytes) -> Outcome:
+        """One record through a plain handler."""
+        try:
+            record = Record(data)
+            body = self._decode(record.body)
+        except UnreadableMessageError as exc:
+            return Failure(REASON_UNREADABLE, str(exc))
+        context = Context((Message(record),), body, self._queue, 1, self._resources)
+        while True:
+            try:
+                answer = self._call(context)
+            except self._ignore:
+                return DROPPED
+            except BaseException as exc:
+                # SystemExit too: a handler ends its message, never its worker.
+                outcome: Outcome = _failure_of(exc)
+            else:
+                if answer is None or answer is True:
+                    return None
+                outcome = _outcome_of(answer)
+            if not isinstance(outcome, Failure) or context.attempt >= self._attempts:
+                return outcome
+            context.attempt += 1
+
+    async def run_async(self, data: bytes) -> Outcome:
+        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
+        try:
+            record = Record(data)
+            body = self._decode(record.body)
+        except UnreadableMessageError as exc:
+            return Failure(REASON_UNREADABLE, str(exc))
+        context = Context((Message(record),), body, self._queue, 1, self._resources)
+        deadline = self._deadline()
+        while True:
+            answer, outcome = await self._await(context, deadline)
+            if outcome is None:
+                outcome = _outcome_of(answer)
+            if not self._again(outcome) or context.attempt >= self._attempts:
+                return outcome
+            context.attempt += 1
+
+    def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
+        """Several records through a batch handler; one outcome each, in order. A further attempt gets what failed."""
+        outcomes, todo = self._open_batch(records)
+        attempt = 1
+        while todo:
+            context = self._batch_context(todo, attempt)
+            try:
+                answers = _batch_outcomes(self._call(context), len(todo))
+            except self._ignore:
+                answers = [DROPPED] * len(todo)
+            except BaseException as exc:
+                answers = [_failure_of(exc)] * len(todo)
+            todo = self._close_batch(outcomes, todo, answers, attempt)
+            attempt += 1
+        return outcomes
+
+    async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
+        """`run_batch` for coroutine handlers."""
+        outcomes, todo = self._open_batch(records)
+        deadline = self._deadline()
+        attempt = 1
+        while todo:
+            answer, outcome = await self._await(self._batch_context(todo, attempt), deadline)
+            answers = _batch_outcomes(answer, len(todo)) if outcome is None else [outcome] * len(todo)
+            todo = self._close_batch(outcomes, todo, answers, attempt)
+            attempt += 1
+        return outcomes
+
+    def _deadline(self) -> float | None:
+        timeout_s = self._spec.timeout_s
+        return None if timeout_s is None else time.monotonic() + timeout_s
+
+    async def _await(self, context: Context, deadline: float | None) -> tuple[Any, Failure | _Dropped | None]:
+        """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
+        try:
+            answer = self._call(context)
+            if inspect.isawaitable(answer):  # a middleware may answer by itself
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                answer = await asyncio.wait_for(_contained(answer), left_s)
+            return answer, None
+        except BaseException as exc:
+            # The handler's own time-outs look alike: only ours has waited until the deadline.
+            if isinstance(exc, asyncio.TimeoutError) and deadline is not None and time.monotonic() >= deadline:
+                return None, Failure(REASON_TIMEOUT, f"handler ran for more than {self._spec.timeout_s:g} s")
+            if isinstance(exc, self._ignore):
+                return None, DROPPED
+            if isinstance(exc, asyncio.CancelledError) and self.cancelling:
+                raise
+            return None, _failure_of(exc)
+
+    @staticmethod
+    def _again(outcome: Outcome) -> bool:
+        return isinstance(outcome, Failure) and outcome.reason not in (REASON_TIMEOUT, REASON_UNREADABLE)
+
+    def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
+        outcomes: list[Outcome] = [None] * len(records)
+        todo: list[_Opened] = []
+        for index, data in enumerate(records):
+            try:
+                record = Record(data)
+                todo.append(_Opened(index, Message(record), self._decode(record.body)))
+            except UnreadableMessageError as exc:
+                outcomes[index] = Failure(REASON_UNREADABLE, str(exc))
+        return outcomes, todo
+
+    def _batch_context(self, todo: Sequence[_Opened], attempt: int) -> Context:
+        messages = [one.message for one in todo]
+        return Context(messages, [one.body for one in todo], self._queue, attempt, self._resources)
+
+    def _close_batch(
+        self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], attempt: int
+    ) -> list[_Opened]:
+        """Notes the answers; returns what is to be tried once more."""
+        for one, answer in zip(todo, answers, strict=True):
+            outcomes[one.place] = answer
+        if attempt >= self._attempts:
+            return []
+        return [one for one, answer in zip(todo, answers, strict=True) if self._again(answer)]
+
+
+class _Opened(NamedTuple):
+    """A readable message of a batch and its place in it."""
+
+    place: int
+    message: Message
+    body: Any
+
+
+def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
+    """The handler wrapped in its middleware, the first registered outermost."""
+    fn = spec.fn
+    takes_context = _positional_count(fn) >= 2
+
+    def innermost(context: Context) -> Any:
+        return fn(context.body, context) if takes_context else fn(context.body)
+
+    call: Callable[[Context], Any] = innermost
+    for layer in reversed(spec.middleware):
+        call = _wrap(layer, call)
+    return call
+
+
+def _wrap(layer: Middleware, inner: Callable[[Context], Any]) -> Callable[[Context], Any]:
+    return lambda context: layer(context, inner)
+
+
+def _positional_count(fn: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 2
+    return sum(
+        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
+    )
+
+
+async def _contained(answer: Awaitable[Any]) -> Any:
+    """A task that ends with SystemExit ends its event loop as well."""
+    try:
+        return await answer
+    except (SystemExit, KeyboardInterrupt) as exc:
+        return _failure_of(exc)
+
+
+def _failure_of(exc: BaseException) -> Failure:
+    return Failure(REASON_EXCEPTION, f"{type(exc).__qualname__}: {exc}")
+
+
+def _outcome_of(answer: object) -> Outcome:
+    if answer is None or answer is True:
+        return None
+    if answer is False:
+        return Failure(REASON_REJECTED, "")
+    if isinstance(answer, Failure) or answer is DROPPED:
+        return cast(Outcome, answer)
+    return Failure(REASON_EXCEPTION, f"handler returned a {type(answer).__qualname__}; expected None, True or False")
+
+
+def _batch_outcomes(answer: object, count: int) -> list[Outcome]:
+    if isinstance(answer, (list, tuple)) and not isinstance(answer, Failure):
+        if len(answer) != count:
+            failure = Failure(REASON_EXCEPTION, f"batch handler answered for {len(answer)} of {count} messages")
+            return [failure] * count
+        return [_outcome_of(one) for one in answer]
+    return [_outcome_of(answer)] * count

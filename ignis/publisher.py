@@ -1,0 +1,225 @@
+"""The buffered publisher: a message is encoded into the native ring and the caller goes on; a flusher thread moves what
+gathers there into the store, one transaction per batch, and then completes the receipts.
+
+The batch grows by itself with the load: while one transaction is being made durable, the next batch gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ignis.config import PublisherSettings
+from ignis.errors import ChannelFullError, ClosedError, ForkedHandleError, PublishError, WaitTimeoutError
+from ignis.magazine import Magazine
+from ignis.message import encode_key, encode_meta
+from ignis.native import ANY_SHARD, Outbox, Receipt, shard_for_key
+
+__all__ = ["Publisher"]
+
+M = TypeVar("M")
+log = logging.getLogger("ignis.publisher")
+
+_IDLE_S = 0.25
+"""The flusher looks this often whether it should stop; a message wakes it at once."""
+
+_open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
+
+
+class Publisher(Generic[M]):
+    """Made by ``queue.publisher()``; use it as a (sync or async) context manager, or call `close`.
+
+    Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
+
+    What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
+    """
+
+    def __init__(self, magazine: Magazine[M], settings: PublisherSettings) -> None:
+        self._magazine = magazine
+        self._settings = settings
+        self._encode = magazine.codec.encode_checked
+        self._flags = magazine.codec.flags
+        self._shards = magazine.shards
+        self._timeout_s = settings.send_timeout_s
+        self._outbox = Outbox(capacity=settings.capacity, max_message_bytes=magazine.max_message_bytes)
+        self._put: Callable[..., Receipt] = self._outbox.send
+        self._turn = itertools.count()
+        self._closing = False
+        self._hurry = threading.Event()
+        self._awaited = 0  # the last message that somebody waits for: up to there no lingering
+        self._flusher = threading.Thread(target=self._flush_loop, name=f"ignis-flusher-{magazine.name}", daemon=True)
+        self._flusher.start()
+        _open.add(self)
+
+    def send(
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Hands one message over; returns at once. Nothing is durable yet: wait on the receipt, or `flush`.
+
+        Args:
+            message: of the queue's type.
+            key: routes to one shard, keeping the order of that key.
+            headers: a small map kept in the envelope.
+            timeout: seconds to wait when the ring is full (default ``publisher.send_timeout_s``); 0 raises at once.
+
+        Returns:
+            A `Receipt`: ``done()``, ``result(timeout)`` (the id once durable, or the store's error), ``await``,
+            ``add_done_callback``.
+
+        Raises:
+            ChannelFullError (timeout 0), WaitTimeoutError, MessageTooLargeError, InvalidMessageError, ClosedError,
+            ForkedHandleError.
+        """
+        if timeout is None:
+            timeout = self._timeout_s
+        if key is None and headers is None:
+            return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout)
+        return self._send_keyed(message, key, headers, timeout)
+
+    def _send_keyed(
+        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float
+    ) -> Receipt:
+        raw_key = encode_key(key)
+        shard = shard_for_key(raw_key, self._shards) if raw_key else ANY_SHARD
+        return self._put(self._encode(message), shard, self._flags, raw_key, encode_meta(headers), timeout)
+
+    async def asend(
+        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+    ) -> Receipt:
+        """`send` that lets the event loop run while the ring is full."""
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = 0.0005
+        while True:
+            try:
+                return self.send(message, key=key, headers=headers, timeout=0)
+            except ChannelFullError:
+                if time.monotonic() >= deadline:
+                    raise WaitTimeoutError(
+                        f"publisher's ring stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)"
+                    ) from None
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.01)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything sent before is durable (or refused: see `failed`). Raises WaitTimeoutError."""
+        self._press()
+        self._outbox.wait_settled(self._outbox.sent, self._settings.close_timeout_s if timeout is None else timeout)
+
+    def _press(self) -> None:
+        self._awaited = self._outbox.sent
+        self._hurry.set()
+
+    async def aflush(self, timeout: float | None = None) -> None:
+        """`flush` off the event loop."""
+        await asyncio.to_thread(self.flush, timeout)
+
+    @property
+    def sent(self) -> int:
+        """Messages handed over."""
+        return int(self._outbox.sent)
+
+    @property
+    def pending(self) -> int:
+        """Messages handed over and not yet durable."""
+        return int(self._outbox.pending)
+
+    @property
+    def failed(self) -> int:
+        """Messages that the store refused; their receipts raise its error."""
+        return int(self._outbox.failed)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flushes, then stops the flusher. Idempotent.
+
+        Raises:
+            PublishError: some messages were refused by the store (their receipts say why).
+            WaitTimeoutError: not everything was durable in time; the flusher goes on trying until the process ends.
+        """
+        if self._closing:
+            return
+        timeout = self._settings.close_timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        self._closing = True
+        self._put = self._refuse
+        self._press()
+        try:
+            self._outbox.wait_settled(self._outbox.sent, timeout)
+        except WaitTimeoutError:
+            self._closing = False
+            self._put = self._outbox.send
+            raise
+        failed, first = self.failed, self._outbox.first_error
+        self._outbox.close()  # wakes the flusher, which has nothing left to do
+        self._flusher.join(max(0.0, deadline - time.monotonic()) + _IDLE_S)
+        _open.discard(self)
+        if failed:
+            raise PublishError(failed, str(first)) from first
+
+    def _refuse(self, *args: Any) -> Receipt:
+        raise ClosedError(f"publisher of {self._magazine.name} is closed")
+
+    def _flush_loop(self) -> None:
+        outbox, settings, shards = self._outbox, self._settings, self._shards
+        while True:
+            try:
+                count, batches = outbox.drain(
+                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards, _IDLE_S
+                )
+            except ClosedError:
+                return
+            if not count:
+                if self._closing and not outbox.pending:
+                    return
+                continue
+            try:
+                self._magazine.load_batches(batches)
+            except Exception as exc:
+                log.error("%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc)
+                outbox.fail(count, exc)
+            else:
+                outbox.settle(count)
+            if settings.linger_s:
+                self._hurry.clear()
+                if outbox.settled >= self._awaited and not self._closing:
+                    self._hurry.wait(settings.linger_s)
+
+    def __enter__(self) -> Publisher[M]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Publisher[M]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+@atexit.register
+def _flush_at_exit() -> None:
+    """A publisher that nobody closed still gets its messages stored when the interpreter ends normally."""
+    for publisher in list(_open):
+        try:
+            publisher.close()
+        except ForkedHandleError:
+            continue  # the parent's; it closes its own
+        except Exception as exc:
+            log.error("publisher left open at exit: %s", exc)

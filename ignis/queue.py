@@ -1,0 +1,351 @@
+"""A queue: a main magazine, a sideline magazine, and the handler that stands between them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from ignis.config import QueueSettings, check_name, resolve
+from ignis.errors import ConfigError, InvalidNameError, QueueMismatchError
+from ignis.handler import HandlerSpec, Middleware, Runner
+from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
+from ignis.message import BodyCodec
+from ignis.publisher import Publisher
+from ignis.shovel import Shovel
+from ignis.storage.base import QueueRecord
+
+if TYPE_CHECKING:
+    from ignis.app import Ignis
+    from ignis.consumer import Consumer
+
+__all__ = ["Queue"]
+
+M = TypeVar("M")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Queue(Generic[M]):
+    """One named queue of one message type. Thread-safe. Made by ``app.queue(...)``; opens the store on first use.
+
+    In a child after ``fork`` every call raises ForkedHandleError: make a new application object there.
+    """
+
+    def __init__(self, app: Ignis, name: str, type: Any, settings: dict[str, Any]) -> None:
+        self.app = app
+        self.name = check_name(name)
+        if name.endswith(SIDELINE_SUFFIX):
+            raise InvalidNameError(
+                f"queue name {name!r} ends in {SIDELINE_SUFFIX}, which names another queue's sideline"
+            )
+        self.type = type
+        self._given = {key: value for key, value in settings.items() if value is not None}
+        self._settings = resolve(QueueSettings, self._given, app.file, name=name)
+        self._codec: BodyCodec[M] = BodyCodec(type, self._settings.codec)
+        self._lock = threading.RLock()
+        self._main: Magazine[M] | None = None
+        self._sideline: Magazine[M] | None = None
+        self._middleware: list[Middleware] = []
+        self.spec: HandlerSpec | None = None
+        self.consumer: Consumer | None = None
+        self.shovel = Shovel(self)
+
+    # -- what it is made of
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings in force; once the store was used, those stored with the queue where none were given."""
+        return self._settings
+
+    @property
+    def codec(self) -> BodyCodec[M]:
+        return self._codec
+
+    @property
+    def main(self) -> Magazine[M]:
+        """The main magazine."""
+        if self._main is None:
+            self.open()
+        assert self._main is not None
+        return self._main
+
+    @property
+    def sideline(self) -> Magazine[M]:
+        """The sideline magazine, where failures wait."""
+        if self._sideline is None:
+            self.open()
+        assert self._sideline is not None
+        return self._sideline
+
+    def open(self) -> None:
+        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use.
+
+        Raises QueueMismatchError when the stored queue has another durability or codec, StoreUnreachableError.
+        """
+        with self._lock:
+            if self._main is not None:
+                return
+            queues = self.app.store.queues
+            stored = queues.get(self.name)
+            if stored is not None:
+                self._settings = resolve(
+                    QueueSettings, self._given, self.app.file, name=self.name, stored=_settings_of(stored)
+                )
+                if self._settings.durability != stored.durability:
+                    raise QueueMismatchError(
+                        f"queue {self.name!r} is stored with durability {stored.durability!r}, "
+                        f"asked for {self._settings.durability!r}; drain it and remove it first"
+                    )
+                asked = self._settings.codec
+                if self.type is not None and (self._codec.name == "raw") != (stored.codec == "raw"):
+                    asked = self._codec.name  # bytes and text are stored as they are, and nothing else is
+                if asked not in ("auto", stored.codec):
+                    raise QueueMismatchError(
+                        f"queue {self.name!r} is stored with codec {stored.codec!r}, asked for {asked!r}"
+                    )
+                if self._codec.name != stored.codec:
+                    self._codec = BodyCodec(self._type_for(stored.codec), stored.codec)
+            settings = self._settings
+            sideline = self.name + SIDELINE_SUFFIX
+            magazines = [
+                self.app.magazines.get(
+                    name,
+                    self._codec,
+                    shards=settings.shards,
+                    ttl_s=settings.message_expiry_s,
+                    durability=settings.durability,
+                    max_message_bytes=settings.max_message_bytes,
+                )
+                for name in (self.name, sideline)
+            ]
+            record = self._record(stored)
+            if record != stored:
+                queues.put(record)
+            self._main, self._sideline = magazines
+
+    def _type_for(self, codec: str) -> Any:
+        return bytes if self.type is None and codec == "raw" else self.type
+
+    def _record(self, stored: QueueRecord | None) -> QueueRecord:
+        settings, spec = self._settings, self.spec
+        record = QueueRecord(self.name) if stored is None else QueueRecord(**vars(stored))
+        record.shards = settings.shards
+        record.message_expiry_s = int(settings.message_expiry_s)
+        record.queue_expiry_s = int(settings.queue_expiry_s)
+        record.stuck_after_s = int(settings.stuck_after_s)
+        record.durability = settings.durability
+        record.codec = self._codec.name
+        record.shovel_interval_s = int(settings.shovel_interval_s)
+        record.shovel_concurrency = settings.shovel_concurrency
+        record.active = True
+        if stored is None:
+            record.created_at_ms = time.time_ns() // 1_000_000
+        if spec is not None:
+            record.handler_type = spec.name
+            record.concurrency = spec.concurrency
+            record.max_batch_size = spec.batch_size or 0
+            record.max_wait_s = spec.batch_wait_s if spec.batch_size else 0
+        return record
+
+    # -- publishing
+
+    def publish(
+        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+    ) -> Published:
+        """Stores one message; durable, as the queue's setting promises, on return.
+
+        Args:
+            message: of the queue's type.
+            key: messages of one key keep their order; None spreads them over the shards.
+            headers: a small map kept in the envelope.
+
+        Raises:
+            InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, StoreUnreachableError.
+        """
+        return self.main.load(message, key=key, headers=headers)
+
+    def publish_many(
+        self,
+        messages: Iterable[M],
+        *,
+        key: Callable[[M], str | bytes | None] | None = None,
+        keys: Sequence[str | bytes | None] | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> MessageIds:
+        """Stores many messages, in one transaction per 8,192; all durable on return. Returns their ids in order.
+
+        Args:
+            messages: of the queue's type.
+            key: computes each message's key; or ``keys``, one per message.
+            headers: given to each.
+        """
+        if key is not None:
+            if keys is not None:
+                raise ConfigError("give key or keys, not both")
+            messages = list(messages)
+            keys = [key(message) for message in messages]
+        return self.main.load_many(messages, keys=keys, headers=headers)
+
+    async def apublish(
+        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+    ) -> Published:
+        """`publish` off the event loop."""
+        return await asyncio.to_thread(self.publish, message, key=key, headers=headers)
+
+    async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
+        """`publish_many` off the event loop."""
+        return await asyncio.to_thread(self.publish_many, messages, **options)
+
+    def publisher(self, **settings: Any) -> Publisher[M]:
+        """A buffered publisher: microseconds per message, durable when its receipt is done.
+
+        Args:
+            settings: any of ``[publisher]`` in ``docs/settings.md``: ``capacity``, ``linger_s``, ``max_batch``, ...
+        """
+        return Publisher(self.main, self.app.publisher_settings(settings))
+
+    # -- handling
+
+    @overload
+    def handler(self, fn: F) -> F: ...
+    @overload
+    def handler(
+        self,
+        fn: None = None,
+        *,
+        concurrency: int = ...,
+        pool: str = ...,
+        ignore: tuple[type[Exception], ...] | type[Exception] = ...,
+        timeout_s: float | None = ...,
+        attempts: int = ...,
+        batch_size: int | None = ...,
+        batch_wait_s: float = ...,
+    ) -> Callable[[F], F]: ...
+    def handler(
+        self,
+        fn: F | None = None,
+        *,
+        concurrency: int = 1,
+        pool: str = "",
+        ignore: Iterable[type[Exception]] | type[Exception] = (),
+        timeout_s: float | None = None,
+        attempts: int = 1,
+        batch_size: int | None = None,
+        batch_wait_s: float = 1.0,
+    ) -> Any:
+        """Decorator: registers the queue's handler, ``fn(message)`` or ``fn(message, ctx)``, and returns it unchanged.
+
+        Args:
+            concurrency: workers, at most ``consumer.max_consumers``; 0 = publish only here.
+            pool: ``thread``, ``async`` (default for coroutine functions) or ``process`` (``fn`` must be importable).
+            ignore: exceptions that drop the message instead of sidelining it.
+            timeout_s: a handler that runs longer, all attempts together, sends its message to the sideline; at most
+                half of ``stuck_after``.
+            attempts: calls before a failing message goes to the sideline, one right after the other.
+            batch_size: 2 to 200,000: ``fn`` gets a list of up to so many messages ...
+            batch_wait_s: ... after waiting at most so long for them (1 to 300 s).
+
+        Raises:
+            ConfigError, ConsumerLimitError.
+        """
+
+        def register(target: F) -> F:
+            if self.spec is not None:
+                raise ConfigError(f"queue {self.name!r} has a handler already: {self.spec.name}")
+            limit_s = self.settings.stuck_after_s / 2
+            spec = HandlerSpec(
+                target,
+                self.name,
+                concurrency=concurrency,
+                pool=pool,
+                ignore=tuple(ignore) if isinstance(ignore, Iterable) else (ignore,),
+                # A handler may not outlive its claim: the sweeper would take the message away under it.
+                timeout_s=None if timeout_s is None else min(timeout_s, limit_s),
+                attempts=attempts,
+                batch_size=batch_size,
+                batch_wait_s=batch_wait_s,
+                middleware=[],
+                max_consumers=self.app.consumer_settings.max_consumers,
+            )
+            self.spec = spec
+            if spec.pool == "process":
+                self._leave_note(target, spec)
+            return target
+
+        return register if fn is None else register(fn)
+
+    def _leave_note(self, fn: Callable[..., Any], spec: HandlerSpec) -> None:
+        """Tells a worker process, which imports the function, to which queue it belongs and how it is to be run."""
+        notes: dict[str, tuple[Queue[Any], HandlerSpec]] = vars(fn).setdefault("__ignis_handlers__", {})
+        notes[self.name] = (self, spec)
+
+    def middleware(self, layer: Middleware) -> Middleware:
+        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's."""
+        self._middleware.append(layer)
+        return layer
+
+    def make_runner(self, spec: HandlerSpec, codec: str | None = None) -> Runner:
+        """What calls the handler: the application's middleware outside, the queue's within.
+
+        Args:
+            codec: name of the stored codec, in a process that does not open the store.
+        """
+        if codec is not None and codec != self._codec.name:
+            self._codec = BodyCodec(self._type_for(codec), codec)
+        spec.middleware = [*self.app.layers, *self._middleware]
+        return Runner(spec, self._codec, self.app.resources)
+
+    @property
+    def consumers(self) -> int:
+        """Workers asked for in this process."""
+        return self.consumer.concurrency if self.consumer is not None else (self.spec.concurrency if self.spec else 0)
+
+    def increase_consumers(self, count: int = 1) -> int:
+        """Adds workers now; returns the new number. Raises ConsumerLimitError, and changes nothing, over the limit."""
+        return self._set_consumers(self.consumers + count)
+
+    def decrease_consumers(self, count: int = 1) -> int:
+        """Removes workers: each finishes the message it is at, what it had not started goes to the others."""
+        return self._set_consumers(self.consumers - count)
+
+    def _set_consumers(self, count: int) -> int:
+        if self.spec is None:
+            raise ConfigError(f"queue {self.name!r} has no handler here")
+        if self.consumer is not None:
+            self.consumer.resize(count)
+        HandlerSpec(**{**vars(self.spec), "concurrency": count})  # the same checks as at registration
+        self.spec.concurrency = count
+        if self._main is not None:
+            self.app.store.queues.update(self.name, lambda record: setattr(record, "concurrency", count))
+        return count
+
+    # -- looking
+
+    def stats(self) -> dict[str, Any]:
+        """Depths, ages and this process's consumer counts."""
+        main, sideline = self.main, self.sideline
+        oldest = main.store.oldest_enqueued_at_us(main.name)
+        out: dict[str, Any] = {
+            "queue": self.name,
+            "pending": main.pending(),
+            "in_flight": main.in_flight(),
+            "sideline": sideline.pending(),
+            "sideline_in_flight": sideline.in_flight(),
+            "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
+        }
+        if self.consumer is not None:
+            out["consumer"] = self.consumer.stats()
+        return out
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name} of {getattr(self.type, '__name__', self.type)}>"
+
+
+def _settings_of(stored: QueueRecord) -> dict[str, Any]:
+    names = (
+        "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "codec", "shovel_interval_s",
+        "shovel_concurrency",
+    )  # fmt: skip
+    return {name: getattr(stored, name) for name in names}

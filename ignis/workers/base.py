@@ -1,0 +1,222 @@
+"""What the consumer and its workers say to each other.
+
+The consumer hands a worker *chunks*: runs of claimed messages, encoded as frames and sent through the worker's inbox
+channel (``ignis.native.Channel``, in heap for threads, mapped for processes). A message's request id is
+``chunk id << 16 | index``. Workers answer through a :class:`Sink`, in runs of consecutive ids, so that the common case,
+a whole chunk done, is one call.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from ignis.errors import ClosedError, NativeError
+from ignis.handler import Failure
+from ignis.native import Channel, encode_frames
+
+__all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Pool", "Sink", "Worker", "inbox_classes"]
+
+INDEX_BITS = 16
+INDEX_MASK = (1 << INDEX_BITS) - 1
+CHUNK_BYTES = 192 << 10
+"""A chunk's records are cut here, so that one fits a size class of the inbox whatever their number."""
+
+COMMAND_HANDLE = 1
+COMMAND_DONE = 2
+COMMAND_FAILED = 3
+COMMAND_RETURNED = 4
+
+_FRAME_OVERHEAD = 64
+
+
+class Chunk:
+    """Messages given to one worker: where they are stored, and their records until they are accounted for.
+
+    ``shards`` names each message's shard, or, as one number, that of all: the usual case, a run from one segment.
+    """
+
+    __slots__ = ("_pointers", "_shards", "first_id", "left", "nbytes", "records")
+
+    def __init__(
+        self, chunk_id: int, shards: int | Sequence[int], pointers: Sequence[int], records: Sequence[bytes], nbytes: int
+    ) -> None:
+        self.first_id = chunk_id << INDEX_BITS
+        self.records = records
+        self.nbytes = nbytes
+        self.left = len(records)
+        self._shards = shards
+        self._pointers = pointers
+
+    def frames(self, start: int, stop: int) -> bytes:
+        """The messages ``start`` to ``stop`` as frames."""
+        return encode_frames(COMMAND_HANDLE, self.first_id + start, list(self.records[start:stop]))
+
+    def place(self, index: int) -> tuple[int, int]:
+        """(shard, pointer) of one message."""
+        return self._shards if isinstance(self._shards, int) else self._shards[index], self._pointers[index]
+
+    def places(self, start: int, stop: int) -> list[tuple[int, Sequence[int]]]:
+        """The messages ``start`` to ``stop`` as (shard, pointers), a shard perhaps several times."""
+        if isinstance(self._shards, int):
+            return [(self._shards, self._pointers[start:stop])]
+        return [(self._shards[index], (self._pointers[index],)) for index in range(start, stop)]
+
+
+class Sink(Protocol):
+    """Where workers report. Called from worker threads; ids are request ids."""
+
+    def on_done(self, first_id: int, count: int) -> None:
+        """Handled, or dropped by an ignorable exception. A run lies within one chunk."""
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        """To the sideline."""
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        """Not started; somebody else may."""
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        """How long that many messages took one worker."""
+
+
+class Worker(abc.ABC):
+    """One consumer as the dispatcher sees it.
+
+    A worker reports in the order in which it was given messages, so what it still owes is a queue of id ranges.
+    ``submitted`` is written by the dispatcher alone and ``reported`` by the reporting side alone: neither needs a lock.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.submitted = 0
+        self.reported = 0
+        self._sink = sink
+        self._owed: deque[list[int]] = deque()  # [next id, end id)
+
+    @property
+    def outstanding(self) -> int:
+        """Messages given to the worker and not accounted for yet."""
+        return self.submitted - self.reported
+
+    @abc.abstractmethod
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        """Sends part of a chunk; False when the inbox has no room now or the worker is going away."""
+
+    def _send(self, inbox: Channel, chunk: Chunk, start: int, stop: int) -> bool:
+        """Sends to the inbox without waiting; False when it has no room or is closed. Raises MessageTooLargeError."""
+        # Owed before it is sent: the worker may report it before try_send returns.
+        count = stop - start
+        self._owed.append([chunk.first_id + start, chunk.first_id + stop])
+        self.submitted += count
+        sent = False
+        try:
+            sent = inbox.try_send(chunk.frames(start, stop))
+        except (ClosedError, NativeError):
+            pass
+        finally:
+            if not sent:
+                self._owed.pop()
+                self.submitted -= count
+        return sent
+
+    def on_done(self, first_id: int, count: int) -> None:
+        self._settle(first_id, count)
+        self._sink.on_done(first_id, count)
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        self._settle(request_id, 1)
+        self._sink.on_failed(request_id, failure)
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        self._settle(first_id, count)
+        self._sink.on_returned(first_id, count)
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        self._sink.on_timing(messages, elapsed_s)
+
+    def _settle(self, first_id: int, count: int) -> None:
+        head = self._owed[0]
+        if head[0] != first_id or head[1] - first_id < count:
+            raise RuntimeError(f"worker reported {count} from {first_id}, but owes {head[0]} to {head[1]}")
+        head[0] += count
+        if head[0] == head[1]:
+            self._owed.popleft()
+        self.reported += count
+
+    def owes(self, request_id: int) -> bool:
+        """Whether that message was given to this worker and is not accounted for."""
+        return any(start <= request_id < stop for start, stop in list(self._owed))
+
+    def settle_lost(self, first_id: int, count: int, failure: Failure | None) -> None:
+        """Accounts for everything that a worker that is gone still owed.
+
+        Messages before ``first_id`` were handled (a failure would have been reported at once); the ``count`` messages
+        from there on are those it was at; the others were never started. When ``first_id`` is not owed, nothing was
+        running. Without a ``failure`` what it was at stays claimed: that is the sweeper's.
+        """
+        before = count > 0 and self.owes(first_id)
+        left = count if before else 0
+        while self._owed:
+            start, stop = self._owed[0]
+            if before:
+                if start <= first_id < stop:
+                    before = False
+                    if first_id > start:
+                        self.on_done(start, first_id - start)
+                        continue
+                else:
+                    self.on_done(start, stop - start)
+                    continue
+            if left and failure is not None:
+                left -= 1
+                self.on_failed(start, failure)
+            elif left:
+                taken = min(left, stop - start)
+                left -= taken
+                self._settle(start, taken)
+            else:
+                self.on_returned(start, stop - start)
+
+
+class Pool(abc.ABC):
+    """The workers of one consumer."""
+
+    @property
+    @abc.abstractmethod
+    def workers(self) -> Sequence[Worker]:
+        """Those that take messages now."""
+
+    @abc.abstractmethod
+    def resize(self, count: int) -> None:
+        """Adds workers, or asks some to finish what they run, return what they have not started, and end."""
+
+    @abc.abstractmethod
+    def check(self, now_s: float) -> None:
+        """Called several times a second: enforces time-outs, replaces the dead."""
+
+    @abc.abstractmethod
+    def drain(self, timeout: float) -> bool:
+        """Lets workers finish the message they are at and return the rest; True when all of it is accounted for."""
+
+    @abc.abstractmethod
+    def close(self, timeout: float) -> None:
+        """Ends all workers; those that do not end in time are abandoned (threads) or killed (processes)."""
+
+    def kill(self) -> None:
+        """For a process that ends without `close`: what would outlive it is killed, what it was at stays claimed."""
+
+
+def inbox_classes(max_message_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Size classes of a worker's inbox: (bytes, slots). Small, because a worker holds little at a time."""
+    largest = max(CHUNK_BYTES, max_message_bytes) + (192 << 10)
+    return ((4 << 10, 64), (32 << 10, 16), (CHUNK_BYTES + _FRAME_OVERHEAD * 1024, 8), (largest, 3))
+
+
+INBOX_CAPACITY = 256
+
+
+def make_inbox(max_message_bytes: int) -> Channel:
+    """An inbox within this process."""
+    classes = inbox_classes(max_message_bytes)
+    return Channel.heap(capacity=INBOX_CAPACITY, size_classes=classes, max_message_bytes=classes[-1][0])

@@ -1,0 +1,150 @@
+"""What a worker process runs. It never opens the store: chunks come in and outcomes go out over two mapped channels."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ignis.errors import ConfigError, PeerDiedError
+from ignis.handler import Failure, HandlerSpec, Runner
+from ignis.native import Channel, encode_frame
+from ignis.workers.base import COMMAND_DONE, COMMAND_FAILED, COMMAND_RETURNED
+from ignis.workers.loop import WorkLoop
+
+if TYPE_CHECKING:
+    from ignis.queue import Queue
+
+__all__ = [
+    "NOTE_COUNT",
+    "NOTE_FIRST",
+    "NOTE_RETURN",
+    "NOTE_SINCE_US",
+    "NOTE_STOP",
+    "ChildSpec",
+    "main",
+]
+
+# Notes in the inbox's region: what the worker is at, readable by the parent even when the worker is dead ...
+NOTE_FIRST = 0  # request id + 1 of the last message whose handling began, 0 = none yet
+NOTE_COUNT = 1  # messages of the call: 1, or the size of the batch
+NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began
+# ... and what the parent wants of it.
+NOTE_RETURN = 3  # 1 = give back what is not started
+NOTE_STOP = 4  # 1 = end
+
+_PARENT_CHECK_S = 0.2
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ChildSpec(msgspec.Struct):
+    """What a worker process is told at its start."""
+
+    module: str
+    name: str
+    queue: str
+    codec: str
+    inbox: str
+    outbox: str
+    parent_pid: int
+    give_back_s: float
+
+
+def main(spec: ChildSpec) -> None:
+    """Entry point of the process. Ends when told to, or when the parent is gone."""
+    # The parent coordinates stopping; a terminal's Ctrl-C reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_watch_parent, args=(spec.parent_pid,), name="ignis-watch", daemon=True).start()
+    inbox = Channel.open(spec.inbox, role="consumer")
+    outbox = Channel.open(spec.outbox, role="producer")
+    queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
+    sink = _ChildSink(outbox)
+
+    def on_start(first_id: int, count: int) -> bool:
+        if count:
+            inbox.set_note(NOTE_COUNT, count)
+            inbox.set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
+            inbox.set_note(NOTE_FIRST, first_id + 1)
+        # Not cleared afterwards: until the report of a message arrives the parent must know that it was started, and
+        # after that the parent no longer counts it as owed.
+        return True
+
+    loop = WorkLoop(
+        runner,
+        handler,
+        inbox,
+        sink,
+        should_return=lambda: inbox.get_note(NOTE_RETURN) == 1,
+        should_stop=lambda: inbox.get_note(NOTE_STOP) == 1,
+        on_start=on_start,
+        give_back_s=spec.give_back_s,
+    )
+    try:
+        loop.run()
+    finally:
+        queue.app.close_quietly()
+        inbox.close()
+        outbox.close()
+    sys.exit(0)
+
+
+def _watch_parent(parent_pid: int) -> None:
+    """Ends the process when its parent is gone, in the middle of a handler too: nobody will hear the outcome, and the
+    sweeper gives the message to somebody else."""
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(1)
+
+
+def find_handler(module: str, name: str, queue_name: str, codec: str) -> tuple[Queue[Any], Runner, HandlerSpec]:
+    """Imports the module that registered the handler, as the parent did, and looks the handler up by its own name:
+    a name from a message is never imported."""
+    target: Any = importlib.import_module(module)
+    for part in name.split("."):
+        target = getattr(target, part)
+    registered = getattr(target, "__ignis_handlers__", {})
+    if queue_name not in registered:
+        raise ConfigError(f"{module}.{name} is not registered as the handler of queue {queue_name!r} when imported")
+    queue, spec = registered[queue_name]
+    return queue, queue.make_runner(spec, codec), spec
+
+
+class _ChildSink:
+    """Sends outcomes to the parent."""
+
+    def __init__(self, outbox: Channel) -> None:
+        self._outbox = outbox
+        self._timed = 0
+        self._elapsed_s = 0.0
+
+    def _send(self, frame: bytes) -> None:
+        while True:
+            try:
+                self._outbox.send(frame, timeout=1.0)
+                return
+            except TimeoutError:
+                if self._outbox.peer_alive() is False:
+                    raise PeerDiedError("the parent of this worker process is gone") from None
+
+    def on_done(self, first_id: int, count: int) -> None:
+        payload = _encode((count, self._timed, self._elapsed_s))
+        self._timed, self._elapsed_s = 0, 0.0
+        self._send(encode_frame(COMMAND_DONE, first_id, payload))
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        self._send(encode_frame(COMMAND_FAILED, request_id, _encode((failure.reason, failure.error[:2000]))))
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        # Rides with the next report: not worth a message of its own.
+        self._timed += messages
+        self._elapsed_s += elapsed_s

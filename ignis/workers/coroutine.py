@@ -1,0 +1,215 @@
+"""Workers that are coroutines on one event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from ignis.handler import Failure, HandlerSpec, Outcome, Runner
+from ignis.native import decode_frames
+from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
+
+__all__ = ["CoroutinePool"]
+
+log = logging.getLogger("ignis.workers")
+
+_CANCEL_S = 1.0
+"""How long cancelled coroutines have to clean up after themselves."""
+
+
+class _LoopWorker(Worker):
+    """The event loop as one worker that runs up to ``concurrency`` coroutines at a time.
+
+    Coroutines end in any order, and a slow one must not hold back the reports of the others: what ended in one turn of
+    the loop is sorted and reported in runs.
+    """
+
+    def __init__(self, pool: CoroutinePool) -> None:
+        super().__init__(pool.sink)
+        self._spec = pool.spec
+        self._runner = pool.make_runner()
+        self.concurrency = 0
+        self.returning = False
+        self.stopping = False
+        self.inbox = make_inbox(pool.max_record_bytes)
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._ended_calls: list[tuple[int, Outcome]] = []
+        self._report_due = False
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself holds only weak references to them
+        self._batch_timer: asyncio.TimerHandle | None = None
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._run, name=f"ignis-{pool.spec.queue}-loop", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            self._runner.cancelling = True
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                self.loop.run_until_complete(asyncio.wait(self._tasks, timeout=_CANCEL_S))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+            self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        finally:
+            self.loop.close()
+            self.inbox.close()
+
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        if self.returning or self.stopping:
+            return False
+        if not self._send(self.inbox, chunk, start, stop):
+            return False
+        self.kick()
+        return True
+
+    def kick(self) -> None:
+        """Makes the loop look at its inbox and flags."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._pump)
+
+    def _settle(self, first_id: int, count: int) -> None:
+        # In any order, and nobody ever asks what a loop owes: it cannot be killed apart from its process.
+        self.reported += count
+
+    # -- on the loop from here
+
+    def _pump(self) -> None:
+        while (message := self.inbox.try_recv()) is not None:
+            for _, request_id, record in decode_frames(message)[0]:
+                self._waiting.append((request_id, record))
+        if self.returning:
+            while self._waiting:
+                self.on_returned(self._waiting.popleft()[0], 1)
+        elif self._spec.batch_size is None:
+            while self._waiting and len(self._tasks) < self.concurrency:
+                self._start(self._one(*self._waiting.popleft()))
+        else:
+            self._pump_batches(self._spec.batch_size)
+        if self.stopping and not self._tasks and not self._waiting:
+            self.loop.stop()
+
+    def _pump_batches(self, size: int, due: bool = False) -> None:
+        while self._waiting and len(self._tasks) < self.concurrency and (len(self._waiting) >= size or due):
+            batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
+            self._start(self._batch(batch))
+            due = False
+        if self._waiting and self._batch_timer is None:
+            self._batch_timer = self.loop.call_later(self._spec.batch_wait_s, self._batch_due)
+
+    def _batch_due(self) -> None:
+        self._batch_timer = None
+        if self._spec.batch_size is not None and not self.returning:
+            self._pump_batches(self._spec.batch_size, due=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("worker coroutine failed", exc_info=task.exception())
+        if not self._report_due:
+            self._report_due = True
+            self.loop.call_soon(self._report)
+
+    async def _one(self, request_id: int, record: bytes) -> None:
+        began = time.monotonic()
+        # Awaited first: `_report` puts a new list in place meanwhile; an append bound before would go to the old one.
+        outcome = await self._runner.run_async(record)
+        self._ended_calls.append((request_id, outcome))
+        self._time(1, began)
+
+    async def _batch(self, batch: list[tuple[int, bytes]]) -> None:
+        began = time.monotonic()
+        outcomes = await self._runner.run_batch_async([record for _, record in batch])
+        self._ended_calls += [(request_id, outcome) for (request_id, _), outcome in zip(batch, outcomes, strict=True)]
+        self._time(len(batch), began)
+
+    def _time(self, messages: int, began: float) -> None:
+        self.on_timing(messages, (time.monotonic() - began) / max(1, len(self._tasks)))
+
+    def _report(self) -> None:
+        """Reports what has ended, runs of done messages in one call, and starts what waits."""
+        self._report_due = False
+        ended, self._ended_calls = self._ended_calls, []
+        ended.sort(key=_request_id)
+        start = count = 0
+        for request_id, outcome in ended:
+            if isinstance(outcome, Failure):
+                self.on_failed(request_id, outcome)
+                continue
+            if count and request_id != start + count:
+                self.on_done(start, count)
+                count = 0
+            if not count:
+                start = request_id
+            count += 1
+        if count:
+            self.on_done(start, count)
+        self._pump()
+
+
+def _request_id(ended: tuple[int, Outcome]) -> int:
+    return ended[0]
+
+
+class CoroutinePool(Pool):
+    """See `Pool`. All coroutines of a handler share one loop, hence one `Worker`."""
+
+    def __init__(
+        self, spec: HandlerSpec, sink: Sink, make_runner: Callable[[], Runner], *, max_record_bytes: int
+    ) -> None:
+        self.spec = spec
+        self.sink = sink
+        self.make_runner = make_runner
+        self.max_record_bytes = max_record_bytes
+        self._worker: _LoopWorker | None = None
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return [self._worker] if self._worker is not None and self._worker.concurrency else []
+
+    def resize(self, count: int) -> None:
+        if self._worker is None:
+            self._worker = _LoopWorker(self)
+        self._worker.concurrency = count
+        self._worker.kick()
+
+    def check(self, now_s: float) -> None:
+        """Time-outs are the event loop's (``asyncio.wait_for``)."""
+
+    def drain(self, timeout: float) -> bool:
+        worker = self._worker
+        if worker is None:
+            return True
+        worker.returning = True
+        worker.kick()
+        deadline = time.monotonic() + timeout
+        while worker.outstanding:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def close(self, timeout: float) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        worker.returning = worker.stopping = True
+        worker.kick()
+        worker.thread.join(timeout)
+        if worker.thread.is_alive():
+            log.warning("coroutines of %s did not end in time; cancelled", self.spec.queue)
+            worker.loop.call_soon_threadsafe(worker.loop.stop)
+            worker.thread.join(1.0)
+        self._worker = None

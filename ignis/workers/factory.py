@@ -1,0 +1,36 @@
+"""Picks the pool for a handler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ignis.handler import HandlerSpec, Runner
+from ignis.workers.base import Pool, Sink
+from ignis.workers.coroutine import CoroutinePool
+from ignis.workers.process import ProcessPool
+from ignis.workers.thread import ThreadPool
+
+__all__ = ["make_pool"]
+
+
+def make_pool(
+    spec: HandlerSpec,
+    sink: Sink,
+    make_runner: Callable[[], Runner],
+    *,
+    codec: str,
+    max_record_bytes: int,
+    give_back_s: float,
+) -> Pool:
+    """The pool that ``spec.pool`` names, without workers yet.
+
+    Args:
+        codec: the name of the queue's body codec, for workers that cannot look into the store.
+        max_record_bytes: the largest record that may come.
+        give_back_s: see `WorkLoop`.
+    """
+    if spec.pool == "async":
+        return CoroutinePool(spec, sink, make_runner, max_record_bytes=max_record_bytes)
+    if spec.pool == "process":
+        return ProcessPool(spec, sink, codec=codec, max_record_bytes=max_record_bytes, give_back_s=give_back_s)
+    return ThreadPool(spec, sink, make_runner, max_record_bytes=max_record_bytes, give_back_s=give_back_s)

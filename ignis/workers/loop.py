@@ -1,0 +1,184 @@
+"""The loop of worker threads and worker processes: take a chunk, run the handler on each message, report in runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ignis.errors import ClosedError, PeerDiedError
+from ignis.handler import Failure, HandlerSpec, Outcome, Runner
+from ignis.native import Channel, decode_frames
+from ignis.workers.base import INBOX_CAPACITY, Sink
+
+__all__ = ["WorkLoop"]
+
+_REPORT_S = 0.05
+"""A run of done messages is reported at least this often, however long the chunk."""
+
+_POLL_S = 0.2
+
+Frame = tuple[int, int, bytes]
+
+
+class WorkLoop:
+    """Runs until told to stop.
+
+    Args:
+        runner: calls the handler.
+        inbox: where chunks come from.
+        sink: where outcomes go.
+        should_return: true when messages not yet started are to be given back.
+        should_stop: true when the loop is to end once its inbox is empty.
+        on_start: called with (first request id, count) before a handler call and with (0, 0) after the last one of a
+            chunk; returns False when the worker was given up meanwhile and must say nothing more.
+        give_back_s: a chunk that takes longer than this was misjudged: the rest is returned.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        spec: HandlerSpec,
+        inbox: Channel,
+        sink: Sink,
+        *,
+        should_return: Callable[[], bool],
+        should_stop: Callable[[], bool],
+        on_start: Callable[[int, int], bool] | None,
+        give_back_s: float,
+    ) -> None:
+        self._runner = runner
+        self._inbox = inbox
+        self._sink = sink
+        self._should_return = should_return
+        self._should_stop = should_stop
+        self._on_start = on_start
+        self._give_back_s = give_back_s
+        self.at = (0, 0)
+        """(first request id, count) of the call in progress or just ended, for whoever gives the worker up."""
+        self._batch_size = spec.batch_size
+        self._batch_wait_s = spec.batch_wait_s
+
+    def run(self) -> None:
+        """Returns when stopped, given up, or when the other side is gone."""
+        try:
+            if self._batch_size is None:
+                while self._take_chunk():
+                    pass
+            else:
+                self._run_batches(self._batch_size)
+        except (ClosedError, PeerDiedError):
+            return
+
+    def _take_chunk(self) -> bool:
+        messages = self._inbox.recv_many(1, _POLL_S)
+        if not messages:
+            return not self._should_stop()
+        frames, _ = decode_frames(messages[0])
+        return self._run_chunk(frames)
+
+    def _run_chunk(self, frames: list[Frame]) -> bool:
+        """False when the worker was given up."""
+        run, sink, on_start, should_return = self._runner.run, self._sink, self._on_start, self._should_return
+        clock = time.monotonic
+        began = reported = clock()
+        end = frames[-1][1] + 1
+        run_start = current = frames[0][1]
+        for _, request_id, record in frames:
+            current = request_id
+            if should_return():
+                break
+            if on_start is not None and not on_start(current, 1):
+                return False
+            self.at = (current, 1)
+            outcome = run(record)
+            if outcome is not None:
+                if on_start is not None and not on_start(0, 0):
+                    return False
+                self._report(run_start, current)
+                self._report_one(current, outcome)
+                run_start = current + 1
+            now = clock()
+            if now - reported > _REPORT_S:
+                if on_start is not None and not on_start(0, 0):
+                    return False
+                self._report(run_start, current + 1)
+                run_start = current + 1
+                reported = now
+                if now - began > self._give_back_s:
+                    current += 1
+                    break
+        else:
+            current = end
+        if on_start is not None and not on_start(0, 0):
+            return False
+        self._report(run_start, current)
+        first = frames[0][1]
+        if current > first:
+            sink.on_timing(current - first, clock() - began)
+        if current < end:
+            sink.on_returned(current, end - current)
+            self._return_inbox()
+        return True
+
+    def _return_inbox(self) -> None:
+        """Gives back what lies in the inbox as well: it was claimed after what was just given back."""
+        for message in self._inbox.recv_many(INBOX_CAPACITY, 0):
+            frames, _ = decode_frames(message)
+            self._sink.on_returned(frames[0][1], len(frames))
+
+    def _report(self, start: int, stop: int) -> None:
+        if stop > start:
+            self._sink.on_done(start, stop - start)
+
+    def _report_one(self, request_id: int, outcome: Outcome) -> None:
+        if isinstance(outcome, Failure):
+            self._sink.on_failed(request_id, outcome)
+        else:
+            self._sink.on_done(request_id, 1)
+
+    def _run_batches(self, size: int) -> None:
+        clock = time.monotonic
+        held: list[Frame] = []
+        since = 0.0
+        while True:
+            wait_s = _POLL_S if not held else min(_POLL_S, max(0.0, since + self._batch_wait_s - clock()))
+            for message in self._inbox.recv_many(64, wait_s):
+                if not held:
+                    since = clock()
+                held += decode_frames(message)[0]
+            if self._should_return() or (self._should_stop() and not held):
+                for _, request_id, _record in held:
+                    self._sink.on_returned(request_id, 1)
+                held = []
+                if self._should_stop():
+                    return
+            while len(held) >= size or (held and clock() - since >= self._batch_wait_s):
+                batch, held = held[:size], held[size:]
+                since = clock()
+                if not self._run_batch(batch):
+                    return
+
+    def _run_batch(self, batch: list[Frame]) -> bool:
+        began = time.monotonic()
+        if self._on_start is not None and not self._on_start(batch[0][1], len(batch)):
+            return False
+        self.at = (batch[0][1], len(batch))
+        outcomes = self._runner.run_batch([record for _, _, record in batch])
+        if self._on_start is not None and not self._on_start(0, 0):
+            return False
+        start = previous = -1
+        for (_, request_id, _), outcome in zip(batch, outcomes, strict=True):
+            if outcome is None and request_id == previous + 1 and start >= 0:
+                previous = request_id
+                continue
+            if start >= 0:
+                self._report(start, previous + 1)
+            if outcome is None:
+                start = previous = request_id
+            else:
+                start = -1
+                self._report_one(request_id, outcome)
+        if start >= 0:
+            self._report(start, previous + 1)
+        self._sink.on_timing(len(batch), time.monotonic() - began)
+        return True

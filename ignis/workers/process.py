@@ -1,0 +1,338 @@
+"""Workers that are processes, fed and heard over mapped channels: what a killed worker had reported is known."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import multiprocessing.util
+import os
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ignis.errors import ClosedError, PeerDiedError
+from ignis.handler import Failure, HandlerSpec
+from ignis.message import REASON_CRASH, REASON_TIMEOUT
+from ignis.native import Channel, decode_frames, process_start_time
+from ignis.workers import child
+from ignis.workers.base import (
+    COMMAND_DONE,
+    COMMAND_FAILED,
+    COMMAND_RETURNED,
+    INBOX_CAPACITY,
+    Chunk,
+    Pool,
+    Sink,
+    Worker,
+    inbox_classes,
+)
+
+__all__ = ["ProcessPool"]
+
+log = logging.getLogger("ignis.workers")
+
+_OUTBOX_CLASSES = ((256, 1024), (4 << 10, 64), (16 << 10, 16))
+_BURIAL_S = 10.0
+"""How long the accounting for a killed process may take."""
+
+_POLL_S = 0.1
+_RESTART_PAUSE_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class _ProcessWorker(Worker):
+    """One worker process, and the thread that hears it."""
+
+    def __init__(self, pool: ProcessPool, number: int) -> None:
+        super().__init__(pool.sink)
+        self._pool = pool
+        self.name = f"ignis-{pool.spec.queue}-{number}"
+        self.leaving = False
+        self.started_at = time.monotonic()
+        self._kill_reason: Failure | None = None
+        self._abandoned = False
+        self._attached = False
+        self._lock = threading.Lock()  # between handing over and taking back
+        inbox, outbox = pool.directory / f"{number}.in", pool.directory / f"{number}.out"
+        classes = inbox_classes(pool.max_record_bytes)
+        self.inbox = Channel.create(
+            inbox, role="producer", capacity=INBOX_CAPACITY, size_classes=classes, max_message_bytes=classes[-1][0]
+        )
+        self._outbox = Channel.create(
+            outbox, role="consumer", capacity=1024, size_classes=_OUTBOX_CLASSES, max_message_bytes=16 << 10
+        )
+        self._files = (inbox, outbox)
+        module, name = pool.spec.import_path()
+        spec = child.ChildSpec(
+            module, name, pool.spec.queue, pool.codec, str(inbox), str(outbox), os.getpid(), pool.give_back_s
+        )
+        # Not a daemon in the sense of multiprocessing: a handler may start processes of its own.
+        self.process = pool.context.Process(target=child.main, args=(spec,), name=self.name, daemon=False)
+        self.process.start()
+        self.thread = threading.Thread(target=self._hear, name=self.name, daemon=True)
+        self.thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """The process has imported the handler's module and opened its channels."""
+        return self._attached
+
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        with self._lock:
+            # One that has died and is not buried yet still owes what it gets here, and gives it back then: asking the
+            # system for its life would cost more than the sending.
+            if self.leaving:
+                return False
+            return self._send(self.inbox, chunk, start, stop)
+
+    def leave(self, stop: bool) -> None:
+        """Asks the process to give back what it has not started, and with ``stop`` to end."""
+        self.leaving = True
+        try:
+            self.inbox.set_note(child.NOTE_RETURN, 1)
+            if stop:
+                self.inbox.set_note(child.NOTE_STOP, 1)
+        except ClosedError:
+            return
+
+    def running(self) -> tuple[int, int, float] | None:
+        """(first request id, count, seconds so far) of the call in progress."""
+        try:
+            first = self.inbox.get_note(child.NOTE_FIRST)
+            if not first or not self.owes(first - 1):
+                return None
+            since_us = self.inbox.get_note(child.NOTE_SINCE_US)
+            return first - 1, self.inbox.get_note(child.NOTE_COUNT), time.monotonic() - since_us / 1e6
+        except ClosedError:  # buried meanwhile
+            return None
+
+    def kill(self, reason: Failure | None) -> None:
+        """SIGKILL; what was running goes to the sideline for ``reason``, or without one stays claimed."""
+        self._kill_reason = reason
+        self._abandoned = reason is None
+        self.process.kill()
+
+    def _hear(self) -> None:
+        try:
+            while True:
+                try:
+                    messages = self._outbox.recv_many(256, _POLL_S)
+                except PeerDiedError:
+                    break
+                self._take(messages)
+                if not self._attached and self._outbox.peer_alive() is not None:
+                    self._attached = True
+                    self._unlink()
+                if not messages and not self.process.is_alive():
+                    self._take(self._outbox.recv_many(1 << 20, 0) if self._attached else [])
+                    break
+        except PeerDiedError:
+            pass
+        except ClosedError:
+            if self._outbox.closed:
+                return
+            # The other side closed it: the process is at its end.
+        except Exception:
+            log.exception("reader of %s failed", self.name)
+            self.process.kill()
+        self._bury()
+
+    def _take(self, messages: list[bytes]) -> None:
+        for message in messages:
+            for command, request_id, payload in decode_frames(message)[0]:
+                if command == COMMAND_DONE:
+                    count, timed, elapsed_s = _decode(payload)
+                    self.on_done(request_id, count)
+                    if timed:
+                        self.on_timing(timed, elapsed_s)
+                elif command == COMMAND_FAILED:
+                    self.on_failed(request_id, Failure(*_decode(payload)))
+                elif command == COMMAND_RETURNED:
+                    self.on_returned(request_id, _decode(payload))
+
+    def _bury(self) -> None:
+        """The process is gone: account for what it was at and hand the rest back."""
+        self.process.join(5.0)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(5.0)
+        with self._lock:
+            self.leaving = True
+        code = self.process.exitcode
+        running = self.running()
+        if self.outstanding or (code and self._kill_reason is None):
+            log.warning(
+                "worker process %s ended (exit code %s) with %d message(s) in hand", self.name, code, self.outstanding
+            )
+        failure = self._kill_reason
+        if failure is None and not self._abandoned:
+            failure = Failure(REASON_CRASH, f"worker process ended with exit code {code}")
+        first, count = (running[0], running[1]) if running else (0, 0)
+        self.settle_lost(first, count, failure)
+        self._pool.on_death(self)
+
+    def _unlink(self) -> None:
+        # Both sides have them mapped: nothing of a killed process stays behind in the file system.
+        for path in self._files:
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.inbox.close()
+        self._outbox.close()
+        self._unlink()
+
+
+class ProcessPool(Pool):
+    """See `Pool`. Processes are started with the ``spawn`` method: the handler's module is imported anew in each."""
+
+    def __init__(self, spec: HandlerSpec, sink: Sink, *, codec: str, max_record_bytes: int, give_back_s: float) -> None:
+        self.spec = spec
+        self.sink = sink
+        self.codec = codec
+        self.max_record_bytes = max_record_bytes
+        self.give_back_s = give_back_s
+        self.pid = os.getpid()
+        self.context: Any = multiprocessing.get_context("spawn")
+        memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+        if memory.is_dir():
+            _remove_leftovers(memory)
+        self.directory = Path(
+            tempfile.mkdtemp(prefix=f"ignis-{os.getpid()}-{_pid_namespace()}-", dir=memory if memory.is_dir() else None)
+        )
+        self._lock = threading.Lock()
+        self._workers: list[_ProcessWorker] = []
+        self._leaving: list[_ProcessWorker] = []
+        self._target = 0
+        self._made = 0
+        self._early_deaths = 0
+        self._restart_at = 0.0
+        self.deaths = 0
+        _open.add(self)
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return [worker for worker in self._workers if worker.ready and not worker.leaving]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return [worker.process.pid for worker in self._workers if worker.process.pid]
+
+    def resize(self, count: int) -> None:
+        with self._lock:
+            self._target = count
+            for worker in self._workers[count:]:
+                worker.leave(stop=True)
+                self._leaving.append(worker)
+            self._workers = self._workers[:count]
+            while len(self._workers) < count:
+                self._made += 1
+                self._workers.append(_ProcessWorker(self, self._made))
+
+    def on_death(self, worker: _ProcessWorker) -> None:
+        """Called by the reader of a process that ended, after it accounted for everything."""
+        with self._lock:
+            if worker in self._leaving:
+                self._leaving.remove(worker)
+            elif worker in self._workers:
+                self._workers.remove(worker)
+                self.deaths += 1
+                early = time.monotonic() - worker.started_at < 2.0
+                self._early_deaths = self._early_deaths + 1 if early else 0
+                pause = _RESTART_PAUSE_S[min(self._early_deaths, len(_RESTART_PAUSE_S) - 1)]
+                self._restart_at = time.monotonic() + pause
+        worker.close()
+
+    def check(self, now_s: float) -> None:
+        timeout_s = self.spec.timeout_s
+        if timeout_s is not None:
+            for worker in [*self._workers, *self._leaving]:
+                running = worker.running() if worker.ready and worker.process.is_alive() else None
+                if running is not None and running[2] > timeout_s:
+                    log.warning(
+                        "handler %s of %s overran %.3g s; its process is killed",
+                        self.spec.name,
+                        self.spec.queue,
+                        timeout_s,
+                    )
+                    worker.kill(Failure(REASON_TIMEOUT, f"handler ran for more than {timeout_s:g} s"))
+        if len(self._workers) < self._target and now_s >= self._restart_at:
+            self.resize(self._target)
+
+    def drain(self, timeout: float) -> bool:
+        self._target = 0
+        everyone = [*self._workers, *self._leaving]
+        for worker in everyone:
+            worker.leave(stop=False)
+        deadline = time.monotonic() + timeout
+        while any(worker.outstanding for worker in everyone):
+            if time.monotonic() >= deadline:
+                for worker in everyone:
+                    if worker.outstanding:
+                        worker.kill(None)
+                        worker.thread.join(_BURIAL_S)
+                return False
+            self.check(time.monotonic())
+            time.sleep(0.005)
+        return True
+
+    def close(self, timeout: float) -> None:
+        self._target = 0
+        with self._lock:
+            everyone = [*self._workers, *self._leaving]
+            self._leaving, self._workers = everyone, []
+        for worker in everyone:
+            worker.leave(stop=True)
+        deadline = time.monotonic() + timeout
+        for worker in everyone:
+            worker.process.join(max(0.05, deadline - time.monotonic()))
+            if worker.process.is_alive():
+                log.warning("worker process %s did not end in time; killed", worker.name)
+                worker.kill(None)
+            worker.thread.join(_BURIAL_S)
+        self._forget()
+
+    def kill(self) -> None:
+        for worker in [*self._workers, *self._leaving]:
+            worker.kill(None)
+        self._forget()
+
+    def _forget(self) -> None:
+        _open.discard(self)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+_open: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _kill_at_exit() -> None:
+    # multiprocessing waits at exit for every child, and these wait for their parent. Its own exit function runs after
+    # this one, because multiprocessing.util was imported before.
+    for pool in list(_open):
+        if pool.pid == os.getpid():
+            pool.kill()
+
+
+def _pid_namespace() -> int:
+    """Process ids mean nothing outside it, and containers may share the directory."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _remove_leftovers(memory: Path) -> None:
+    """Removes the directories of processes that were killed and could not do it themselves."""
+    for path in memory.glob(f"ignis-*-{_pid_namespace()}-*"):
+        pid = path.name.split("-")[1]
+        if pid.isdigit() and not process_start_time(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,224 @@
+"""Workers that are threads of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from ignis.handler import Failure, HandlerSpec, Runner
+from ignis.message import REASON_CRASH, REASON_TIMEOUT
+from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
+from ignis.workers.loop import WorkLoop
+
+__all__ = ["ThreadPool"]
+
+log = logging.getLogger("ignis.workers")
+
+
+class _GivenUpError(Exception):
+    """Ends a thread whose messages were taken from it."""
+
+
+class _Reports:
+    """What the thread says, for as long as it is listened to."""
+
+    def __init__(self, worker: _ThreadWorker) -> None:
+        self._worker = worker
+
+    def on_done(self, first_id: int, count: int) -> None:
+        with self._worker.listening():
+            self._worker.on_done(first_id, count)
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        with self._worker.listening():
+            self._worker.on_failed(request_id, failure)
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        with self._worker.listening():
+            self._worker.on_returned(first_id, count)
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        self._worker.on_timing(messages, elapsed_s)
+
+
+class _ThreadWorker(Worker):
+    """One thread. A handler that overruns its time cannot be stopped from outside: the thread is given up (its message
+    goes to the sideline, what it had not started to others) and another takes its place.
+
+    ``_lock`` decides between giving the thread up on one side, and its reports and what is handed to it on the other:
+    whichever comes first holds.
+    """
+
+    def __init__(self, pool: ThreadPool, name: str) -> None:
+        super().__init__(pool.sink)
+        self.returning = False
+        self.stopping = False
+        self.given_up = False
+        self._lock = threading.Lock()
+        self._running: tuple[int, int, float] | None = None  # first request id, count, started
+        self.inbox = make_inbox(pool.max_record_bytes)
+        spec = pool.spec
+        self._loop = WorkLoop(
+            pool.make_runner(),
+            spec,
+            self.inbox,
+            _Reports(self),
+            should_return=lambda: self.returning,
+            should_stop=lambda: self.stopping,
+            on_start=self._on_start if spec.timeout_s is not None else None,
+            give_back_s=pool.give_back_s,
+        )
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except _GivenUpError:
+            pass
+        except Exception:
+            log.exception("worker thread %s ended", threading.current_thread().name)
+        finally:
+            self.inbox.close()
+
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        with self._lock:
+            if self.returning or self.stopping or self.given_up:
+                return False
+            return self._send(self.inbox, chunk, start, stop)
+
+    # -- being given up
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Held while the thread reports. Raises _GivenUpError, which ends it, when it was given up."""
+        with self._lock:
+            if self.given_up:
+                raise _GivenUpError
+            yield
+
+    def _on_start(self, first_id: int, count: int) -> bool:
+        with self._lock:
+            self._running = (first_id, count, time.monotonic()) if count else None
+            return not self.given_up
+
+    def give_up_overdue(self, now_s: float, timeout_s: float) -> tuple[int, int] | None:
+        """Gives the worker up when its call has run for too long; (first request id, count) of that call, or None."""
+        with self._lock:
+            if self.given_up or self._running is None or now_s - self._running[2] <= timeout_s:
+                return None
+            self.given_up = True
+            return self._running[0], self._running[1]
+
+    def give_up(self, failure: Failure | None) -> None:
+        """Takes everything from the worker: what it is at goes where `settle_lost` says, the rest back."""
+        with self._lock:
+            if self.given_up:
+                return
+            self.given_up = True
+            first_id, count = self._loop.at
+        self.settle_lost(first_id, count, failure)
+
+
+class ThreadPool(Pool):
+    """See `Pool`. ``lost_threads`` counts threads that were given up and still run."""
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        sink: Sink,
+        make_runner: Callable[[], Runner],
+        *,
+        max_record_bytes: int,
+        give_back_s: float,
+    ) -> None:
+        self.spec = spec
+        self.sink = sink
+        self.make_runner = make_runner
+        self.max_record_bytes = max_record_bytes
+        self.give_back_s = give_back_s
+        self._workers: list[_ThreadWorker] = []
+        self._leaving: list[_ThreadWorker] = []
+        self._lost: list[_ThreadWorker] = []
+        self._target = 0
+        self._made = 0
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        return self._workers
+
+    @property
+    def lost_threads(self) -> int:
+        return sum(worker.thread.is_alive() for worker in self._lost)
+
+    def resize(self, count: int) -> None:
+        self._target = count
+        workers = list(self._workers)
+        while len(workers) < count:
+            workers.append(self._make())
+        for worker in workers[count:]:
+            worker.returning = worker.stopping = True
+            self._leaving.append(worker)
+        self._workers = workers[:count]
+
+    def _make(self) -> _ThreadWorker:
+        self._made += 1
+        return _ThreadWorker(self, f"ignis-{self.spec.queue}-{self._made}")
+
+    def check(self, now_s: float) -> None:
+        self._lost = [worker for worker in self._lost if worker.thread.is_alive()]
+        if self.spec.timeout_s is not None:
+            for worker in [*self._workers, *self._leaving]:
+                self._check_time(worker, now_s, self.spec.timeout_s)
+        for worker in [*self._workers, *self._leaving]:
+            if not worker.thread.is_alive():
+                # It was told to, or failed in a way that no handler can cause: what it still owes goes to others.
+                worker.give_up(Failure(REASON_CRASH, "worker thread ended"))
+        self._leaving = [worker for worker in self._leaving if not worker.given_up]
+        workers = [worker for worker in self._workers if not worker.given_up]
+        # Threads that hang for ever must not multiply without bound.
+        while len(workers) < self._target and len(self._lost) <= self.spec.max_consumers:
+            workers.append(self._make())
+        self._workers = workers
+
+    def _check_time(self, worker: _ThreadWorker, now_s: float, timeout_s: float) -> None:
+        overrun = worker.give_up_overdue(now_s, timeout_s)
+        if overrun is None:
+            return
+        log.warning(
+            "handler %s of %s overran %.3g s; its thread is given up", self.spec.name, self.spec.queue, timeout_s
+        )
+        self._lost.append(worker)
+        worker.settle_lost(*overrun, Failure(REASON_TIMEOUT, f"handler ran for more than {timeout_s:g} s"))
+
+    def drain(self, timeout: float) -> bool:
+        self._target = 0
+        everyone = [*self._workers, *self._leaving]
+        for worker in everyone:
+            worker.returning = True
+        deadline = time.monotonic() + timeout
+        while any(worker.outstanding for worker in everyone):
+            if time.monotonic() >= deadline:
+                for worker in everyone:
+                    if worker.outstanding:
+                        worker.give_up(None)
+                        self._lost.append(worker)
+                return False
+            self.check(time.monotonic())
+            time.sleep(0.002)
+        return True
+
+    def close(self, timeout: float) -> None:
+        self._target = 0
+        deadline = time.monotonic() + timeout
+        everyone = [worker for worker in [*self._workers, *self._leaving] if not worker.given_up]
+        for worker in everyone:
+            worker.returning = worker.stopping = True
+        for worker in everyone:
+            worker.thread.join(max(0.0, deadline - time.monotonic()))
+            if worker.thread.is_alive():
+                log.warning("worker thread %s did not end in time", worker.thread.name)
+        self._workers, self._leaving = [], []
