@@ -1,0 +1,105 @@
+"""The ``ignis`` command."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ignis._version import __version__
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.bench import bench
+from ignis.cli.demo import demo
+from ignis.cli.look import peek, queues, stats
+from ignis.cli.publish import publish
+from ignis.cli.sideline import sideline
+from ignis.cli.state import State, common_options
+from ignis.cli.worker import sweep, worker
+
+__all__ = ["cli", "main"]
+
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 error, 2 usage or setting, 3 no store there or it cannot be opened, "
+    "4 held by another process, 5 no such queue or nothing in it, 130 interrupted, 141 the output's reader went away."
+)
+
+
+@click.group(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ignis", message="%(prog)s %(version)s")
+@common_options
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """A durable message queue that needs no server."""
+    context.ensure_object(State)
+
+
+for command in (worker, publish, queues, stats, peek, sideline, sweep, demo, bench):
+    cli.add_command(command)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code; never raises for what a user can cause.
+
+    Args:
+        argv: arguments without the program's name; None = ``sys.argv[1:]``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in arguments
+    try:
+        # Not cli.main(): it would end the process on a closed pipe with a code that says nothing.
+        with cli.make_context("ignis", list(arguments)) as context:
+            code: Any = cli.invoke(context)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _pipe_closed()
+    except click.exceptions.Exit as exc:
+        return exc.exit_code
+    except click.UsageError as exc:
+        return _usage(exc, as_json)
+    except click.ClickException as exc:
+        render.error(exc.format_message(), code="error", retryable=False, exit_code=exc.exit_code, as_json=as_json)
+        return exc.exit_code
+    except (Exception, KeyboardInterrupt) as exc:
+        return _failed(exc, as_json, debug=_asked_for_debug(arguments))
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
+    code = exit_codes.code_of(exc)
+    if debug:
+        traceback.print_exception(type(exc), exc, exc.__traceback__)
+    if isinstance(exc, KeyboardInterrupt):
+        render.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
+        return code
+    message, name, retryable = render.describe(exc)
+    render.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)
+    return code
+
+
+def _usage(exc: click.UsageError, as_json: bool) -> int:
+    where = exc.ctx.command_path if exc.ctx is not None else "ignis"
+    no_arguments = getattr(click.exceptions, "NoArgsIsHelpError", None)
+    if no_arguments is not None and isinstance(exc, no_arguments) and not as_json:
+        render.remark(exc.format_message())
+        return exit_codes.USAGE
+    message = f"{exc.format_message()} (see {where} --help)"
+    render.error(message, code="usage", retryable=False, exit_code=exit_codes.USAGE, as_json=as_json)
+    return exit_codes.USAGE
+
+
+def _asked_for_debug(arguments: Sequence[str]) -> bool:
+    return "--log-level=debug" in arguments or ("--log-level", "debug") in itertools.pairwise(arguments)
+
+
+def _pipe_closed() -> int:
+    # The interpreter flushes stdout once more at exit, and would complain there.
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return exit_codes.PIPE

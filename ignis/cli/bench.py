@@ -1,0 +1,225 @@
+"""``ignis bench``: what this machine gives, in a minute and without installing anything."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ignis._version import __version__
+from ignis.app import Ignis
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state
+from ignis.errors import ConfigError, IgnisError
+from ignis.queue import Queue
+
+__all__ = ["bench"]
+
+_ONE_BY_ONE_S = 1.0
+_DRAIN_TIMEOUT_S = 600.0
+VOLATILE_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs", "devtmpfs"))
+
+
+@click.command()
+@click.option("--messages", default=100_000, show_default=True, type=click.IntRange(100, 50_000_000), help="How many.")
+@click.option("--size", default=100, show_default=True, type=click.IntRange(1, 1 << 20), help="Bytes of a message.")
+@click.option(
+    "--durability",
+    default="sync",
+    show_default=True,
+    type=click.Choice(["sync", "interval", "none"]),
+    help="Of the queue.",
+)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Threads that drain.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the store is made and removed again.  [default: the system's temporary directory]",
+)
+@common_options
+@pass_state
+def bench(state: State, messages: int, size: int, durability: str, workers: int, directory: Path | None) -> int:
+    """Measures publishing and draining on this machine, in a store of its own.
+
+    Every figure counts until the messages are durable; draining counts until the acknowledgements are. The repository's
+    own benches (make bench) measure more, beside other systems.
+    """
+    if state.url is not None:
+        raise ConfigError("--url: the bench makes a store of its own and removes it; name a directory with --dir")
+    state.log_to_stderr("error")
+    place = Path(tempfile.mkdtemp(prefix="ignis-bench-", dir=directory))
+    try:
+        file_system = _file_system(place)
+        if durability != "none" and file_system in VOLATILE_FILE_SYSTEMS:
+            render.warning(
+                f"{place.parent} is {file_system}: nothing there survives a power cut; name a disk with --dir"
+            )
+        results = _measure(place, messages, size, durability, workers)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    environment = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "file_system": file_system,
+        "durability": durability,
+        "size_bytes": size,
+        "messages": messages,
+        "workers": workers,
+    }
+    if state.json:
+        render.document({**environment, "results": results})
+        return exit_codes.OK
+    rows = [
+        [
+            one["what"],
+            render.number(one["messages"]),
+            render.age(one["seconds"]),
+            render.rate(one["messages"], one["seconds"]),
+            _call(one),
+        ]
+        for one in results
+    ]
+    title = f"{size} bytes a message, durability {durability}, {file_system}, Python {environment['python']}"
+    render.table(
+        ["what", "messages", "time", "rate", "one call p50 / p99"],
+        rows,
+        title=title,
+        right=["messages", "time", "rate", "one call p50 / p99"],
+    )
+    return exit_codes.OK
+
+
+def _measure(place: Path, messages: int, size: int, durability: str, workers: int) -> list[dict[str, Any]]:
+    body = os.urandom(size)
+    url = f"embedded://{place / 'store'}"
+    settings = {"durability": durability, "shovel_interval_s": 0, "max_message_bytes": max(size, 1 << 10)}
+    with Ignis(url) as app:
+        # Two queues: a message published alone is stored alone, and draining such ones is another figure.
+        single, bulk = app.queue("single", bytes, **settings), app.queue("bulk", bytes, **settings)
+        handled = _Counter()
+        for queue in (single, bulk):
+            queue.handler(concurrency=workers)(handled)
+            queue.open()
+        results = [
+            _one_by_one(single, body, min(messages, 20_000)),
+            _many(bulk, body, messages),
+            _buffered(bulk, body, messages),
+        ]
+        results.append(_drain(app, single, handled, results[0]["messages"], "drain, published one at a time"))
+        results.append(_drain(app, bulk, handled, 2 * messages, "drain, published in bulk"))
+        return results
+
+
+class _Counter:
+    """A handler that does nothing but count; several threads call it, and adding to a list is one step for them."""
+
+    def __init__(self) -> None:
+        self.calls: list[None] = []
+        self.__qualname__ = "count"
+
+    def __call__(self, body: bytes) -> None:
+        self.calls.append(None)
+
+
+def _one_by_one(queue: Queue[bytes], body: bytes, most: int) -> dict[str, Any]:
+    calls: list[float] = []
+    clock = time.perf_counter
+    began = clock()
+    while len(calls) < most and clock() - began < _ONE_BY_ONE_S:
+        start = clock()
+        queue.publish(body)
+        calls.append(clock() - start)
+    return _result("publish, one at a time", len(calls), clock() - began, calls)
+
+
+def _many(queue: Queue[bytes], body: bytes, messages: int) -> dict[str, Any]:
+    began = time.perf_counter()
+    queue.publish_many([body] * messages)
+    return _result("publish_many", messages, time.perf_counter() - began)
+
+
+def _buffered(queue: Queue[bytes], body: bytes, messages: int) -> dict[str, Any]:
+    calls: list[float] = []
+    clock = time.perf_counter
+    began = clock()
+    with queue.publisher() as publisher:
+        send = publisher.send
+        for index in range(messages):
+            if index & 15:
+                send(body)
+            else:  # looking at the clock costs as much as sending: one in 16 is timed
+                start = clock()
+                send(body)
+                calls.append(clock() - start)
+        publisher.flush()
+        seconds = clock() - began
+    return _result("publisher (buffered)", messages, seconds, calls)
+
+
+def _drain(app: Ignis, queue: Queue[bytes], handled: _Counter, messages: int, what: str) -> dict[str, Any]:
+    handled.calls.clear()
+    began = time.perf_counter()
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
+    app.start([queue.name])
+    try:
+        # Asking the store takes time from it: not before the handler has seen everything.
+        while len(handled.calls) < messages or queue.main.pending() or queue.main.in_flight():
+            if not app.running or time.monotonic() > deadline:
+                raise IgnisError(f"draining stalled with {queue.main.pending():,} messages left")
+            time.sleep(0.005)
+        seconds = time.perf_counter() - began
+    finally:
+        app.stop()
+    if len(handled.calls) != messages:
+        raise IgnisError(f"{len(handled.calls):,} messages were handled, {messages:,} were published")
+    return _result(what, messages, seconds)
+
+
+def _result(what: str, messages: int, seconds: float, calls: list[float] | None = None) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "what": what,
+        "messages": messages,
+        "seconds": seconds,
+        "per_s": messages / seconds if seconds else None,
+    }
+    if calls and len(calls) > 1:
+        out["p50_s"] = statistics.median(calls)
+        out["p99_s"] = statistics.quantiles(calls, n=100)[98]
+    return out
+
+
+def _call(one: dict[str, Any]) -> str:
+    return f"{_span(one['p50_s'])} / {_span(one['p99_s'])}" if "p50_s" in one else "-"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 1e-6:
+        return f"{seconds * 1e9:.0f} ns"
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds ``path``; "unknown" where the system does not say."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return "unknown"
+    best, found = "", "unknown"
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        mount = left.split(" ")[4]
+        inside = str(path.resolve()) == mount or str(path.resolve()).startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, found = mount, right.split(" ")[0]
+    return found

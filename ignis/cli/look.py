@@ -1,0 +1,231 @@
+"""``ignis queues``, ``ignis stats`` and ``ignis peek``: what is there, without changing anything."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.errors import QueueNotFoundError, UnreadableMessageError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_CORRUPT, Message
+from ignis.storage.base import QueueRecord, ShardState, Store
+
+__all__ = ["message_dict", "peek", "queues", "shard_states", "stats"]
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Also the inactive ones.")
+@common_options
+@pass_state
+def queues(state: State, everything: bool) -> int:
+    """Lists the queues with their depths and settings."""
+    with state.store() as store:
+        records = store.queues.list(active=None if everything else True)
+        found = [(record, _depths(store, record)) for record in records]
+    if state.json:
+        render.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
+        return exit_codes.OK
+    if not found:
+        render.remark("no queues")
+        return exit_codes.OK
+    columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
+    rows = []
+    for record, depths in found:
+        figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
+        name = record.name if record.active else f"{record.name} (inactive)"
+        rows.append(
+            [
+                name,
+                *map(render.number, figures),
+                render.age(depths["oldest_age_s"]),
+                str(record.shards),
+                record.durability,
+                record.codec,
+                _handler(record),
+            ]
+        )
+    render.table(columns, rows, right=["pending", "in flight", "sideline", "oldest", "shards"])
+    return exit_codes.OK
+
+
+@click.command()
+@click.argument("queue", required=False)
+@click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
+@common_options
+@pass_state
+def stats(state: State, queue: str | None, shards: bool) -> int:
+    """Figures of the store and its queues, or of one queue."""
+    if shards and queue is None:
+        raise click.UsageError("--shards needs a QUEUE")
+    with state.store() as store:
+        records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
+        depths = [_depths(store, record) for record in records]
+        figures = store.stats() if queue is None else {}
+        states = shard_states(store, queue) if queue is not None and shards else []
+    if state.json:
+        _stats_json(queue, records, depths, figures, states if shards else None)
+        return exit_codes.OK
+    if queue is None:
+        # Counters are those of this process, which has done nothing yet.
+        render.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
+        render.line("")
+        rows = [[one["queue"], *map(render.number, _counted(one)), render.age(one["oldest_age_s"])] for one in depths]
+        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "oldest"]
+        render.table(columns, rows, right=columns[1:])
+        return exit_codes.OK
+    shown: dict[str, Any] = {
+        **depths[0],
+        **_settings(records[0]),
+    }
+    shown.pop("queue")
+    render.pairs(shown, title=f"queue {queue}")
+    if shards:
+        render.line("")
+        columns = ["shard", "load pointer", "fire pointer", "pending", "in flight"]
+        rows = [
+            [str(one.shard), *map(render.number, (one.load_pointer, one.fire_pointer, one.pending, one.in_flight))]
+            for one in states
+            if one.load_pointer
+        ]
+        render.table(columns, rows, right=columns)
+    return exit_codes.OK
+
+
+def _stats_json(
+    queue: str | None,
+    records: list[QueueRecord],
+    depths: list[dict[str, Any]],
+    figures: dict[str, Any],
+    states: list[ShardState] | None,
+) -> None:
+    if queue is None:
+        render.document({"store": figures, "queues": depths})
+        return
+    out = {**depths[0], **_settings(records[0])}
+    if states is not None:
+        out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
+    render.document(out)
+
+
+@click.command()
+@click.argument("queue")
+@click.option(
+    "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
+)
+@click.option("--all", "everything", is_flag=True, help="Also what is claimed at the moment.")
+@common_options
+@pass_state
+def peek(state: State, queue: str, limit: int, everything: bool) -> int:
+    """Shows the messages at the head of each shard without claiming them. With --json one document per message.
+
+    Ends with 5 when there is none.
+    """
+    with state.store() as store:
+        queue_record(store, queue)
+        rows = store.magazines.scan(queue, limit=limit, pending_only=not everything)
+    if not rows:
+        if not state.json:
+            render.remark(f"no message is waiting in {queue}")
+        return exit_codes.NOTHING
+    show_messages(state, rows, failures=False)
+    return exit_codes.OK
+
+
+Row = tuple[int, int, "bytes | None"]
+
+
+def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
+    """Messages as a table, or as one JSON document each; ``failures`` shows why they failed."""
+    found = [message_dict(*row) for row in rows]
+    if state.json:
+        for one in found:
+            render.document(one)
+        return
+    now_s = time.time()
+    head = ["shard", "pointer", "key", "age", "attempts"]
+    columns = [*head, "reason", "error", "body"] if failures else [*head, "id", "body"]
+    out = []
+    for one in found:
+        enqueued = one.get("enqueued_at_us")
+        waited = render.age(None if not enqueued else now_s - enqueued / 1e6)
+        body = one["body"] if isinstance(one.get("body"), str) else _json_text(one.get("body", one.get("body_hex", "")))
+        cells = [
+            str(one["shard"]),
+            str(one["pointer"]),
+            render.preview(one.get("key") or "-", 24),
+            waited,
+            str(one.get("attempts", 0)),
+        ]
+        if failures:
+            cells += [one.get("reason") or "-", render.preview(one.get("error") or "-", 50), render.preview(body, 50)]
+        else:
+            cells += [one.get("id", "-"), render.preview(body, 70)]
+        out.append(cells)
+    render.table(columns, out, right=["shard", "pointer", "age", "attempts"])
+
+
+def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
+    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``."""
+    place: dict[str, Any] = {"shard": shard, "pointer": pointer}
+    if record is None:
+        return {**place, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
+    try:
+        return {**place, **Message.from_bytes(record).as_dict()}
+    except UnreadableMessageError as exc:
+        return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+
+
+def shard_states(store: Store, magazine: str) -> list[ShardState]:
+    """The shards of a magazine; none when it was never declared."""
+    try:
+        return store.magazines.metadata(magazine)
+    except QueueNotFoundError:
+        return []
+
+
+def _depths(store: Store, record: QueueRecord) -> dict[str, Any]:
+    main, sideline = shard_states(store, record.name), shard_states(store, record.name + SIDELINE_SUFFIX)
+    oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
+    return {
+        "queue": record.name,
+        "pending": sum(one.pending for one in main),
+        "in_flight": sum(one.in_flight for one in main),
+        "sideline": sum(one.pending for one in sideline),
+        "sideline_in_flight": sum(one.in_flight for one in sideline),
+        "swept": record.swept_count,
+        "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),
+    }
+
+
+def _counted(depths: dict[str, Any]) -> list[int]:
+    return [depths[name] for name in ("pending", "in_flight", "sideline", "sideline_in_flight", "swept")]
+
+
+def _settings(record: QueueRecord) -> dict[str, Any]:
+    names = (
+        "active",
+        "shards",
+        "durability",
+        "codec",
+        "handler_type",
+        "concurrency",
+        "message_expiry_s",
+        "queue_expiry_s",
+        "stuck_after_s",
+        "shovel_interval_s",
+        "created_at_ms",
+    )
+    return {name: getattr(record, name) for name in names}
+
+
+def _handler(record: QueueRecord) -> str:
+    return f"{record.handler_type} x {record.concurrency}" if record.handler_type else "-"
+
+
+def _json_text(value: object) -> str:
+    return value if isinstance(value, str) else render.to_json(value)

@@ -1,0 +1,239 @@
+"""``ignis publish``: lines of stdin into a queue."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.config import check_name
+from ignis.errors import ConfigError, IgnisError, InvalidMessageError, PublishError, QueueNotFoundError
+from ignis.queue import Queue
+
+__all__ = ["publish"]
+
+_STEP = 1_024
+"""Messages between two looks at the clock and the progress bar."""
+
+_decode = msgspec.json.Decoder().decode
+
+
+@click.command()
+@click.argument("queue_name", metavar="QUEUE")
+@click.option(
+    "--key", "key_field", metavar="FIELD", help="The field whose value is the message's key; a.b goes into objects."
+)
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(["json", "raw"]),
+    help="json: one JSON value a line; raw: each line as it stands.  [default: what the queue has]",
+)
+@click.option("--create", is_flag=True, help="Make the queue, and the store, when they do not exist.")
+@click.option("--skip-bad", is_flag=True, help="Count lines that are not JSON, and go on.")
+@common_options
+@pass_state
+def publish(
+    state: State, queue_name: str, key_field: str | None, kind: str | None, create: bool, skip_bad: bool
+) -> int:
+    """Publishes the lines of stdin; when it ends with 0, all of them are durable.
+
+    Empty lines are passed over. At a line that cannot be published it stops: what came before it is stored.
+    """
+    state.log_to_stderr("error")
+    if key_field and kind == "raw":
+        raise click.UsageError("--key looks into JSON: it cannot go with --type raw")
+    check_name(queue_name)
+    counts = _Counts(queue_name)
+    with state.app(create=create) as app:
+        queue = _open_queue(app, queue_name, kind, create)
+        read = _reader(queue, kind, key_field)
+        with _bar(state) as show:
+            failure = _send_all(queue, read, skip_bad, counts, show)
+    counts.report(state)
+    if failure is not None:
+        raise failure
+    return exit_codes.OK
+
+
+def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:
+    if create and app.store.queues.get(name) is None:
+        queue: Queue[Any] = app.queue(name, bytes if kind == "raw" else None)
+    else:
+        try:
+            queue_record(app.store, name)
+        except QueueNotFoundError as exc:
+            raise QueueNotFoundError(f"{exc} (--create makes it)") from None
+        queue = app.queue(name)
+    queue.open()
+    if kind == "raw" and queue.codec.name != "raw":
+        raise ConfigError(f"--type raw: queue {name!r} has the codec {queue.codec.name}")
+    return queue
+
+
+Reader = Callable[[bytes], "tuple[Any, str | None]"]
+Show = Callable[[BinaryIO, int], None]
+
+
+def _reader(queue: Queue[Any], kind: str | None, key_field: str | None) -> Reader:
+    """From a line to (message as the queue's codec takes it, key). It raises InvalidMessageError or ValueError."""
+    codec = queue.codec.name
+    if codec == "raw" and kind != "json" and key_field is None:
+        return lambda line: (line, None)
+    path = key_field.split(".") if key_field else []
+
+    def read(line: bytes) -> tuple[Any, str | None]:
+        value = _decode(line)
+        key = _key_of(value, path) if path else None
+        if codec == "json":
+            return msgspec.Raw(line), key  # as it was written: numbers and spacing of the sender
+        return (line if codec == "raw" else value), key
+
+    return read
+
+
+def _key_of(value: Any, path: list[str]) -> str | None:
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            raise InvalidMessageError(f"there is no field {'.'.join(path)}")
+        value = value[name]
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (dict, list)):
+        raise InvalidMessageError(f"field {'.'.join(path)} is no text or number")
+    return msgspec.json.encode(value).decode()
+
+
+class _Counts:
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.published = self.skipped = self.failed = 0
+        self.started = time.monotonic()
+
+    def report(self, state: State) -> None:
+        seconds = time.monotonic() - self.started
+        if state.json:
+            render.document(
+                {
+                    "queue": self.queue,
+                    "published": self.published,
+                    "skipped": self.skipped,
+                    "failed": self.failed,
+                    "seconds": round(seconds, 6),
+                }
+            )
+            return
+        extra = "".join(
+            f", {count:,} {what}" for count, what in ((self.skipped, "skipped"), (self.failed, "not stored")) if count
+        )
+        render.line(
+            f"published {self.published:,} message(s) to {self.queue} in {render.age(seconds)}"
+            f" ({render.rate(self.published, seconds)}){extra}"
+        )
+
+
+def _send_all(
+    queue: Queue[Any], read: Reader, skip_bad: bool, counts: _Counts, show: Show | None
+) -> BaseException | None:
+    """Sends every line and waits until all are durable; returns what stopped it, after counting what is stored."""
+    failure: BaseException | None = None
+    publisher = queue.publisher()
+    source = sys.stdin.buffer
+    try:
+        for number, line in enumerate(_lines(source), 1):
+            if not line:
+                continue
+            try:
+                message, key = read(line)
+                publisher.send(message, key=key)
+            except (ValueError, InvalidMessageError) as exc:
+                if not skip_bad:
+                    failure = InvalidMessageError(f"line {number}: {exc}")
+                    break
+                counts.skipped += 1
+            if show is not None and number % _STEP == 0:
+                show(source, publisher.sent)
+    except (IgnisError, OSError, KeyboardInterrupt) as exc:
+        failure = exc
+    try:
+        try:
+            publisher.flush()
+        except KeyboardInterrupt as exc:
+            # What was sent is worth the short wait; another interrupt ends it.
+            failure = failure or exc
+            publisher.flush()
+        publisher.close()
+    except PublishError as exc:
+        failure = failure or exc
+    except BaseException:
+        counts.published = publisher.sent - publisher.pending - publisher.failed
+        raise
+    counts.failed = publisher.failed
+    counts.published = publisher.sent - publisher.failed
+    return failure
+
+
+_LOOK_S = 0.5
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """The lines, without their ends. Waits for input in steps: a signal that comes right before a read does not end it."""
+    held = b""
+    while True:
+        while not _has_input(source):
+            pass
+        data = source.read1(1 << 16) if isinstance(source, io.BufferedReader) else source.read(1 << 16)
+        if not data:
+            break
+        *lines, held = (held + data).split(b"\n")
+        for line in lines:
+            yield line.rstrip(b"\r")
+    if held:
+        yield held.rstrip(b"\r")
+
+
+def _has_input(source: BinaryIO) -> bool:
+    try:
+        return bool(select.select([source.fileno()], [], [], _LOOK_S)[0])
+    except (OSError, ValueError):  # not a file of the system's: reading it does not wait
+        return True
+
+
+@contextlib.contextmanager
+def _bar(state: State) -> Iterator[Show | None]:
+    """The bar, on a terminal: bytes of the file that stdin is, or a plain count when it is a pipe."""
+    if state.json or not sys.stderr.isatty():
+        yield None
+        return
+    total = _file_bytes()
+    columns: list[ProgressColumn] = [TextColumn("{task.fields[sent]:>12,} published"), BarColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("", total=total, sent=0)
+
+        def show(source: BinaryIO, sent: int) -> None:
+            progress.update(task, completed=0 if total is None else source.tell(), sent=sent)
+
+        yield show
+
+
+def _file_bytes() -> int | None:
+    """The size of the file behind stdin; None when it is not one."""
+    try:
+        found = os.fstat(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

@@ -1,0 +1,211 @@
+"""Output: tables for people, aligned plain lines for pipes, JSON for programs.
+
+Results go to stdout. Errors, progress and remarks go to stderr, so that a pipe carries results alone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ignis.errors import IgnisError
+
+__all__ = [
+    "age",
+    "describe",
+    "document",
+    "error",
+    "line",
+    "number",
+    "on_terminal",
+    "pairs",
+    "preview",
+    "rate",
+    "remark",
+    "size",
+    "table",
+    "to_json",
+    "warning",
+]
+
+_encode = msgspec.json.Encoder().encode
+_SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
+NONE = "-"
+
+
+def on_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
+def document(value: object) -> None:
+    """One JSON value on a line of its own."""
+    sys.stdout.write(to_json(value) + "\n")
+
+
+def to_json(value: object) -> str:
+    """JSON text on one line."""
+    return _encode(value).decode()
+
+
+def line(text: str, *, style: str = "") -> None:
+    """A line of result; ``style`` shows on a terminal only."""
+    if style and on_terminal():
+        Console(file=sys.stdout).print(escape(text), style=style, highlight=False, soft_wrap=True)
+    else:
+        sys.stdout.write(text + "\n")
+
+
+def remark(text: str) -> None:
+    """A line that is no part of the result."""
+    sys.stderr.write(text + "\n")
+
+
+def warning(text: str) -> None:
+    """A remark that should be seen."""
+    _on_stderr(f"ignis: {text}", "yellow")
+
+
+def error(message: str, *, code: str, retryable: bool, exit_code: int, as_json: bool) -> None:
+    """The one line that says what went wrong; with ``as_json`` one JSON document, also on stderr."""
+    if as_json:
+        body = {"code": code, "message": message, "retryable": retryable, "exit_code": exit_code}
+        sys.stderr.write(_encode({"error": body}).decode() + "\n")
+        return
+    _on_stderr(f"ignis: {' '.join(message.split())}", "bold red")
+
+
+def _on_stderr(text: str, style: str) -> None:
+    if sys.stderr.isatty():
+        Console(file=sys.stderr).print(escape(text), style=style, highlight=False, soft_wrap=True)
+    else:
+        sys.stderr.write(text + "\n")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    right: Sequence[str] = (),
+    caption: str = "",
+) -> None:
+    """A table; boxed on a terminal, aligned columns without decoration elsewhere.
+
+    Args:
+        columns: the headings.
+        rows: cells as text, as many per row as there are columns.
+        title: shown on a terminal only.
+        right: the columns that hold figures.
+        caption: a remark under the table, on a terminal only.
+    """
+    if on_terminal():
+        drawn = Table(
+            title=title or None,
+            caption=caption or None,
+            box=box.SIMPLE_HEAD,
+            title_justify="left",
+            caption_justify="left",
+            title_style="bold",
+            header_style="bold",
+        )
+        for name in columns:
+            drawn.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        for row in rows:
+            drawn.add_row(*(escape(cell) for cell in row))
+        Console(file=sys.stdout).print(drawn)
+        return
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in [columns, *rows]:
+        cells = [
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def pairs(values: Mapping[str, Any], *, title: str = "") -> None:
+    """A table of names and values."""
+    rows = [[_label(name), _cell(name, value)] for name, value in values.items()]
+    table(["what", "value"], rows, title=title, right=["value"])
+
+
+def _label(name: str) -> str:
+    """``oldest_age_s`` -> ``oldest age``: `_cell` shows the unit."""
+    for unit in ("_at_ms", "_s"):
+        name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
+def _cell(name: str, value: object) -> str:
+    """A value in the form that its name asks for."""
+    if value is None or value == "":
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_at_ms"):
+        return dt.datetime.fromtimestamp(value / 1000, dt.timezone.utc).isoformat(" ", "seconds")
+    if name.endswith("_s"):
+        return age(value)
+    return size(value) if "bytes" in name else number(value)
+
+
+def number(value: float | None) -> str:
+    """1234567 -> ``1,234,567``; None -> ``-``; fractions with two decimals."""
+    if value is None:
+        return NONE
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def rate(count: int, seconds: float) -> str:
+    """``12,345/s``."""
+    return f"{count / seconds:,.0f}/s" if seconds > 0 else NONE
+
+
+def age(seconds: float | None) -> str:
+    """A span of time in its two largest units: ``850 ms``, ``12.3 s``, ``4 min 5 s``, ``3 h 2 min``, ``5 d 1 h``."""
+    if seconds is None:
+        return NONE
+    seconds = max(0.0, seconds)
+    if seconds < _SECOND:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.1f} s"
+    units = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", _SECOND, "s"))
+    for unit, name, below, small in units:
+        if seconds >= unit:
+            rest = int(seconds % unit // below)
+            return f"{int(seconds // unit)} {name}" + (f" {rest} {small}" if rest else "")
+    raise AssertionError(seconds)
+
+
+def size(count: float) -> str:
+    """Bytes in a readable unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def preview(text: str, width: int = 60) -> str:
+    """Text on one line, cut to ``width``; control characters, which could steer a terminal, are shown escaped."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: width + 1])
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def describe(exc: BaseException) -> tuple[str, str, bool]:
+    """(message, code, retryable) of an exception, for `error`."""
+    if isinstance(exc, IgnisError):
+        return str(exc) or type(exc).__name__, exc.code, exc.retryable
+    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__, "error", False

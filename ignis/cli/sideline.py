@@ -1,0 +1,245 @@
+"""``ignis sideline``: what failed, why, and bringing it back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.look import Row, shard_states, show_messages
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.errors import QueueNotFoundError, UnreadableMessageError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
+from ignis.shovel import ShovelResult
+from ignis.storage.base import Store
+
+__all__ = ["sideline", "sideline_reasons"]
+
+_PAGE = 1_000
+_UNKNOWN = "unknown"
+
+reason_option = click.option(
+    "--reason",
+    "reasons",
+    multiple=True,
+    type=click.Choice([*REASONS, _UNKNOWN]),
+    metavar="REASON",
+    help=f"Only messages that failed for this reason; may be given often: {', '.join(REASONS)}.",
+)
+
+
+@click.group()
+@common_options
+def sideline() -> None:
+    """What failed, why, and bringing it back."""
+
+
+@sideline.command("list")
+@click.argument("queue")
+@reason_option
+@click.option("--limit", type=click.IntRange(min=1), help="Look at no more than so many messages.")
+@common_options
+@pass_state
+def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
+    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error."""
+    with state.store() as store:
+        queue_record(store, queue)
+        found = sideline_reasons(store, queue, limit=limit)
+    found = {name: one for name, one in found.items() if not reasons or name in reasons}
+    if state.json:
+        render.document(
+            {
+                "queue": queue,
+                "total": sum(one.count for one in found.values()),
+                "reasons": {name: one.as_dict() for name, one in found.items()},
+            }
+        )
+        return exit_codes.OK
+    if not found:
+        render.remark(
+            f"the sideline of {queue} is empty" if not reasons else f"no message of {queue} failed for that reason"
+        )
+        return exit_codes.OK
+    columns = ["reason", "count", "oldest", "newest", "most frequent error", "of that"]
+    rows = []
+    for name, one in found.items():
+        error, count = one.commonest()
+        rows.append(
+            [
+                name,
+                render.number(one.count),
+                render.age(one.oldest_s),
+                render.age(one.newest_s),
+                render.preview(error or "-", 60),
+                render.number(count),
+            ]
+        )
+    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "oldest", "newest", "of that"])
+    return exit_codes.OK
+
+
+@sideline.command("show")
+@click.argument("queue")
+@click.option(
+    "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
+)
+@reason_option
+@common_options
+@pass_state
+def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...]) -> int:
+    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message.
+
+    Ends with 5 when there is none.
+    """
+    with state.store() as store:
+        queue_record(store, queue)
+        rows: list[Row] = []
+        for row in _scan(store, queue + SIDELINE_SUFFIX):
+            if not reasons or _failure_of(row)[0] in reasons:
+                rows.append(row)
+                if len(rows) == limit:
+                    break
+    if not rows:
+        if not state.json:
+            render.remark(f"nothing of that is in the sideline of {queue}")
+        return exit_codes.NOTHING
+    show_messages(state, rows, failures=True)
+    return exit_codes.OK
+
+
+@sideline.command("shovel")
+@click.argument("queue")
+@reason_option
+@click.option("--limit", type=click.IntRange(min=1), help="Bring back no more than so many messages.")
+@common_options
+@pass_state
+def shovel_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
+    """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
+
+    One pass over what is there now. Corrupt messages have no body to handle and always stay.
+    """
+    state.log_to_stderr("warning")
+    with state.app() as app:
+        queue_record(app.store, queue)
+        wanted = _Wanted(reasons, limit) if reasons else None
+        with _looked_at(state) as progress:
+            result: ShovelResult = app.queue(queue).shovel.run_once(
+                # With a filter the limit counts what is moved, not what is looked at.
+                limit=None if wanted is not None else limit,
+                where=wanted,
+                progress=progress,
+            )
+    if state.json:
+        render.document({"queue": queue, **vars(result)})
+    else:
+        refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
+        render.line(
+            f"{result.moved:,} message(s) of {queue} brought back, {result.kept:,} stay in the sideline{refused}"
+        )
+    return exit_codes.ERROR if result.refused else exit_codes.OK
+
+
+class _Wanted:
+    """The filter of a shovel pass: messages of these reasons, at most ``limit`` of them. Shared by its workers."""
+
+    def __init__(self, reasons: tuple[str, ...], limit: int | None) -> None:
+        self._reasons = frozenset(reasons)
+        self._left = limit
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> bool:
+        if (message.reason or _UNKNOWN) not in self._reasons:
+            return False
+        if self._left is None:
+            return True
+        with self._lock:
+            taken = self._left > 0
+            self._left -= taken
+            return taken
+
+
+@contextlib.contextmanager
+def _looked_at(state: State) -> Iterator[Callable[[int], None]]:
+    """Shows how many messages a pass has looked at, on a terminal."""
+    shown = not state.json and sys.stderr.isatty()
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not shown) as progress:
+        task = progress.add_task("shovelling", total=None)
+        yield lambda count: progress.advance(task, count)
+
+
+class Reason:
+    """What one reason adds up to. Ages in seconds since the failure."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.oldest_s: float | None = None
+        self.newest_s: float | None = None
+        self.errors: Counter[str] = Counter()
+
+    def add(self, error: str | None, age_s: float | None) -> None:
+        self.count += 1
+        # A handler that puts an id into every error must not make this as large as the sideline.
+        if error and (error in self.errors or len(self.errors) < 1_000):
+            self.errors[error] += 1
+        if age_s is not None:
+            self.oldest_s = age_s if self.oldest_s is None else max(self.oldest_s, age_s)
+            self.newest_s = age_s if self.newest_s is None else min(self.newest_s, age_s)
+
+    def commonest(self) -> tuple[str, int]:
+        return self.errors.most_common(1)[0] if self.errors else ("", 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]
+        return {"count": self.count, "oldest_age_s": self.oldest_s, "newest_age_s": self.newest_s, "errors": errors}
+
+
+def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
+    """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
+    now_s = time.time()
+    found: dict[str, Reason] = {}
+    for seen, row in enumerate(_scan(store, queue + SIDELINE_SUFFIX)):
+        if seen == limit:
+            break
+        reason, error, failed_ms = _failure_of(row)
+        age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
+        found.setdefault(reason, Reason()).add(error, age_s)
+    return dict(sorted(found.items(), key=lambda item: -item[1].count))
+
+
+def _failure_of(row: Row) -> tuple[str, str | None, int | None]:
+    """(reason, error, when in milliseconds), without looking into the body."""
+    record = row[2]
+    if record is None:
+        return REASON_CORRUPT, "the stored record does not match its checksum", None
+    try:
+        message = Message.from_bytes(record)
+        return message.reason or _UNKNOWN, message.error, message.failed_at_ms
+    except UnreadableMessageError as exc:
+        return REASON_UNREADABLE, str(exc), None
+
+
+def _scan(store: Store, magazine: str) -> Iterator[Row]:
+    """All records of a magazine, page by page; none when it was never declared."""
+    if not shard_states(store, magazine):
+        return
+    after: dict[int, int] | None = None
+    while True:
+        try:
+            page = store.magazines.scan(magazine, after=after, limit=_PAGE)
+        except QueueNotFoundError:
+            return
+        yield from page
+        if len(page) < _PAGE:
+            return
+        after = {**(after or {}), **{shard: pointer for shard, pointer, _ in page}}

@@ -1,0 +1,163 @@
+"""What every command shares: the common options, and the store or application that they name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import click
+
+from ignis.app import Ignis
+from ignis.config import check_name, load_file
+from ignis.errors import ConfigError, QueueNotFoundError
+from ignis.storage import open_store
+from ignis.storage.base import QueueRecord, Store
+
+__all__ = ["State", "common_options", "pass_state"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_CLIENT_ID = "ignis"
+DEFAULT_FARM_ID = "local"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass
+class State:
+    """The common options of one call; None = not given on the command line."""
+
+    url: str | None = None
+    client_id: str | None = None
+    farm_id: str | None = None
+    config: str | None = None
+    json: bool = False
+    log_level: str | None = None
+    _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def resolved_url(self) -> str:
+        """Option > ``IGNIS_URL`` > settings file. Raises ConfigError when none names a store that others can see."""
+        url = self.url or os.environ.get("IGNIS_URL") or load_file(self.config).get("url")
+        if not url:
+            raise ConfigError("no store: give --url embedded:///path, or set IGNIS_URL")
+        if str(url).startswith("memory:"):
+            raise ConfigError(f"url = {url!r}: a store in memory lives in one process, the command line cannot see it")
+        return str(url)
+
+    def store_options(self, create: bool) -> dict[str, Any]:
+        return {} if create else {"create": False}
+
+    @contextlib.contextmanager
+    def store(self) -> Iterator[Store]:
+        """The store, opened to look at it: one that does not exist is not made. Raises StoreUnreachableError."""
+        opened = open_store(
+            self.resolved_url(),
+            client_id=self.client_id or DEFAULT_CLIENT_ID,
+            farm_id=self.farm_id or DEFAULT_FARM_ID,
+            **self.store_options(create=False),
+        )
+        with opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def app(self, *, create: bool = False, **options: Any) -> Iterator[Ignis]:
+        """An application object on the store; ``create`` makes a store that does not exist."""
+        app = Ignis(
+            self.resolved_url(),
+            client_id=self.client_id or DEFAULT_CLIENT_ID,
+            farm_id=self.farm_id or DEFAULT_FARM_ID,
+            config=self.config,
+            store=self.store_options(create),
+            **options,
+        )
+        with app:
+            yield app
+
+    def log_to_stderr(self, default: str = "warning") -> None:
+        """Configures logging for this process, which is the command line's to do and never the library's."""
+        level = (self.log_level or default).upper()
+        logging.basicConfig(level=level, format=LOG_FORMAT)
+
+
+def queue_record(store: Store, name: str) -> QueueRecord:
+    """The stored queue. Raises InvalidNameError, QueueNotFoundError, which names what there is."""
+    record = store.queues.get(check_name(name))
+    if record is None:
+        known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
+        raise QueueNotFoundError(f"queue {name!r} does not exist; there is {known or 'none'}")
+    return record
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        # The option may stand before or behind the command's name: the later one wins, an absent one changes nothing.
+        state = context.ensure_object(State)
+        if value:
+            setattr(state, name, value)
+        return value
+
+    return callback
+
+
+def common_options(command: F) -> F:
+    """Decorator: adds the options that every command has."""
+    options = [
+        click.option(
+            "-u",
+            "--url",
+            metavar="URL",
+            callback=_keep("url"),
+            expose_value=False,
+            is_eager=True,
+            help="The store, e.g. embedded:///var/lib/orders.  [env: IGNIS_URL]",
+        ),
+        click.option(
+            "--client-id",
+            metavar="NAME",
+            callback=_keep("client_id"),
+            expose_value=False,
+            is_eager=True,
+            help=f"The application whose queues are meant.  [default: {DEFAULT_CLIENT_ID}]",
+        ),
+        click.option(
+            "--farm-id",
+            metavar="NAME",
+            callback=_keep("farm_id"),
+            expose_value=False,
+            is_eager=True,
+            help=f"The deployment.  [default: {DEFAULT_FARM_ID}]",
+        ),
+        click.option(
+            "--config",
+            metavar="FILE",
+            callback=_keep("config"),
+            expose_value=False,
+            is_eager=True,
+            help="TOML file of settings.  [env: IGNIS_CONFIG]",
+        ),
+        click.option(
+            "--json",
+            is_flag=True,
+            callback=_keep("json"),
+            expose_value=False,
+            is_eager=True,
+            help="Results as JSON on stdout, errors as JSON on stderr.",
+        ),
+        click.option(
+            "--log-level",
+            type=click.Choice(LOG_LEVELS, case_sensitive=False),
+            callback=_keep("log_level"),
+            expose_value=False,
+            is_eager=True,
+            help="What is logged to stderr.  [default: warning; worker: info]",
+        ),
+    ]
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+pass_state = click.make_pass_decorator(State, ensure=True)

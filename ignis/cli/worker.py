@@ -1,0 +1,136 @@
+"""``ignis worker`` and ``ignis sweep``: the commands that do the work of an application."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import click
+
+from ignis.app import Ignis
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.errors import ConfigError
+
+__all__ = ["find_app", "sweep", "worker"]
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option("-q", "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be given often.")
+@click.option(
+    "--stop-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long a stop waits for running handlers.  [default: consumer.stop_timeout_s]",
+)
+@common_options
+@pass_state
+def worker(state: State, target: str, queues: tuple[str, ...], stop_timeout: float | None) -> int:
+    """Runs the handlers of an application until SIGTERM or SIGINT.
+
+    MODULE:APP names the ignis.Ignis object, for example shop.tasks:app; ":app" may be left out. The current directory
+    is on the path. The first signal drains: running handlers finish, the rest goes back. A second one ends at once.
+    """
+    state.log_to_stderr("info")
+    if state.config:
+        # The application object reads its settings when its module is imported, which is below.
+        os.environ["IGNIS_CONFIG"] = state.config
+    app = find_app(target)
+    app.url = state.url or app.url
+    app.client_id = state.client_id or app.client_id
+    app.farm_id = state.farm_id or app.farm_id
+    chosen = sorted(queues or [queue.name for queue in app.queues() if queue.spec is not None])
+    ended = threading.Event()
+    # Beside run(), which blocks: the line may only appear when the handlers run and signals are heard.
+    announcer = threading.Thread(target=_announce, args=(state, app, chosen, ended), daemon=True)
+    announcer.start()
+    try:
+        app.run(queues or None, stop_timeout=stop_timeout)
+    finally:
+        ended.set()
+        announcer.join()
+        app.close_quietly()
+    if state.json:
+        render.document({"event": "stopped", "pid": os.getpid()})
+    return exit_codes.OK
+
+
+def _announce(state: State, app: Ignis, queues: list[str], ended: threading.Event) -> None:
+    """Says what runs, once it does: whoever waits for this line may publish, and may send signals."""
+    while not app.running:
+        if ended.wait(0.005):
+            return
+    if state.json:
+        owner = app.store.owner
+        render.document({"event": "started", "pid": os.getpid(), "owner": owner, "url": app.url, "queues": queues})
+        sys.stdout.flush()
+    else:
+        render.remark(f"ignis worker {os.getpid()} on {app.url}: {', '.join(queues)}; SIGTERM or Ctrl-C drains")
+
+
+def find_app(target: str) -> Ignis:
+    """Imports ``MODULE:APP``. Raises ConfigError with the place of the failure, never the module's traceback."""
+    module_name, _, path = target.partition(":")
+    directory = os.getcwd()
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
+            raise ConfigError(f"there is no module {exc.name!r} in {directory} or on the path") from exc
+        raise ConfigError(f"cannot import {module_name}: {exc}{_place(exc)}") from exc
+    except Exception as exc:
+        raise ConfigError(f"cannot import {module_name}: {type(exc).__name__}: {exc}{_place(exc)}") from exc
+    for name in (path or "app").split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise ConfigError(f"module {module_name} has no {path or 'app'!r}; name it as {module_name}:NAME") from None
+    if not isinstance(found, Ignis):
+        raise ConfigError(f"{target} is a {type(found).__name__}, not an ignis.Ignis object")
+    return found
+
+
+def _place(exc: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
+    own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@common_options
+@pass_state
+def sweep(state: State, queues: tuple[str, ...]) -> int:
+    """Recovers what dead or stuck workers hold: it goes to the sideline, with the reason "abandoned".
+
+    What a process held that is provably dead is recovered at once, anything else after the queue's stuck_after_s.
+    Ends with 4 when another process leads the sweeping.
+    """
+    state.log_to_stderr("error")
+    with state.app() as app:
+        for name in queues:
+            queue_record(app.store, name)
+        sweeper = app.sweeper()
+        try:
+            result = sweeper.run_once(queues or None)
+        finally:
+            sweeper.stop()
+    if state.json:
+        render.document(vars(result))
+    else:
+        render.line(
+            f"swept {result.swept:,} abandoned message(s) of {result.queues:,} queue(s) into the sideline, "
+            f"{result.sideline_swept:,} within it; {result.expired:,} expired"
+        )
+    if result.failed_queues:
+        render.warning(f"{result.failed_queues} queue(s) could not be swept; --log-level error says why")
+        return exit_codes.ERROR
+    return exit_codes.OK

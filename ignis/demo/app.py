@@ -1,0 +1,72 @@
+"""What each worker process of the demo runs: ``ignis worker ignis.demo.app:app``.
+
+``IGNIS_DEMO_DIR`` names the directory in which the worker notes its results, and in which the file ``count-cancelled``
+tells the handler that cancelled flights are now to be counted instead of refused. With ``IGNIS_DEMO_PARENT``, a process
+id, the worker drains and ends when that process is no longer its parent: a demo that is killed leaves nobody behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from pathlib import Path
+
+from ignis.app import Ignis
+from ignis.demo.data import Flight
+from ignis.demo.results import Entry, ResultsWriter
+from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, PARENT_VARIABLE, QUEUE, QUEUE_SETTINGS
+from ignis.errors import ConfigError
+from ignis.handler import Context
+
+__all__ = ["FlightCancelledError", "app", "on_flight"]
+
+app = Ignis()
+flights = app.queue(QUEUE, Flight, **QUEUE_SETTINGS)
+
+
+class FlightCancelledError(Exception):
+    """The handler cannot make anything of a flight that never departed, until it is told how to count it."""
+
+
+@functools.cache
+def _directory() -> Path:
+    name = os.environ.get(DIRECTORY_VARIABLE)
+    if not name:
+        raise ConfigError(f"{DIRECTORY_VARIABLE} is not set: this application is run by `ignis demo`")
+    return Path(name)
+
+
+@functools.cache
+def _writer() -> ResultsWriter:
+    return ResultsWriter(_directory())
+
+
+@flights.handler(concurrency=1)
+def on_flight(flight: Flight, ctx: Context) -> None:
+    """Notes the flight's delays for the statistics; a cancelled flight fails, unless those are counted by now."""
+    if flight.dep_time is None and not (_directory() / COUNT_CANCELLED).exists():
+        raise FlightCancelledError("no departure time")
+    message = ctx.message
+    _writer().append(
+        Entry(
+            time.time_ns() // 1000,
+            message.enqueued_at_us,
+            flight.row,
+            flight.dep_delay,
+            flight.arr_delay,
+            flight.carrier,
+            message.attempts,
+        )
+    )
+
+
+def _watch_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(0.5)
+    app.request_stop()
+
+
+if os.environ.get(PARENT_VARIABLE, "").isdigit():
+    threading.Thread(target=_watch_parent, args=(int(os.environ[PARENT_VARIABLE]),), daemon=True).start()
