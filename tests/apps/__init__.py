@@ -1,0 +1,1 @@
+"""Applications whose handlers worker processes import."""

@@ -1,0 +1,94 @@
+"""Fixtures of all tests: applications on fresh stores, closed at the end whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ignis
+from tests.support import Gate, Journal
+
+MakeApp = Callable[..., ignis.Ignis]
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("IGNIS_") and not name.startswith("IGNIS_TEST_"):
+            monkeypatch.delenv(name)
+
+
+def url_of(kind: str, tmp_path: Path) -> str:
+    """A fresh store that several applications of this process can open."""
+    return f"memory://test-{os.getpid()}-{next(_names)}" if kind == "memory" else f"embedded://{tmp_path}/store"
+
+
+@pytest.fixture(params=["memory", "embedded"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Every test that asks for it, or for an application, runs on both stores."""
+    return url_of(request.param, tmp_path)
+
+
+@pytest.fixture
+def embedded_url(tmp_path: Path) -> str:
+    return url_of("embedded", tmp_path)
+
+
+@pytest.fixture
+def memory_url(tmp_path: Path) -> str:
+    return url_of("memory", tmp_path)
+
+
+@pytest.fixture
+def new_app() -> Iterator[MakeApp]:
+    """``new_app(url, **options)``: an application that is closed after the test."""
+    made: list[ignis.Ignis] = []
+
+    def make(url: str, **options: Any) -> ignis.Ignis:
+        made.append(ignis.Ignis(url, **options))
+        return made[-1]
+
+    yield make
+    for app in reversed(made):
+        app.close(timeout=5)
+
+
+@pytest.fixture
+def app(store_url: str, new_app: MakeApp) -> ignis.Ignis:
+    return new_app(store_url)
+
+
+@pytest.fixture
+def memory_app(memory_url: str, new_app: MakeApp) -> ignis.Ignis:
+    """For what does not depend on the store."""
+    return new_app(memory_url)
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    """A journal that this process and its worker processes find under ``IGNIS_TEST_JOURNAL``."""
+    path = tmp_path / "journal"
+    monkeypatch.setenv("IGNIS_TEST_JOURNAL", str(path))
+    return Journal(path)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """A handler that holds every message until the test, or its end, opens it."""
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background lets them ignore SIGINT, and so would the processes that they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,10 @@
+"""kill -9 of every actor, short form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def test_nothing_acknowledged_is_lost_when_any_actor_dies(torture: Callable[..., str]) -> None:
+    output = torture("kill9", "--short", "--rounds", "4")
+    assert ": ok" in output

@@ -1,0 +1,90 @@
+"""What several tests share: bounded waiting, and looking at queues."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ignis import Message, Queue
+
+T = TypeVar("T")
+
+WAIT_S = 30.0
+"""Bound of every wait. Long, because no test measures time with it."""
+
+
+def eventually(check: Callable[[], T], what: str = "", timeout: float = WAIT_S) -> T:
+    """The first true answer of ``check``; fails the test when there is none in time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what or check}; last answer {answer!r}")
+        time.sleep(0.005)
+
+
+def idle(queue: Queue[Any]) -> bool:
+    """Nothing is pending in the queue's main magazine, and nothing in flight in either."""
+    return not queue.main.pending() and not queue.main.in_flight() and not queue.sideline.in_flight()
+
+
+def wait_idle(queue: Queue[Any], timeout: float = WAIT_S) -> None:
+    eventually(lambda: idle(queue), f"{queue} is idle", timeout)
+
+
+def sidelined(queue: Queue[Any]) -> list[Message]:
+    """The envelopes in the sideline, oldest first."""
+    found = [one.envelope for one in queue.sideline.peek(100_000)]
+    return sorted(found, key=lambda message: (message.enqueued_at_us, message.id))
+
+
+def reasons(queue: Queue[Any]) -> Counter[str | None]:
+    return Counter(message.reason for message in sidelined(queue))
+
+
+class Journal:
+    """A file that several processes append lines to: what a test's handlers did."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def note(self, text: object) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(fd, f"{text}\n".encode())
+        finally:
+            os.close(fd)
+
+    def lines(self) -> list[str]:
+        return self.path.read_text("utf-8").splitlines() if self.path.exists() else []
+
+    def counts(self) -> Counter[str]:
+        return Counter(self.lines())
+
+
+class Gate:
+    """A handler that holds messages until it is opened: all of them, or those equal to ``only``."""
+
+    def __init__(self, only: Any = None) -> None:
+        self.open = threading.Event()
+        self.seen: list[Any] = []
+        self._only = only
+        self._entered = threading.Semaphore(0)
+
+    def __call__(self, message: Any) -> None:
+        self.seen.append(message)
+        if self._only is None or message == self._only:
+            self._entered.release()
+            assert self.open.wait(WAIT_S)
+
+    def wait_entered(self, count: int = 1) -> None:
+        """Until so many more messages are held."""
+        for _ in range(count):
+            assert self._entered.acquire(timeout=WAIT_S)

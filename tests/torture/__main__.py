@@ -1,0 +1,227 @@
+"""``python -m tests.torture``: one line of figures per test, exit code 1 on any loss or missed mutant."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import click
+
+from tests.torture import app_kill9, damage, diskfull, kill9, mutants, powercut, syscalls
+from tests.torture.report import Outcome
+
+Tests = Iterator[Callable[[], Outcome]]
+
+
+class Run:
+    """The options of one run, and what came out of it."""
+
+    def __init__(self, rounds: int, seed: int | None, time_limit: float) -> None:
+        self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+        self.rounds = rounds
+        self.deadline = time.monotonic() + time_limit if time_limit else float("inf")
+        self.bad = 0
+
+    def rng(self, name: str) -> random.Random:
+        """Of its own for each test, so that one test alone repeats what it did among others."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def of(self, usual: int) -> int:
+        """The rounds asked for, or a test's usual number."""
+        return self.rounds or usual
+
+    def carry_out(self, tests: Tests) -> None:
+        for test in tests:
+            try:
+                outcome = test()
+            except (RuntimeError, TimeoutError, OSError, subprocess.SubprocessError) as exc:
+                click.echo(f"BROKEN, no verdict: {type(exc).__name__}: {str(exc)[-1500:]}")
+                self.bad += 1
+                continue
+            click.echo(outcome.line())
+            for one in outcome.faults[:20] if not outcome.ok or not outcome.planted else []:
+                click.echo(f"  {one}")
+            for name in sorted(set(outcome.planted) - set(outcome.caught)):
+                click.echo(f"  mutant not caught: {name}")
+            self.bad += not outcome.ok
+        if self.bad:
+            click.echo(f"{self.bad} test(s) failed; repeat with --seed {self.seed}", err=True)
+            sys.exit(1)
+
+
+def options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that every subcommand has."""
+    for option in (
+        click.option(
+            "--time-limit", type=float, default=0, help="Seconds; no further round begins after that. 0 = none."
+        ),
+        click.option("--seed", type=int, default=None, help="Repeats the choices of an earlier run."),
+        click.option("--rounds", type=int, default=0, help="Rounds per test; 0 = the test's own number."),
+    ):
+        command = option(command)
+    return command
+
+
+def powercut_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ...]) -> Tests:
+    for kind in kinds:
+        for durability in durabilities:
+            yield lambda kind=kind, durability=durability: powercut.powercut(  # type: ignore[misc]
+                run.of(200),
+                run.rng(f"powercut/{kind}/{durability}"),
+                kind=kind,
+                durability=durability,
+                deadline=run.deadline,
+            )
+
+
+def turn_tests(run: Run, kinds: tuple[str, ...], usual: int) -> Tests:
+    for kind in kinds:
+        yield lambda kind=kind: powercut.two_writers_take_turns(  # type: ignore[misc]
+            run.of(usual), kind=kind, deadline=run.deadline
+        )
+
+
+def kill9_tests(run: Run, pairs: tuple[tuple[str, str], ...]) -> Tests:
+    for durability, sideline in pairs:
+        yield lambda durability=durability, sideline=sideline: kill9.kill9(  # type: ignore[misc]
+            run.of(100), run.rng(f"kill9/{durability}/{sideline}"), durability=durability, sideline_durability=sideline,
+            deadline=run.deadline,
+        )  # fmt: skip
+
+
+def app_tests(run: Run, usual: int, pools: tuple[str, ...], most: int = 0) -> Tests:
+    for pool in pools:
+        yield lambda pool=pool: app_kill9.app_kill9(  # type: ignore[misc]
+            min(run.of(usual), most or run.of(usual)), run.rng(f"app/{pool}"), pool=pool, deadline=run.deadline
+        )
+
+
+def race_tests(run: Run, usual: int) -> Tests:
+    for durability in ("sync", "interval", "none"):
+        yield lambda durability=durability: kill9.open_race(  # type: ignore[misc]
+            run.of(usual), durability=durability, deadline=run.deadline
+        )
+
+
+def crash_tests(every: int, pairs: tuple[tuple[str, str], ...]) -> Tests:
+    for durability, sideline in pairs:
+        yield lambda durability=durability, sideline=sideline: kill9.crash_points(  # type: ignore[misc]
+            durability=durability, sideline_durability=sideline, every=every
+        )
+
+
+def syscall_tests(run: Run, limit: int, persistent: tuple[bool, ...]) -> Tests:
+    for call, error in syscalls.CALLS:
+        for lasting in persistent:
+            yield lambda call=call, error=error, lasting=lasting: syscalls.syscalls(  # type: ignore[misc]
+                call, error, run.rng(f"syscalls/{call}/{error}"), limit=limit, persistent=lasting, deadline=run.deadline
+            )
+
+
+def full_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ...]) -> Tests:
+    for durability in durabilities:
+        for kind in kinds:
+            yield lambda kind=kind, durability=durability: diskfull.diskfull(  # type: ignore[misc]
+                run.of(5), run.rng(f"diskfull/{kind}"), kind=kind, durability=durability, deadline=run.deadline
+            )
+        yield lambda durability=durability: diskfull.mapfull(  # type: ignore[misc]
+            run.of(5), run.rng("mapfull"), durability=durability, deadline=run.deadline
+        )
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+def main() -> None:
+    pass
+
+
+@main.command("powercut", help="Cut the power under writers and consumers. Needs root and loop devices.")
+@options
+@click.option("--short", is_flag=True, help="A few rounds on XFS.")
+def powercut_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    kinds = ("xfs",) if short else ("xfs", "ext4")
+    run.carry_out(itertools.chain(turn_tests(run, kinds, 50), powercut_tests(run, kinds, ("sync", "interval"))))
+
+
+@main.command("kill9", help="kill -9 of every actor, at random and at every commit.")
+@options
+@click.option("--short", is_flag=True, help="Every third crash point, two pairs of durability.")
+def kill9_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    pairs = (("sync", ""), ("sync", "interval"))
+    mixed = (("sync", "interval"),)
+    run.carry_out(
+        itertools.chain(
+            kill9_tests(run, mixed if short else (*pairs, ("interval", ""), ("interval", "none"))),
+            race_tests(run, 50),
+            app_tests(run, 100, ("thread", "process"), most=2 if short else 0),
+            crash_tests(5 if short else 1, mixed if short else pairs),
+        )
+    )
+
+
+@main.command("syscalls", help="Every system call of a kind fails in turn. Needs strace.")
+@options
+@click.option("--short", is_flag=True, help="A few calls of each kind.")
+def syscalls_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    reason = syscalls.unavailable()
+    if reason:
+        run.carry_out(iter([lambda: Outcome("syscalls", skipped=reason)]))
+        return
+    run.carry_out(syscall_tests(run, rounds or (3 if short else 0), (False,) if short else (False, True)))
+
+
+@main.command("diskfull", help="Disk full and store full.")
+@options
+@click.option("--short", is_flag=True, help="Fewer file systems.")
+def diskfull_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    kinds = ("xfs",) if short else ("xfs", "ext4", "tmpfs")
+    run.carry_out(full_tests(run, kinds, ("sync", "interval")))
+
+
+@main.command("damage", help="Bit flips and truncation of each class of stored bytes.")
+@options
+@click.option("--short", is_flag=True, help="Fewer places in each class.")
+def damage_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(damage.tests(run.of(4 if short else 40), run.rng("damage"), run.deadline))
+
+
+@main.command("mutants", help="Planted faults that the tests above must catch.")
+@options
+@click.option("--short", is_flag=True, help="Only those that are quick to catch.")
+def mutants_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(mutants.tests(run.rng, short))
+
+
+@main.command("all", help="Everything, in its long form.")
+@options
+@click.pass_context
+def all_command(context: click.Context, rounds: int, seed: int | None, time_limit: float) -> None:
+    failed = []
+    for command in (
+        powercut_command,
+        kill9_command,
+        syscalls_command,
+        diskfull_command,
+        damage_command,
+        mutants_command,
+    ):
+        try:
+            context.invoke(command, rounds=rounds, seed=seed, time_limit=time_limit, short=False)
+        except SystemExit as exc:
+            failed += [command.name] if exc.code else []
+    if failed:
+        click.echo(f"failed: {', '.join(str(one) for one in failed)}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m tests.torture")

@@ -1,0 +1,49 @@
+"""The handler of the app-level tests, in a module of its own because worker processes import it.
+
+What it is told comes from the environment of the process: `IGNIS_TORTURE_URL`, `IGNIS_TORTURE_POOL`,
+`IGNIS_TORTURE_DURABILITY` and `IGNIS_TORTURE_LOG`, the file to which every handled message is appended: that survives
+the death of whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import ignis
+from tests.torture.ledger import read_body
+from tests.torture.process import id_lines
+
+QUEUE = "torture"
+SHARDS = 3
+
+_log = os.open(os.environ["IGNIS_TORTURE_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+_rng = random.Random()
+
+app = ignis.Ignis(
+    os.environ["IGNIS_TORTURE_URL"],
+    consumer={"idle_poll_s": 0.05, "max_claim": 64, "max_chunk": 32},
+    sweeper={"interval_s": 0.1, "initial_delay_s": 0},
+)
+queue = app.queue(QUEUE, bytes, shards=SHARDS, durability=os.environ["IGNIS_TORTURE_DURABILITY"], shovel_interval_s=0)
+
+
+class PlannedFailure(Exception):
+    """Sends a message to the sideline."""
+
+
+@queue.handler(concurrency=2, pool=os.environ["IGNIS_TORTURE_POOL"])
+def handle(body: bytes) -> None:
+    """Fails now and then, is slow now and then, and otherwise notes what it got."""
+    luck = _rng.random()
+    if luck < 0.05:
+        raise PlannedFailure
+    if luck < 0.08:
+        time.sleep(0.003)
+    identity = read_body(body)
+    if identity is None:
+        os.write(_log, b"w 1\n")
+        return
+    for line in id_lines(f"d -1 {time.monotonic():.6f}", [identity]):
+        os.write(_log, line)

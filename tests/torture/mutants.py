@@ -1,0 +1,91 @@
+"""Every planted fault against the test that has to find it, and how many were found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from tests.torture import damage, faults, kill9, powercut, syscalls
+from tests.torture.faults import Mutant
+from tests.torture.report import Outcome
+
+__all__ = ["tests"]
+
+Rng = Callable[[str], random.Random]
+
+
+def _nothing() -> None:
+    pass
+
+
+POWER_CUT = (
+    Mutant("durability-none", _nothing, "none", judged="sync"),
+    Mutant("interval-as-sync", _nothing, "interval", judged="sync"),
+    Mutant("interval-never-flushed", _nothing, "interval", {"sync_interval_ms": 3_600_000}, expects="lost|resurrected"),
+    Mutant("journal-unflushed", faults.skip_journal_flush, expects="lost|resurrected"),
+    Mutant("early-acknowledgement", faults.acknowledge_early),
+    Mutant("late-delete", faults.postpone_deletes, expects="resurrected"),
+)
+KILL = (
+    Mutant("early-acknowledgement", faults.acknowledge_early),
+    Mutant("late-delete", faults.postpone_deletes, expects="resurrected"),
+    Mutant("delete-on-fire", faults.delete_on_fire),
+)
+CRASH_POINTS = (Mutant("delete-before-load", faults.delete_before_load),)
+TURNS = (Mutant("stale-journal-position", faults.trust_own_journal_position),)
+SYSTEM_CALLS = (Mutant("swallowed-failure", faults.swallow_failed_commits, expects="lost|acknowledged after a failed"),)
+
+
+def _collect(name: str, runs: Iterator[tuple[str, Outcome, str]]) -> Outcome:
+    """One outcome for several planted runs: each must have found the kind of fault that was planted."""
+    outcome = Outcome(name)
+    for label, run, expects in runs:
+        if run.skipped:
+            outcome.skipped = run.skipped
+            return outcome
+        outcome.rounds += run.rounds
+        found = [any(f" {word}" in one for word in expects.split("|")) for one in run.faults]
+        outcome.plant(label, any(found))
+        outcome.add(other_faults=found.count(False))
+    return outcome.finish()
+
+
+def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:
+    """One test per part of the programme. ``short``: leaves out what takes many rounds to catch."""
+    rounds = 12 if short else 40
+    yield lambda: _collect(
+        "mutants/powercut",
+        ((one.name, powercut.powercut(rounds, rng(one.name), mutant=one), one.expects) for one in POWER_CUT),
+    )
+    yield lambda: _collect(
+        "mutants/powercut-turns",
+        ((one.name, powercut.two_writers_take_turns(10, mutant=one), one.expects) for one in TURNS),
+    )
+    yield lambda: _collect(
+        "mutants/kill9", ((one.name, kill9.kill9(rounds, rng(one.name), mutant=one), one.expects) for one in KILL)
+    )
+    yield lambda: _collect(
+        "mutants/crashpoints", ((one.name, kill9.crash_points(mutant=one), one.expects) for one in CRASH_POINTS)
+    )
+    if syscalls.unavailable() is None:
+        yield lambda: _collect(
+            "mutants/syscalls",
+            (
+                (f"{one.name}-{call}", syscalls.syscalls(call, "EIO", rng(one.name), mutant=one), one.expects)
+                for one in SYSTEM_CALLS
+                for call in ("fdatasync", "pwrite64")
+            ),
+        )
+    record = next(one for one in damage.CLASSES if one.name == "record")
+    yield lambda: _collect(
+        "mutants/damage",
+        iter(
+            [
+                (
+                    "no-checksums",
+                    damage.of_class(record, rounds, rng("damage"), plant=faults.skip_checksums),
+                    "handed out with altered bytes",
+                )
+            ]
+        ),
+    )

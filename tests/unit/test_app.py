@@ -1,0 +1,223 @@
+"""The application object: opening, settings, starting and stopping, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.errors import ConfigError, StoreFailedError, StoreUnreachableError
+from tests.support import WAIT_S, eventually, wait_idle
+
+MakeApp = Callable[..., ignis.Ignis]
+
+
+def test_nothing_is_opened_before_first_use(tmp_path: Path, new_app: MakeApp) -> None:
+    app = new_app(f"embedded://{tmp_path}/store")
+    queue = app.queue("jobs", int)
+    queue.handler(lambda message: None)
+    app.magazines  # noqa: B018 - opens the store, which the line before did not
+    assert (tmp_path / "store").exists()
+
+
+def test_importing_and_registering_touches_nothing(tmp_path: Path) -> None:
+    script = """
+import os, sys, threading
+before = set(os.listdir("."))
+import ignis
+app = ignis.Ignis("embedded://" + os.getcwd() + "/store")
+queue = app.queue("jobs", int)
+@queue.handler
+def handle(message): ...
+assert threading.active_count() == 1
+assert set(os.listdir(".")) == before
+app.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(ignis.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_where_the_url_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ignis.toml"
+    path.write_text('url = "memory://file"\n[consumer]\nmax_consumers = 7\n[queue.jobs]\nshards = 3\n')
+    assert ignis.Ignis().url is None
+    assert ignis.Ignis(config=path).url == "memory://file"
+    monkeypatch.setenv("IGNIS_CONFIG", str(path))
+    monkeypatch.setenv("IGNIS_URL", "memory://environment")
+    assert ignis.Ignis().url == "memory://environment"
+    app = ignis.Ignis("memory://argument")
+    assert app.url == "memory://argument"
+    assert app.consumer_settings.max_consumers == 7
+    assert app.queue("jobs").settings.shards == 3
+    assert "memory://argument" in repr(app)
+
+
+def test_no_store_is_named() -> None:
+    with pytest.raises(ConfigError, match="no store: give a URL such as embedded:///var/lib/orders, or set IGNIS_URL"):
+        _ = ignis.Ignis().store
+
+
+@pytest.mark.parametrize("url", ["nosql://x", "embedded://", "/just/a/path"])
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ConfigError):
+        _ = ignis.Ignis(url).store
+
+
+def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreUnreachableError):
+        _ = ignis.Ignis(f"embedded://{tmp_path}/file/store").store
+
+
+def test_bad_settings_are_found_before_any_io(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown consumer setting 'speed'"):
+        ignis.Ignis(consumer={"speed": 1})
+    with pytest.raises(ConfigError, match=r"sweeper\.batch = 0"):
+        ignis.Ignis(sweeper={"batch": 0})
+    with pytest.raises(ConfigError, match="no-such"):
+        ignis.Ignis(config=tmp_path / "no-such")
+    app = ignis.Ignis("memory://")
+    with pytest.raises(ConfigError, match=r"queue\.shards = 0"):
+        app.queue("jobs", shards=0)
+    assert app.queues() == []
+    with pytest.raises(ConfigError, match=r"publisher\.capacity = 1"):
+        app.queue("jobs").publisher(capacity=1)
+
+
+def test_publisher_settings_of_the_application(memory_url: str, new_app: MakeApp) -> None:
+    app = new_app(memory_url, publisher={"capacity": 128, "linger_s": 1})
+    found = app.publisher_settings({"linger_s": 2})
+    assert (found.capacity, found.linger_s) == (128, 2)
+
+
+def test_what_cannot_be_started(memory_app: ignis.Ignis) -> None:
+    with pytest.raises(ConfigError, match="no queue of this application has a handler"):
+        memory_app.start()
+    memory_app.queue("jobs", int)
+    with pytest.raises(ConfigError, match="no handler is registered for jobs, others"):
+        memory_app.start(["others", "jobs"])
+    assert not memory_app.running
+
+
+def test_only_some_queues(memory_app: ignis.Ignis) -> None:
+    seen: list[str] = []
+    for name in ("one", "two"):
+        queue = memory_app.queue(name, str)
+        queue.handler(seen.append)
+        queue.publish(name)
+    memory_app.start(["two"])
+    wait_idle(queue)
+    assert seen == ["two"]
+    assert memory_app.running
+    assert memory_app.queue("one").main.pending() == 1
+    memory_app.start()
+    eventually(lambda: len(seen) == 2)
+
+
+def test_a_start_that_fails_leaves_nothing_running(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = memory_app.queue("a", int), memory_app.queue("b", int)
+    for queue in (good, bad):
+        queue.handler(lambda message: None)
+
+    def broken() -> None:
+        raise StoreFailedError("EIO")
+
+    monkeypatch.setattr(bad, "open", broken)
+    with pytest.raises(StoreFailedError):
+        memory_app.start()
+    assert not memory_app.running
+    assert good.consumer is None
+    assert not [one for one in threading.enumerate() if one.name.startswith("ignis-")]
+
+
+def test_run_ends_when_asked(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int)
+
+    @queue.handler
+    def handle(message: int) -> None:
+        app.request_stop()
+
+    queue.publish(1)
+    app.run()
+    assert not app.running
+    assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+
+def test_run_off_the_main_thread(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("jobs", int)
+    seen: list[int] = []
+    queue.handler(seen.append)
+    thread = threading.Thread(target=memory_app.run)
+    thread.start()
+    queue.publish(1)
+    eventually(lambda: seen)
+    memory_app.request_stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_run_raises_what_broke_a_consumer(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = memory_app.queue("jobs", int)
+    queue.handler(lambda message: None)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise StoreFailedError("EIO")
+
+    monkeypatch.setattr(queue.main.store, "fire", broken)
+    with pytest.raises(StoreFailedError, match="EIO"):
+        memory_app.run()
+    assert not memory_app.running
+
+
+def test_closing(store_url: str, new_app: MakeApp) -> None:
+    app = new_app(store_url)
+    queue = app.queue("jobs", int)
+    queue.handler(lambda message: None)
+    app.start()
+    app.close()
+    app.close()
+    assert not app.running
+    assert app.queues() == []
+    with new_app(store_url) as again:
+        assert again.queue("jobs", int).main.pending() == 0
+
+    async def main() -> None:
+        async with new_app(store_url) as third:
+            await third.queue("jobs", int).apublish(1)
+
+    asyncio.run(main())
+
+
+def test_no_thread_is_left_after_a_stop(app: ignis.Ignis) -> None:
+    async def coroutine(message: int) -> None: ...
+
+    for name, fn in (("plain", lambda message: None), ("coroutine", coroutine)):
+        app.queue(name, int).handler(fn, concurrency=3)
+    app.start()
+    assert len([one for one in threading.enumerate() if one.name.startswith("ignis-")]) > 8
+    assert app.stop() is True
+    eventually(
+        lambda: not [one for one in threading.enumerate() if one.name.startswith("ignis-") and "store" not in one.name]
+    )
+
+
+def test_figures(app: ignis.Ignis) -> None:
+    app.queue("jobs", int).publish(1)
+    found = app.stats()
+    assert found["queues"][0]["pending"] == 1
+    assert isinstance(found["store"], dict)

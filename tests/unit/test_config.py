@@ -1,0 +1,216 @@
+"""Settings: where values come from, what they may be, and what an error says."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import math
+from pathlib import Path
+
+import pytest
+
+from ignis.config import (
+    SECTIONS,
+    ConsumerSettings,
+    QueueSettings,
+    SweeperSettings,
+    check_name,
+    load_file,
+    parse_duration_s,
+    resolve,
+)
+from ignis.errors import ConfigError, InvalidNameError
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (90, 90.0),
+        (0.25, 0.25),
+        ("90", 90.0),
+        ("90s", 90.0),
+        ("20m", 1_200.0),
+        ("2d", 172_800.0),
+        ("1.5h", 5_400.0),
+        ("500ms", 0.5),
+        (" 1 w ", 604_800.0),
+        (dt.timedelta(minutes=2), 120.0),
+    ],
+)
+def test_duration(value: object, seconds: float) -> None:
+    assert parse_duration_s(value, "x") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("value", ["", "fast", "-5", "5 parsecs", "1e3", None, True, []])
+def test_duration_that_is_none_names_the_setting_and_the_value(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"queue\.stuck_after_s = "):
+        parse_duration_s(value, "queue.stuck_after_s")
+
+
+@pytest.mark.parametrize("name", ["a", "orders.eu-1_x", "A" * 128, "0"])
+def test_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "é", "a\n", "A" * 129, None, 7, b"a"])
+def test_bad_names(name: object) -> None:
+    with pytest.raises(InvalidNameError, match=r"A-Za-z0-9\._-"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("cls", SECTIONS)
+def test_every_default_is_valid_and_documented(cls: type) -> None:
+    settings = cls()
+    assert cls.section
+    for spec in dataclasses.fields(cls):
+        assert spec.metadata["does"], spec.name
+        assert getattr(settings, spec.name) == spec.default
+
+
+def test_the_promised_defaults() -> None:
+    queue, consumer, sweeper = QueueSettings(), ConsumerSettings(), SweeperSettings()
+    assert (queue.shards, queue.message_expiry_s, queue.queue_expiry_s) == (32, 172_800, 172_800)
+    assert (queue.shovel_interval_s, queue.shovel_concurrency, queue.stuck_after_s) == (600, 4, 1_200)
+    assert queue.durability == "sync"
+    assert (consumer.max_consumers, consumer.initial_delay_s, consumer.idle_poll_s) == (100, 0, 1)
+    assert (sweeper.interval_s, sweeper.initial_delay_s, sweeper.batch, sweeper.parallel_queues) == (
+        900,
+        600,
+        1_000,
+        64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "low", "high"),
+    [
+        ("shards", 1, 512),
+        ("message_expiry_s", 1, 365 * 86_400),
+        ("stuck_after_s", 300, 18_000),
+        ("shovel_interval_s", 0, 86_400),
+        ("shovel_concurrency", 1, 50),
+    ],
+)
+def test_ranges_hold_at_both_ends(setting: str, low: int, high: int) -> None:
+    wide = {"queue_expiry_s": 365 * 86_400}
+    for value in (low, high):
+        assert getattr(QueueSettings(**{**wide, setting: value}), setting) == value
+    for value in (low - 1, high + 1):
+        with pytest.raises(ConfigError, match=rf"queue\.{setting} = {value}.* is outside {low:g} to"):
+            QueueSettings(**{**wide, setting: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_is_outside_every_range(value: float) -> None:
+    with pytest.raises(ConfigError, match="outside"):
+        QueueSettings(stuck_after_s=value)
+
+
+@pytest.mark.parametrize("value", ["many", 1.5, True, None, "1.5", [1]])
+def test_whole_numbers(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"queue\.shards = .* is not a whole number"):
+        QueueSettings(shards=value)  # type: ignore[arg-type]
+
+
+def test_booleans_come_as_text_too() -> None:
+    assert SweeperSettings(dead_owners="off").dead_owners is False  # type: ignore[arg-type]
+    assert SweeperSettings(dead_owners="Yes").dead_owners is True  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not true or false"):
+        SweeperSettings(dead_owners="maybe")  # type: ignore[arg-type]
+
+
+def test_choices() -> None:
+    with pytest.raises(ConfigError, match="is not one of sync, interval, none"):
+        QueueSettings(durability="always")
+
+
+def test_a_queue_outlives_its_messages() -> None:
+    with pytest.raises(ConfigError, match=r"queue_expiry_s = 10 is below message_expiry_s = 20"):
+        QueueSettings(message_expiry_s=20, queue_expiry_s=10)
+
+
+def test_precedence() -> None:
+    file = {"queue": {"shards": 3, "stuck_after": "10m", "orders": {"shards": 4}}}
+    environ = {"IGNIS_QUEUE_SHARDS": "5"}
+    stored = {"shards": 2, "durability": "none"}
+
+    def shards(*, arguments: dict | None = None, name: str | None = "orders", **given: dict) -> int:
+        return resolve(QueueSettings, arguments or {}, name=name, **{"environ": {}, **given}).shards  # type: ignore[arg-type]
+
+    assert shards() == 32
+    assert shards(stored=stored) == 2
+    assert shards(stored=stored, file=file, name="others") == 3
+    assert shards(stored=stored, file=file) == 4
+    assert shards(stored=stored, file=file, environ=environ) == 5
+    assert shards(stored=stored, file=file, environ=environ, arguments={"shards": 6}) == 6
+    assert shards(stored=stored, file=file, environ=environ, arguments={"shards": None}) == 5
+    everything = resolve(QueueSettings, {}, file, name="orders", environ=environ, stored=stored)
+    assert (everything.stuck_after_s, everything.durability) == (600, "none")
+
+
+def test_durations_without_their_unit_suffix() -> None:
+    assert resolve(QueueSettings, {"message_expiry": "1d"}, environ={}).message_expiry_s == 86_400
+    assert resolve(QueueSettings, {}, environ={"IGNIS_QUEUE_STUCK_AFTER": "10m"}).stuck_after_s == 600
+    both = {"IGNIS_QUEUE_STUCK_AFTER": "10m", "IGNIS_QUEUE_STUCK_AFTER_S": "700"}
+    assert resolve(QueueSettings, {}, environ=both).stuck_after_s == 700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "says"),
+    [
+        ({"shard": 1}, {}, r"unknown queue setting 'shard' \(argument\); known: codec"),
+        ({}, {"queue": {"colour": 1}}, r"unknown queue setting 'colour' \(file\)"),
+        ({}, {"queue": {"orders": {"colour": 1}}}, r"unknown queue setting 'colour' \(file \[queue\.orders\]\)"),
+    ],
+)
+def test_unknown_settings_are_refused(arguments: dict, file: dict, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve(QueueSettings, arguments, file, name="orders", environ={})
+
+
+def test_only_queues_have_tables_by_name() -> None:
+    with pytest.raises(ConfigError, match="unknown sweeper setting 'orders'"):
+        resolve(SweeperSettings, {}, {"sweeper": {"orders": {"batch": 1}}}, environ={})
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "ignis.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 'url = "memory://"\n[queue]\nshards = 8\n[queue.orders]\nstuck_after = "5m"\n')
+    file = load_file(path)
+    assert file["url"] == "memory://"
+    settings = resolve(QueueSettings, {}, file, name="orders", environ={})
+    assert (settings.shards, settings.stuck_after_s) == (8, 300)
+    assert load_file(None, {"IGNIS_CONFIG": str(path)}) == file
+    assert load_file(None, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[queues]\n", r"unknown section \[queues\]; known: consumer, publisher, queue, sweeper, url"),
+        ("queue = 5\n", "queue = 5 is not a table"),
+        ("url = 5\n", "url = 5 is not text"),
+        ("[queue\n", "ignis.toml"),
+        ("\udcff", "ignis.toml"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "ignis.toml"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=says):
+        load_file(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no-such\.toml: No such file"):
+        load_file(tmp_path / "no-such.toml")
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        QueueSettings().shards = 5  # type: ignore[misc]

@@ -1,0 +1,434 @@
+"""From a handler's answer to an outcome: the rules, without workers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ignis.errors import ConfigError, ConsumerLimitError
+from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Outcome, Runner
+from ignis.message import BodyCodec
+from ignis.native import CODEC_JSON, encode_record
+
+
+class IgnoredError(Exception):
+    pass
+
+
+def spec_of(fn: Callable[..., Any], **settings: Any) -> HandlerSpec:
+    return HandlerSpec(fn, "jobs", **settings)
+
+
+def record(body: bytes = b'{"n": 1}') -> bytes:
+    return encode_record(body, flags=CODEC_JSON, key=b"k")
+
+
+def run(fn: Callable[..., Any], data: bytes | None = None, resources: Any = None, **settings: Any) -> Outcome:
+    """The outcome of one record, by whichever way fits the handler."""
+    runner = Runner(spec_of(fn, **settings), BodyCodec(dict), resources or {})
+    data = record() if data is None else data
+    return asyncio.run(runner.run_async(data)) if inspect.iscoroutinefunction(fn) else runner.run(data)
+
+
+def run_batch(fn: Callable[..., Any], records: list[bytes], **settings: Any) -> list[Outcome]:
+    settings = {"batch_size": 10, **settings}
+    runner = Runner(spec_of(fn, **settings), BodyCodec(dict), {})
+    if inspect.iscoroutinefunction(fn):
+        return asyncio.run(runner.run_batch_async(records))
+    return runner.run_batch(records)
+
+
+def sync_and_async(answer: Callable[..., Any]) -> list[Callable[..., Any]]:
+    async def coroutine(message: Any, ctx: Context) -> Any:
+        await asyncio.sleep(0)
+        return answer(message, ctx)
+
+    def plain(message: Any, ctx: Context) -> Any:
+        return answer(message, ctx)
+
+    return [plain, coroutine]
+
+
+def raises(exc: BaseException) -> Callable[..., Any]:
+    def answer(message: Any, ctx: Context) -> Any:
+        raise exc
+
+    return answer
+
+
+OUTCOMES: list[tuple[str, Callable[..., Any], Outcome]] = [
+    ("none", lambda message, ctx: None, None),
+    ("true", lambda message, ctx: True, None),
+    ("dropped", lambda message, ctx: DROPPED, DROPPED),
+    ("false", lambda message, ctx: False, Failure("rejected", "")),
+    ("its own failure", lambda message, ctx: Failure("rejected", "because"), Failure("rejected", "because")),
+    ("ignored", raises(IgnoredError()), DROPPED),
+    ("exception", raises(RuntimeError("no")), Failure("exception", "RuntimeError: no")),
+    ("exit", raises(SystemExit(3)), Failure("exception", "SystemExit: 3")),
+    ("cancelled", raises(asyncio.CancelledError("x")), Failure("exception", "CancelledError: x")),
+    ("its own time-out", raises(asyncio.TimeoutError("y")), Failure("exception", "TimeoutError: y")),
+    ("zero", lambda message, ctx: 0, Failure("exception", "handler returned a int; expected None, True or False")),
+    ("text", lambda message, ctx: "yes", Failure("exception", "handler returned a str; expected None, True or False")),
+    ("list", lambda message, ctx: [], Failure("exception", "handler returned a list; expected None, True or False")),
+]
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30])
+@pytest.mark.parametrize("coroutine", [False, True], ids=["plain", "coroutine"])
+@pytest.mark.parametrize(("answer", "outcome"), [one[1:] for one in OUTCOMES], ids=[one[0] for one in OUTCOMES])
+def test_outcomes(answer: Callable[..., Any], outcome: Outcome, coroutine: bool, timeout_s: float | None) -> None:
+    fn = sync_and_async(answer)[coroutine]
+    assert run(fn, ignore=(IgnoredError,), timeout_s=timeout_s) == outcome
+
+
+@pytest.mark.parametrize("data", [record(b"{bad"), record(b"[1]"), b"\x09not an envelope", b""])
+def test_an_unreadable_message_reaches_no_handler(data: bytes) -> None:
+    called = []
+    for fn in sync_and_async(lambda message, ctx: called.append(message)):
+        outcome = run(fn, data)
+        assert isinstance(outcome, Failure)
+        assert outcome.reason == "unreadable"
+        assert outcome.error
+    assert not called
+
+
+def test_a_coroutine_that_overruns_is_cancelled() -> None:
+    cancelled = []
+
+    async def slow(message: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(message)
+            raise
+
+    assert run(slow, timeout_s=0.01) == Failure("timeout", "handler ran for more than 0.01 s")
+    assert cancelled == [{"n": 1}]
+
+
+def test_our_time_out_is_not_ignorable_but_the_handlers_own_is() -> None:
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def gives_up(message: Any) -> None:
+        raise asyncio.TimeoutError
+
+    outcome = run(slow, timeout_s=0.01, ignore=(asyncio.TimeoutError,))
+    assert isinstance(outcome, Failure)
+    assert outcome.reason == "timeout"
+    assert run(gives_up, timeout_s=60, ignore=(asyncio.TimeoutError,)) is DROPPED
+    [batch] = run_batch(slow, [record()], timeout_s=0.01, ignore=(asyncio.TimeoutError,))
+    assert isinstance(batch, Failure)
+    assert batch.reason == "timeout"
+
+
+@pytest.mark.parametrize("coroutine", [False, True], ids=["plain", "coroutine"])
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+@pytest.mark.parametrize("good_at", [1, 2, 3])
+def test_attempts(attempts: int, good_at: int, coroutine: bool) -> None:
+    seen: list[int] = []
+
+    def answer(message: Any, ctx: Context) -> Any:
+        seen.append(ctx.attempt)
+        ctx.items.setdefault("of this call", len(seen))
+        if ctx.attempt < good_at:
+            raise RuntimeError
+        return ctx.items["of this call"] == 1
+
+    outcome = run(sync_and_async(answer)[coroutine], attempts=attempts)
+    assert seen == list(range(1, min(attempts, good_at) + 1))
+    assert (outcome is None) == (attempts >= good_at)
+
+
+def test_what_was_dropped_is_not_tried_again() -> None:
+    calls = []
+
+    def answer(message: Any, ctx: Context) -> Any:
+        calls.append(ctx.attempt)
+        return DROPPED
+
+    for fn in sync_and_async(answer):
+        assert run(fn, attempts=3) is DROPPED
+    assert calls == [1, 1]
+
+
+def test_all_attempts_together_have_the_time_of_one() -> None:
+    calls = []
+
+    async def slow(message: Any, ctx: Context) -> None:
+        calls.append(ctx.attempt)
+        await asyncio.sleep(0 if ctx.attempt < 3 else 60)
+        raise RuntimeError
+
+    outcome = run(slow, attempts=100, timeout_s=0.05)
+    assert isinstance(outcome, Failure)
+    assert outcome.reason == "timeout"
+    assert calls == [1, 2, 3]
+
+
+def test_context() -> None:
+    resources = {"db": object()}
+
+    def handler(message: Any, ctx: Context) -> None:
+        assert ctx.body is message
+        assert (ctx.queue, ctx.attempt, ctx.resources) == ("jobs", 1, resources)
+        assert ctx.message.key == "k"
+        assert list(ctx.messages) == [ctx.message]
+        assert ctx.items == {}
+        ctx.items["x"] = 1
+
+    assert run(handler, resources=resources) is None
+    assert run(handler, resources=resources) is None, "items are of one call alone"
+
+
+class Methods:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def one(self, message: Any) -> None:
+        self.seen.append(message)
+
+    def two(self, message: Any, ctx: Context) -> None:
+        self.seen.append((message, ctx.queue))
+
+    def __call__(self, message: Any) -> None:
+        self.seen.append(message)
+
+
+class CoroutineObject:
+    async def __call__(self, message: Any) -> bool:
+        return False
+
+
+def test_what_may_be_a_handler() -> None:
+    methods, got = Methods(), []
+    for fn in (got.append, methods.one, methods, functools.partial(Methods.one, methods), lambda *args: None):
+        assert run(fn) is None
+    assert run(methods.two) is None
+    assert got == [{"n": 1}]
+    assert methods.seen == [{"n": 1}] * 3 + [({"n": 1}, "jobs")]
+    assert spec_of(CoroutineObject()).pool == "async"
+    assert spec_of(methods.one).name == "Methods.one"
+
+
+def test_middleware_is_an_onion() -> None:
+    seen: list[str] = []
+
+    def layer(name: str) -> Callable[..., Any]:
+        def around(ctx: Context, call_next: Callable[[Context], Any]) -> Any:
+            seen.append(f"{name} in {ctx.items.get('from')}")
+            ctx.items["from"] = name
+            answer = call_next(ctx)
+            seen.append(f"{name} out {answer}")
+            return answer
+
+        return around
+
+    def handler(message: Any, ctx: Context) -> bool:
+        seen.append(f"handler from {ctx.items['from']}")
+        return True
+
+    assert run(handler, middleware=[layer("a"), layer("b")]) is None
+    assert seen == ["a in None", "b in a", "handler from b", "b out True", "a out True"]
+
+
+def test_middleware_may_answer_change_and_catch() -> None:
+    def refuse(ctx: Context, call_next: Any) -> bool:
+        return False
+
+    def rename(ctx: Context, call_next: Any) -> Any:
+        ctx.body = {"n": 2}
+        return call_next(ctx)
+
+    def rescue(ctx: Context, call_next: Any) -> Any:
+        try:
+            return call_next(ctx)
+        except RuntimeError:
+            return True
+
+    got: list[Any] = []
+    assert run(got.append, middleware=[refuse]) == Failure("rejected", "")
+    assert run(got.append, middleware=[rename]) is None
+    assert got == [{"n": 2}]
+    assert run(raises(RuntimeError()), middleware=[rescue]) is None
+
+
+def test_middleware_of_coroutines() -> None:
+    seen: list[str] = []
+
+    async def around(ctx: Context, call_next: Any) -> Any:
+        seen.append("in")
+        answer = await call_next(ctx)
+        seen.append("out")
+        return answer
+
+    def plain(ctx: Context, call_next: Any) -> Any:
+        seen.append("plain")
+        return call_next(ctx)
+
+    def answers(ctx: Context, call_next: Any) -> bool:
+        return False
+
+    def fails(ctx: Context, call_next: Any) -> Any:
+        raise RuntimeError("middleware")
+
+    async def handler(message: Any) -> None:
+        seen.append("handler")
+
+    assert run(handler, middleware=[plain, around]) is None
+    assert seen == ["plain", "in", "handler", "out"]
+    assert run(handler, middleware=[answers]) == Failure("rejected", "")
+    assert run(handler, middleware=[fails]) == Failure("exception", "RuntimeError: middleware")
+
+
+# -- batches
+
+
+REJECTED, ERROR = Failure("rejected", ""), Failure("exception", "RuntimeError: no")
+BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
+    ("all done", lambda messages, ctx: None, [None] * 3),
+    ("all true", lambda messages, ctx: True, [None] * 3),
+    ("all false", lambda messages, ctx: False, [REJECTED] * 3),
+    ("raised", raises(RuntimeError("no")), [ERROR] * 3),
+    ("exit", raises(SystemExit(1)), [Failure("exception", "SystemExit: 1")] * 3),
+    ("ignored", raises(IgnoredError()), [DROPPED] * 3),
+    ("each", lambda messages, ctx: [None, False, True], [None, REJECTED, None]),
+    ("tuple", lambda messages, ctx: (DROPPED, REJECTED, None), [DROPPED, REJECTED, None]),
+    ("one failure for all", lambda messages, ctx: REJECTED, [REJECTED] * 3),
+    (
+        "too few",
+        lambda messages, ctx: [None],
+        [Failure("exception", "batch handler answered for 1 of 3 messages")] * 3,
+    ),
+    ("empty", lambda messages, ctx: [], [Failure("exception", "batch handler answered for 0 of 3 messages")] * 3),
+]
+
+
+@pytest.mark.parametrize("coroutine", [False, True], ids=["plain", "coroutine"])
+@pytest.mark.parametrize(("answer", "outcomes"), [one[1:] for one in BATCHES], ids=[one[0] for one in BATCHES])
+def test_batch_outcomes(answer: Callable[..., Any], outcomes: list[Outcome], coroutine: bool) -> None:
+    fn = sync_and_async(answer)[coroutine]
+    assert run_batch(fn, [record()] * 3, ignore=(IgnoredError,)) == outcomes
+
+
+def test_a_batch_goes_on_without_its_unreadable_messages() -> None:
+    def answer(messages: list[Any], ctx: Context) -> Any:
+        assert [one["n"] for one in messages] == [0, 2]
+        assert len(ctx.messages) == 2
+        assert ctx.body is messages
+        return [None, False]
+
+    records = [record(b'{"n": 0}'), record(b"{bad"), record(b'{"n": 2}'), b"no record"]
+    for fn in sync_and_async(answer):
+        found = run_batch(fn, records)
+        assert [one.reason if isinstance(one, Failure) else one for one in found] == [
+            None,
+            "unreadable",
+            "rejected",
+            "unreadable",
+        ]
+
+
+def test_a_batch_of_unreadable_messages_alone_calls_nobody() -> None:
+    for fn in sync_and_async(raises(AssertionError())):
+        found = run_batch(fn, [b"", b""])
+        assert [one.reason for one in found if isinstance(one, Failure)] == ["unreadable"] * 2
+
+
+def test_further_attempts_of_a_batch_get_what_failed() -> None:
+    seen: list[Any] = []
+
+    def answer(messages: list[Any], ctx: Context) -> Any:
+        seen.append((ctx.attempt, [one["n"] for one in messages], len(ctx.messages)))
+        return [one["n"] < ctx.attempt for one in messages]
+
+    for fn in sync_and_async(answer):
+        seen.clear()
+        found = run_batch(fn, [record(b'{"n": %d}' % n) for n in range(4)], attempts=3)
+        assert found == [None, None, None, REJECTED]
+        assert seen == [(1, [0, 1, 2, 3], 4), (2, [1, 2, 3], 3), (3, [2, 3], 2)]
+
+
+def test_a_batch_that_overruns() -> None:
+    async def slow(messages: Any) -> None:
+        await asyncio.sleep(60)
+
+    found = run_batch(slow, [record()] * 2, timeout_s=0.01, attempts=3)
+    assert found == [Failure("timeout", "handler ran for more than 0.01 s")] * 2
+
+
+# -- registration
+
+
+def plain(message: Any) -> None:
+    pass
+
+
+async def coroutine(message: Any) -> None:
+    pass
+
+
+def test_the_pool_follows_the_function() -> None:
+    assert spec_of(plain).pool == "thread"
+    assert spec_of(coroutine).pool == "async"
+    assert spec_of(plain, pool="process").pool == "process"
+
+
+@pytest.mark.parametrize(
+    ("fn", "settings", "says"),
+    [
+        ("text", {}, "is not callable"),
+        (plain, {"pool": "fork"}, "pool = 'fork' is not one of thread, async, process"),
+        (plain, {"pool": "async"}, "plain is a plain function: pool='async' cannot run it"),
+        (coroutine, {"pool": "thread"}, "coroutine is a coroutine function: pool='thread' cannot run it"),
+        (coroutine, {"pool": "process"}, "pool='process' cannot run it"),
+        (plain, {"concurrency": -1}, "concurrency = -1 is below 0"),
+        (plain, {"attempts": 0}, "attempts = 0 is below 1"),
+        (plain, {"timeout_s": 0}, "timeout_s = 0 is not above 0"),
+        (plain, {"ignore": ("KeyError",)}, "ignore holds 'KeyError', which is not an exception class"),
+        (plain, {"ignore": (SystemExit,)}, "which is not an exception class"),
+        (plain, {"batch_size": 1}, "batch_size = 1 is outside 2 to 200000"),
+        (plain, {"batch_size": 200_001}, "batch_size = 200001 is outside 2 to 200000"),
+        (plain, {"batch_size": 2, "batch_wait_s": 0.5}, "batch_wait_s = 0.5 is outside 1 to 300"),
+        (plain, {"batch_size": 2, "batch_wait_s": 301}, "batch_wait_s = 301 is outside 1 to 300"),
+        (lambda message: None, {"pool": "process"}, "cannot be imported by a worker process"),
+        (Methods(), {"pool": "process"}, "cannot be imported by a worker process"),
+    ],
+)
+def test_registrations_that_are_refused(fn: Any, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        spec_of(fn, **settings)
+
+
+def test_a_nested_function_cannot_run_in_a_process() -> None:
+    def nested(message: Any) -> None:
+        pass
+
+    with pytest.raises(ConfigError, match="at module level"):
+        spec_of(nested, pool="process")
+
+
+def test_too_many_consumers() -> None:
+    with pytest.raises(
+        ConsumerLimitError, match=r"101 consumers asked for, the limit is 100 \(max_consumers\)"
+    ) as info:
+        spec_of(plain, concurrency=101)
+    assert (info.value.asked, info.value.limit) == (101, 100)
+    assert spec_of(plain, concurrency=100).concurrency == 100
+
+
+def test_a_thread_is_not_cancelled_by_time() -> None:
+    """A plain handler's time is its pool's business: the runner only calls it."""
+    assert run(lambda message: time.sleep(0.02), timeout_s=0.001) is None
+
+
+def test_nothing_is_left_behind_by_exceptions() -> None:
+    run(raises(RuntimeError()))
+    assert sys.exc_info() == (None, None, None)

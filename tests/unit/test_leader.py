@@ -1,0 +1,139 @@
+"""Who leads: a file lock between processes, an epoch in every write."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis.errors import LockHeldError
+from ignis.leader import FileLeader, SoleLeader, make_leader
+from tests.support import WAIT_S, eventually
+
+MakeApp = Callable[..., ignis.Ignis]
+
+SCRIPT = textwrap.dedent("""
+    import sys, time, ignis
+    from ignis.leader import make_leader
+    leader = make_leader(ignis.Ignis(sys.argv[1]).store, "sweeper")
+    fence = leader.try_lead()
+    print(fence.epoch if fence else "no", flush=True)
+    sys.stdin.read()
+    leader.relinquish()
+    print("gone", flush=True)
+    sys.stdin.read()
+""")
+
+
+@pytest.fixture
+def other(embedded_url: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that tries to lead as soon as it is started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, embedded_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def says(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_one_process_leads(embedded_url: str, new_app: MakeApp, other: subprocess.Popen[str]) -> None:
+    epoch = int(says(other))
+    leader = make_leader(new_app(embedded_url).store, "sweeper")
+    assert isinstance(leader, FileLeader)
+    assert leader.try_lead() is None
+    with pytest.raises(LockHeldError, match=f"another instance leads sweeper: .*epoch {epoch}"):
+        leader.lead()
+    assert leader.fence is None
+    other.send_signal(signal.SIGKILL)
+    other.wait(WAIT_S)
+    fence = eventually(leader.try_lead)
+    assert (fence.scope, fence.epoch) == ("sweeper", epoch + 1)
+    assert leader.fence is fence
+    assert leader.since_s is not None
+    leader.relinquish()
+
+
+def test_who_leads_stays(embedded_url: str, new_app: MakeApp) -> None:
+    app = new_app(embedded_url)
+    leader, rival = make_leader(app.store, "sweeper"), make_leader(app.store, "sweeper")
+    first = leader.lead()
+    assert leader.lead() is first
+    assert rival.try_lead() is None
+    assert make_leader(app.store, "other").lead().epoch == 1, "scopes are apart"
+    leader.relinquish()
+    leader.relinquish()
+    assert rival.lead().epoch == first.epoch + 1
+    assert leader.try_lead() is None
+    assert f"epoch {first.epoch + 1}" in leader.describe()
+    rival.relinquish()
+    assert leader.describe() == "nobody"
+
+
+def test_the_lock_file_is_private(embedded_url: str, new_app: MakeApp) -> None:
+    store = new_app(embedded_url).store
+    leader = make_leader(store, "sweeper")
+    leader.lead()
+    assert store.local_dir is not None
+    path = Path(store.local_dir) / "leader-sweeper.lock"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert store.owner in path.read_text("utf-8")
+    leader.relinquish()
+
+
+def test_a_forked_child_does_not_keep_its_dead_parents_lead(
+    embedded_url: str, new_app: MakeApp, tmp_path: Path
+) -> None:
+    """flock belongs to the open file, which a fork shares: it must be closed in the child."""
+    script = textwrap.dedent("""
+        import os, sys, time, ignis
+        from ignis.leader import make_leader
+        leader = make_leader(ignis.Ignis(sys.argv[1]).store, "sweeper")
+        leader.lead()
+        pid = os.fork()
+        if pid:
+            print(pid, flush=True)
+            os._exit(0)
+        os.close(1)
+        assert leader.fence is None
+        open(sys.argv[2], "w").close()
+        time.sleep(60)
+    """)
+    mark = tmp_path / "child"
+    done = subprocess.run(
+        [sys.executable, "-c", script, embedded_url, str(mark)],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    child = int(done.stdout)
+    try:
+        eventually(mark.exists)
+        leader = make_leader(new_app(embedded_url).store, "sweeper")
+        assert eventually(leader.try_lead).epoch == 2
+        leader.relinquish()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_store_of_one_process_has_one_candidate(memory_app: ignis.Ignis) -> None:
+    leader = make_leader(memory_app.store, "sweeper")
+    assert isinstance(leader, SoleLeader)
+    fence = leader.lead()
+    assert leader.lead() is fence
+    leader.relinquish()
+    assert leader.fence is None
+    assert leader.lead().epoch == fence.epoch + 1
+    assert leader.describe() == memory_app.store.owner

@@ -1,0 +1,175 @@
+"""The raw layer: load, fire, reload, delete, peek, metadata."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+import pytest
+
+import ignis
+from ignis.errors import (
+    ConfigError,
+    InvalidMessageError,
+    InvalidNameError,
+    MessageTooLargeError,
+    QueueMismatchError,
+    UnreadableMessageError,
+)
+from ignis.magazine import MessageIds
+from ignis.message import BodyCodec
+from ignis.native import shard_for_key
+
+
+class Order(msgspec.Struct):
+    id: str
+    total: float
+
+
+def drain(magazine: ignis.Magazine[Any]) -> list[Any]:
+    out = []
+    while fired := magazine.fire(100):
+        out += [one.message for one in fired]
+        assert magazine.delete(fired) == len(fired)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "message"),
+    [
+        (Order, "auto", Order("o1", 9.5)),
+        (Order, "msgpack", Order("o1", 9.5)),
+        (dict, "auto", {"a": [1]}),
+        (str, "auto", "é"),
+        (bytes, "auto", b"\x00\xff"),
+        (None, "auto", [1, "two"]),
+    ],
+)
+def test_there_and_back(app: ignis.Ignis, kind: Any, codec: str, message: Any) -> None:
+    magazine = app.magazine("m", kind, shards=3, codec=codec)
+    published = magazine.load(message, key="k", headers={"h": 1})
+    assert uuid.UUID(published.id).version == 7
+    assert (published.shard, published.pointer) == (shard_for_key(b"k", 3), 1)
+    [fired] = magazine.fire(10)
+    assert (fired.message, fired.shard, fired.pointer) == (message, published.shard, 1)
+    assert (fired.envelope.id, fired.envelope.key, fired.envelope.headers) == (published.id, "k", {"h": 1})
+    assert not fired.corrupt
+    assert magazine.fire(10) == []
+    assert (magazine.delete([fired]), magazine.delete([fired])) == (1, 0), "idempotent"
+
+
+def test_keyless_messages_are_spread_and_keys_are_not(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=4)
+    assert {magazine.load(n).shard for n in range(8)} == {0, 1, 2, 3}
+    assert len({magazine.load(n, key="same").shard for n in range(8)}) == 1
+
+
+def test_many(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=4)
+    ids = magazine.load_many(range(20_000), headers={"run": 1})
+    assert len(ids) == 20_000
+    assert len(set(ids)) == 20_000
+    assert ids[:2] == [ids[0], ids[1]]
+    assert sorted(ids) == list(ids), "ids rise with the order"
+    assert magazine.pending() == 20_000
+    assert sorted(drain(magazine)) == list(range(20_000))
+    assert isinstance(ids, MessageIds)
+    assert list(magazine.load_many([])) == []
+    assert list(magazine.load_many(n for n in range(3))) != []
+
+
+def test_many_with_keys_keep_the_order_of_each(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=4)
+    magazine.load_many(range(1_000), keys=[f"k{n % 10}" for n in range(1_000)])
+    got = drain(magazine)
+    for k in range(10):
+        assert [n for n in got if n % 10 == k] == list(range(k, 1_000, 10))
+
+
+def test_reload_goes_to_the_tail(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=1)
+    magazine.load_many([1, 2, 3])
+    first = magazine.fire(1)
+    assert magazine.reload(first) == 1
+    assert (magazine.pending(), magazine.in_flight()) == (3, 0)
+    assert magazine.reload(first) == 0
+    assert drain(magazine) == [2, 3, 1]
+
+
+def test_peek_claims_nothing(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=1)
+    magazine.load_many(range(5))
+    fired = magazine.fire(2)
+    assert [one.message for one in magazine.peek(2)] == [2, 3]
+    assert [one.message for one in magazine.peek(10, pending_only=False)] == [0, 1, 2, 3, 4]
+    assert (magazine.pending(), magazine.in_flight()) == (3, 2)
+    magazine.delete(fired)
+
+
+def test_metadata(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=2)
+    magazine.load_many(range(3), keys=["a"] * 3)
+    shard = shard_for_key(b"a", 2)
+    magazine.fire(2)
+    states = {state.shard: state for state in magazine.metadata()}
+    state = states[shard]
+    assert (state.load_pointer, state.fire_pointer, state.pending, state.in_flight) == (3, 2, 1, 2)
+    assert states[1 - shard].load_pointer == 0
+
+
+def test_what_is_refused(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", str, shards=2, max_message_bytes=10)
+    with pytest.raises(MessageTooLargeError) as info:
+        magazine.load("x" * 11)
+    assert (info.value.size_bytes, info.value.limit_bytes, info.value.setting) == (11, 10, "queue.max_message_bytes")
+    with pytest.raises(MessageTooLargeError):
+        magazine.load_many(["x", "x" * 11])
+    with pytest.raises(InvalidMessageError):
+        magazine.load(5)
+    with pytest.raises(InvalidMessageError):
+        magazine.load_many(["x", 5])
+    with pytest.raises(InvalidMessageError, match="a key is text or bytes"):
+        magazine.load("x", key=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="2 keys were given for 1 messages"):
+        magazine.load_many(["x"], keys=["a", "b"])
+    with pytest.raises(ConfigError, match="limit = 0 is below 1"):
+        magazine.fire(0)
+    assert magazine.pending() == 0
+    magazine.load("x" * 10)
+
+
+def test_an_unreadable_body_is_told_when_it_is_looked_at(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", bytes, shards=1)
+    magazine.load(b"{bad")
+    [fired] = app.magazine("m", dict, shards=1).fire()
+    assert fired.envelope.body == b"{bad"
+    with pytest.raises(UnreadableMessageError):
+        _ = fired.message
+
+
+def test_a_corrupt_one_has_no_message() -> None:
+    fired = ignis.Fired(3, 17, None, BodyCodec(dict))
+    assert fired.corrupt
+    with pytest.raises(UnreadableMessageError, match="record at shard 3, pointer 17 is corrupt"):
+        _ = fired.message
+    assert repr(fired) == "<Fired shard=3 pointer=17>"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "_SIDELINE", "../x"])
+def test_names(app: ignis.Ignis, name: str) -> None:
+    with pytest.raises(InvalidNameError, match="magazine name"):
+        app.magazine(name)
+
+
+def test_the_same_magazine_again(app: ignis.Ignis) -> None:
+    magazine = app.magazine("m", int, shards=2)
+    assert app.magazine("m", int, shards=2) is magazine
+    assert app.magazine("m", int, shards=2, ttl_s=5).ttl_s == 5
+    for n in range(10):
+        magazine.load(n)
+    assert app.magazine("m", int, shards=4).pending() == 10, "more shards are fine"
+    with pytest.raises(QueueMismatchError):
+        app.magazine("m", int, shards=1)
+    with pytest.raises(QueueMismatchError):
+        app.magazine("m", int, shards=4, durability="none")

@@ -1,0 +1,120 @@
+"""The names that users import. Removing one, or adding one by accident, is seen here."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import ignis
+from ignis import errors
+
+PUBLIC = [
+    "DROPPED",
+    "Context",
+    "Failure",
+    "Fired",
+    "Ignis",
+    "IgnisError",
+    "Magazine",
+    "Message",
+    "MessageIds",
+    "Published",
+    "Publisher",
+    "Queue",
+    "Receipt",
+    "__version__",
+]
+
+ERRORS = {
+    "ChannelFullError": "channel_full",
+    "ClosedError": "closed",
+    "ConfigError": "config",
+    "ConsumerLimitError": "consumer_limit",
+    "CorruptRecordError": "corrupt",
+    "DoubleReleaseError": "double_release",
+    "ForeignReferenceError": "foreign_reference",
+    "ForkedHandleError": "forked",
+    "FrameTooLargeError": "frame_too_large",
+    "HandlerTimeoutError": "handler_timeout",
+    "IgnisError": "error",
+    "InvalidMessageError": "invalid_message",
+    "InvalidNameError": "invalid_name",
+    "LockHeldError": "held",
+    "MalformedFrameError": "malformed_frame",
+    "MessageTooLargeError": "message_too_large",
+    "NativeError": "native",
+    "NoSizeClassError": "no_size_class",
+    "PeerDiedError": "peer_died",
+    "PoolExhaustedError": "pool_exhausted",
+    "PublishError": "publish_failed",
+    "QueueMismatchError": "queue_mismatch",
+    "QueueNotFoundError": "queue_not_found",
+    "RegionBusyError": "region_busy",
+    "RegionFormatError": "region_format",
+    "RegionIOError": "region_io",
+    "RegionTruncatedError": "region_truncated",
+    "StaleEpochError": "stale_epoch",
+    "StaleReferenceError": "stale_reference",
+    "StoreBusyError": "store_busy",
+    "StoreError": "store",
+    "StoreFailedError": "store_failed",
+    "StoreFormatError": "store_format",
+    "StoreFullError": "store_full",
+    "StoreUnreachableError": "store_unreachable",
+    "UnreadableMessageError": "unreadable",
+    "WaitTimeoutError": "timeout",
+}
+
+
+def test_the_package() -> None:
+    assert sorted(ignis.__all__) == sorted(PUBLIC)
+    for name in PUBLIC:
+        assert getattr(ignis, name) is not None
+
+
+def test_errors_and_their_codes() -> None:
+    found = {
+        name: kind.code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.IgnisError)
+    }
+    assert found == ERRORS
+    assert len(set(found.values())) == len(found), "a code names one error"
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
+    import builtins
+
+    kind = getattr(errors, name)
+    assert issubclass(kind, errors.IgnisError)
+    assert isinstance(kind.retryable, bool)
+    assert not hasattr(builtins, name)
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "app",
+        "config",
+        "consumer",
+        "handler",
+        "leader",
+        "magazine",
+        "message",
+        "publisher",
+        "queue",
+        "shovel",
+        "storage",
+        "storage.base",
+        "sweeper",
+        "workers",
+    ],
+)
+def test_every_module_lists_its_names(module: str) -> None:
+    found = importlib.import_module(f"ignis.{module}")
+    assert len(set(found.__all__)) == len(found.__all__)
+    for name in found.__all__:
+        assert hasattr(found, name), name

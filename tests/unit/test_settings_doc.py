@@ -1,0 +1,23 @@
+"""``docs/settings.md`` is generated: it must be what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from ignis.config import SECTIONS, reference
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text("utf-8") == reference(), "run: python -m ignis.config > docs/settings.md"
+
+
+def test_the_page_has_every_setting_in_columns() -> None:
+    lines = reference().splitlines()
+    for cls in SECTIONS:
+        assert f"## [{cls.section}]" in lines
+        for spec in dataclasses.fields(cls):
+            row = next(line for line in lines if line.startswith(f"| `{spec.name}` |"))
+            assert row.count("|") == 5, row

@@ -1,0 +1,358 @@
+"""The sweeper: what was claimed and never finished comes to the sideline, under the leader's authority."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.errors import LockHeldError, StaleEpochError, StoreBusyError
+from ignis.leader import make_leader
+from ignis.native import CODEC_JSON, encode_record
+from ignis.storage.base import Fence
+from ignis.sweeper import SweepResult
+from tests.support import WAIT_S, eventually, reasons, sidelined
+
+MakeApp = Callable[..., ignis.Ignis]
+
+
+class Clock:
+    """Seconds since the epoch, ahead of the real ones by as much as the test says."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def app(store_url: str, new_app: MakeApp, clock: Clock) -> ignis.Ignis:
+    return new_app(store_url, clock=clock, sweeper={"batch": 10})
+
+
+def open_queue(app: ignis.Ignis, **settings: Any) -> ignis.Queue[Any]:
+    queue: ignis.Queue[Any] = app.queue("jobs", int, **{"shards": 3, "stuck_after": "10m", **settings})
+    queue.open()
+    return queue
+
+
+def test_what_is_stuck_goes_to_the_sideline(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish_many(range(50), keys=[f"k{n}" for n in range(50)], headers={"h": 1})
+    before = {fired.message: fired.envelope for fired in queue.main.fire(40)}
+    clock.ahead_s = 590
+    assert app.sweeper().run_once() == SweepResult(queues=1), "not yet"
+    clock.ahead_s = 610
+    assert app.sweeper().run_once().swept == 40
+    assert (queue.main.pending(), queue.main.in_flight()) == (10, 0)
+    for message in sidelined(queue):
+        was = before[int(message.body)]
+        assert (message.id, message.key, message.headers) == (was.id, was.key, {"h": 1})
+        assert (message.reason, message.attempts, message.crashes) == ("abandoned", 1, 0)
+        assert message.error is not None
+        assert message.error.startswith(f"claimed by {app.store.owner}: not finished after 600 s")
+    assert len(sidelined(queue)) == 40
+    assert app.sweeper().run_once().swept == 0
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert record.swept_count == 40
+    assert set(record.sweep_pointers) == {0, 1, 2}
+    assert app.sweeper().total.swept == 40
+
+
+def test_what_was_finished_is_not_swept(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish_many(range(9))
+    fired = queue.main.fire(9)
+    queue.main.delete(fired[:3])
+    queue.main.reload(fired[3:6])
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once().swept == 3
+    assert sorted(int(message.body) for message in sidelined(queue)) == sorted(one.message for one in fired[6:])
+
+
+def test_a_late_acknowledgement_changes_nothing(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    fired = queue.main.fire(1)
+    clock.ahead_s = 10_000
+    app.sweeper().run_once()
+    assert queue.main.delete(fired) == 0
+    assert reasons(queue) == Counter({"abandoned": 1})
+
+
+def test_the_sidelines_own_threshold(app: ignis.Ignis, clock: Clock) -> None:
+    """A claim in the sideline is a shovel's. It is left alone for stuck_after and for two shovel intervals."""
+    queue = open_queue(app, shovel_interval="20m")
+    queue.sideline.store.load_records("jobs_SIDELINE", 0, [encode_record(b"1", flags=CODEC_JSON)])
+    assert len(queue.sideline.fire(10)) == 1
+    clock.ahead_s = 2_390
+    assert app.sweeper().run_once().sideline_swept == 0
+    clock.ahead_s = 2_410
+    assert app.sweeper().run_once().sideline_swept == 1
+    assert (queue.sideline.pending(), queue.sideline.in_flight(), queue.main.pending()) == (1, 0, 0)
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert (record.sideline_swept_count, record.swept_count) == (1, 0)
+
+
+def test_the_sidelines_threshold_is_stuck_after_when_that_is_longer(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app, shovel_interval="1m")
+    queue.sideline.store.load_records("jobs_SIDELINE", 0, [encode_record(b"1", flags=CODEC_JSON)])
+    queue.sideline.fire(10)
+    clock.ahead_s = 590
+    assert app.sweeper().run_once().sideline_swept == 0
+    clock.ahead_s = 610
+    assert app.sweeper().run_once().sideline_swept == 1
+
+
+def test_only_the_queues_asked_for(app: ignis.Ignis, clock: Clock) -> None:
+    queues = [app.queue(f"q{n}", int, stuck_after="10m") for n in range(3)]
+    for queue in queues:
+        queue.publish(1)
+        queue.main.fire(1)
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once(["q1"]) == SweepResult(queues=1, swept=1)
+    assert [len(sidelined(queue)) for queue in queues] == [0, 1, 0]
+    assert app.sweeper().run_once().swept == 2
+
+
+def test_inactive_queues_are_left_alone(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    app.store.queues.update("jobs", lambda record: setattr(record, "active", False))
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once() == SweepResult(queues=0)
+
+
+def test_expired_messages_are_retired(app: ignis.Ignis) -> None:
+    queue = open_queue(app, message_expiry=1)
+    queue.publish_many(range(3))
+    time.sleep(1.1)
+    assert app.sweeper().run_once().expired == 3
+    assert queue.main.pending() == 0
+
+
+def test_a_corrupt_record_is_set_aside(app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = open_queue(app, shards=1)
+    queue.publish_many([1, 2])
+    queue.main.fire(2)
+    abandoned = queue.main.store.abandoned
+
+    def flipped(*args: Any, **kwargs: Any) -> Any:
+        return [one._replace(record=None) if one.pointer == 1 else one for one in abandoned(*args, **kwargs)]
+
+    monkeypatch.setattr(queue.main.store, "abandoned", flipped)
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once().swept == 2
+    assert reasons(queue) == Counter({"abandoned": 1, "corrupt": 1})
+
+
+def test_one_queues_failure_does_not_stop_the_others(
+    app: ignis.Ignis, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("bad", "good"):
+        queue = app.queue(name, int, stuck_after="10m")
+        queue.publish(1)
+        queue.main.fire(1)
+    transfer = queue.main.store.transfer
+
+    def broken(source: str, *args: Any, **kwargs: Any) -> int:
+        if source == "bad":
+            raise StoreBusyError("held")
+        return transfer(source, *args, **kwargs)
+
+    monkeypatch.setattr(queue.main.store, "transfer", broken)
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once() == SweepResult(queues=2, swept=1, failed_queues=1)
+    assert "sweep of bad failed" in caplog.text
+
+
+# -- authority
+
+
+@pytest.mark.parametrize("where", ["main", "sideline"])
+def test_a_leader_that_was_replaced_writes_nothing(app: ignis.Ignis, clock: Clock, where: str) -> None:
+    queue = open_queue(app)
+    if where == "main":
+        queue.publish(1)
+        queue.main.fire(1)
+    else:
+        queue.sideline.store.load_records("jobs_SIDELINE", 0, [encode_record(b"1", flags=CODEC_JSON)])
+        queue.sideline.fire(1)
+    clock.ahead_s = 10_000
+    sweeper = app.sweeper()
+    sweeper.run_once(["nothing"])
+    app.store.locks.next_epoch("sweeper")
+    with pytest.raises(StaleEpochError):
+        sweeper.run_once()
+    assert queue.main.in_flight() + queue.sideline.in_flight() == 1, "nothing moved"
+    assert sweeper.refused == 1
+    result = sweeper.run_once()
+    assert result.swept + result.sideline_swept == 1, "it leads anew, under a new epoch"
+
+
+def test_only_the_leader_sweeps(embedded_url: str, new_app: MakeApp) -> None:
+    first, second = new_app(embedded_url), new_app(embedded_url)
+    open_queue(first)
+    first.sweeper().run_once()
+    with pytest.raises(LockHeldError, match="another instance leads sweeper"):
+        second.sweeper().run_once()
+    first.close()
+    assert second.sweeper().run_once().queues == 1, "closing gives the lead up"
+
+
+def test_stopping_gives_the_lead_up_and_sweeping_by_hand_goes_on(embedded_url: str, new_app: MakeApp) -> None:
+    first, second = new_app(embedded_url), new_app(embedded_url)
+    queue = open_queue(first)
+    queue.handler(lambda message: None)
+    first.start()
+    first.sweeper().run_once()
+    first.stop()
+    assert second.sweeper().run_once().queues == 1
+    second.sweeper().stop()
+    clock = Clock()
+    clock.ahead_s = 10_000
+    third = new_app(embedded_url, clock=clock)
+    third.sweeper().stop()
+    queue.publish(1)
+    queue.main.fire(1)
+    assert third.sweeper().run_once().swept == 1
+
+
+def test_a_stale_fence_moves_nothing(app: ignis.Ignis) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    app.store.locks.next_epoch("sweeper")
+    fence = Fence("sweeper", 0)
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    record.stuck_after_s = -10_000
+    with pytest.raises(StaleEpochError):
+        app.sweeper().sweep_queue(record, fence)
+    assert (queue.main.in_flight(), sidelined(queue)) == (1, [])
+
+
+# -- dead owners
+
+
+CLAIMER = textwrap.dedent("""
+    import sys, ignis
+    queue = ignis.Ignis(sys.argv[1]).queue("jobs", int, shards=3, stuck_after="10m")
+    print(len(queue.main.fire(5)), flush=True)
+    sys.stdin.read()
+""")
+
+
+def claim_elsewhere(url: str) -> subprocess.Popen[str]:
+    """Another process, which has claimed five messages and keeps them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "5\n"
+    return process
+
+
+def test_what_a_dead_process_held_is_recovered_at_once(embedded_url: str, new_app: MakeApp) -> None:
+    app = new_app(embedded_url)
+    queue = open_queue(app)
+    queue.publish_many(range(8))
+    with claim_elsewhere(embedded_url) as process:
+        assert app.sweeper().run_once().swept == 0, "it lives"
+        process.send_signal(signal.SIGKILL)
+    assert app.sweeper().run_once().swept == 5
+    found = sidelined(queue)
+    assert [(message.reason, message.crashes) for message in found] == [("abandoned", 1)] * 5
+    assert all("its worker's process is dead" in (message.error or "") for message in found)
+    assert queue.shovel.run_once().moved == 5
+    assert sorted(one.message for one in queue.main.fire(10)) == list(range(8))
+
+
+def test_dead_processes_may_be_left_to_time(embedded_url: str, new_app: MakeApp, clock: Clock) -> None:
+    app = new_app(embedded_url, clock=clock, sweeper={"dead_owners": False})
+    queue = open_queue(app)
+    queue.publish_many(range(5))
+    with claim_elsewhere(embedded_url) as process:
+        process.kill()
+    assert app.sweeper().run_once().swept == 0
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once().swept == 5
+
+
+def test_a_shovel_that_died_gives_back(embedded_url: str, new_app: MakeApp) -> None:
+    app = new_app(embedded_url)
+    queue = open_queue(app)
+    queue.sideline.store.load_records(
+        "jobs_SIDELINE", 0, [encode_record(b"%d" % n, flags=CODEC_JSON) for n in range(5)]
+    )
+    script = CLAIMER.replace("queue.main.fire", "queue.sideline.fire")
+    with subprocess.Popen(
+        [sys.executable, "-c", script, embedded_url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "5\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert app.sweeper().run_once().sideline_swept == 5
+    assert (queue.sideline.pending(), queue.sideline.in_flight()) == (5, 0)
+
+
+# -- the schedule
+
+
+def test_the_schedule(store_url: str, new_app: MakeApp, clock: Clock) -> None:
+    app = new_app(store_url, clock=clock, sweeper={"interval": 0.1, "initial_delay": 0})
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    clock.ahead_s = 10_000
+    sweeper = app.sweeper()
+    sweeper.start()
+    sweeper.start()
+    eventually(lambda: len(sidelined(queue)) == 1)
+    sweeper.stop(WAIT_S)
+    assert not [one for one in threading.enumerate() if one.name == "ignis-sweeper"]
+
+
+def test_the_schedule_survives_failures_and_other_leaders(
+    embedded_url: str, new_app: MakeApp, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app(embedded_url, clock=clock, sweeper={"interval": 0.1, "initial_delay": 0})
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    clock.ahead_s = 10_000
+    rival = make_leader(app.store, "sweeper")
+    rival.lead()
+    listed = threading.Event()
+    queues_list = app.store.queues.list
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        if not listed.is_set():
+            listed.set()
+            raise StoreBusyError("held")
+        return queues_list(*args, **kwargs)
+
+    monkeypatch.setattr(app.store.queues, "list", fails_once)
+    app.sweeper().start()
+    rival.relinquish()
+    eventually(lambda: len(sidelined(queue)) == 1)
+    assert listed.is_set()

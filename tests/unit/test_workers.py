@@ -1,0 +1,492 @@
+"""Workers without a store: what they are given, what they report, and what becomes of messages when they go away."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ignis.errors import MessageTooLargeError
+from ignis.handler import Failure, HandlerSpec, Runner
+from ignis.message import BodyCodec
+from ignis.native import CODEC_JSON, Channel, encode_record
+from ignis.workers import Chunk, Pool, Worker
+from ignis.workers.base import COMMAND_HANDLE, INDEX_BITS, make_inbox
+from ignis.workers.factory import make_pool
+from ignis.workers.loop import WorkLoop
+from tests.support import WAIT_S, Gate, eventually
+
+MAX_RECORD_BYTES = 64 << 10
+
+
+class Reports:
+    """A sink that remembers. Every id must be accounted for exactly once."""
+
+    def __init__(self) -> None:
+        self.done: list[int] = []
+        self.failed: dict[int, Failure] = {}
+        self.returned: list[int] = []
+        self.runs: list[tuple[int, int]] = []
+        self.timed = 0
+
+    def on_done(self, first_id: int, count: int) -> None:
+        self.runs.append((first_id, count))
+        self.done += range(first_id, first_id + count)
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        assert request_id not in self.failed
+        self.failed[request_id] = failure
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        self.returned += range(first_id, first_id + count)
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        self.timed += messages
+
+    def everything(self) -> list[int]:
+        return sorted([*self.done, *self.failed, *self.returned])
+
+
+def chunk_of(number: int, bodies: list[Any], shard: int = 0) -> Chunk:
+    records = [encode_record(BodyCodec(None).encode_checked(body), flags=CODEC_JSON) for body in bodies]
+    return Chunk(number, shard, range(1, len(records) + 1), records, sum(map(len, records)))
+
+
+def ids(chunk: Chunk) -> list[int]:
+    return list(range(chunk.first_id, chunk.first_id + len(chunk.records)))
+
+
+MakePool = Callable[..., tuple[Pool, Reports]]
+
+
+@pytest.fixture
+def pool_of() -> Iterator[MakePool]:
+    """``pool_of(fn, workers=1, **settings of the handler)``: a running pool and what it reports."""
+    pools: list[Pool] = []
+
+    def make(
+        fn: Callable[..., Any], workers: int = 1, give_back_s: float = 60, **settings: Any
+    ) -> tuple[Pool, Reports]:
+        spec, reports = HandlerSpec(fn, "jobs", concurrency=workers, **settings), Reports()
+        pool = make_pool(
+            spec,
+            reports,
+            lambda: Runner(spec, BodyCodec(None), {}),
+            codec="json",
+            max_record_bytes=MAX_RECORD_BYTES,
+            give_back_s=give_back_s,
+        )
+        pools.append(pool)
+        pool.resize(workers)
+        return pool, reports
+
+    yield make
+    for pool in pools:
+        pool.drain(5)
+        pool.close(5)
+
+
+def checking(pool: Pool, condition: Callable[[], Any]) -> None:
+    """Waits while the pool is looked after, as a consumer does."""
+
+    def look() -> Any:
+        pool.check(time.monotonic())
+        return condition()
+
+    eventually(look)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate(only="stop")
+    yield gate
+    gate.open.set()
+
+
+# -- accounting
+
+
+class Silent(Worker):
+    """A worker that never reports by itself."""
+
+    def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        return self._send(self.inbox, chunk, start, stop)
+
+    def __init__(self, reports: Reports) -> None:
+        super().__init__(reports)
+        self.inbox = make_inbox(MAX_RECORD_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("at", "count", "done", "failed", "returned"),
+    [
+        (None, 0, [], [], [10, 11, 12, 20, 21]),
+        (10, 1, [], [10], [11, 12, 20, 21]),
+        (11, 1, [10], [11], [12, 20, 21]),
+        (20, 1, [10, 11, 12], [20], [21]),
+        (21, 1, [10, 11, 12, 20], [21], []),
+        (12, 2, [10, 11], [12, 20], [21]),
+        (99, 1, [], [], [10, 11, 12, 20, 21]),
+    ],
+)
+@pytest.mark.parametrize("failure", [Failure("crash", "x"), None])
+def test_a_lost_worker_is_accounted_for(
+    at: int | None, count: int, done: list[int], failed: list[int], returned: list[int], failure: Failure | None
+) -> None:
+    """Before the message at hand: handled. That message: failed, or left alone. Behind it: returned."""
+    reports = Reports()
+    worker = Silent(reports)
+    one, two = chunk_of(10, [0, 1, 2]), chunk_of(20, [0, 1])
+    assert worker.submit(one, 0, 3)
+    assert worker.submit(two, 0, 2)
+    assert worker.outstanding == 5
+
+    def real(short: int) -> int:
+        return ((short // 10 * 10) << INDEX_BITS) + short % 10
+
+    worker.settle_lost(0 if at is None else real(at), count, failure)
+    assert reports.done == [real(one) for one in done]
+    assert list(reports.failed) == ([real(one) for one in failed] if failure is not None else [])
+    assert reports.returned == [real(one) for one in returned]
+    assert worker.outstanding == 0
+
+
+def test_a_worker_that_reports_what_it_was_not_given_is_caught() -> None:
+    worker = Silent(Reports())
+    worker.submit(chunk_of(1, [0, 1]), 0, 2)
+    with pytest.raises(RuntimeError, match="but owes"):
+        worker.on_done((1 << INDEX_BITS) + 1, 1)
+
+
+def test_a_full_inbox_is_a_result() -> None:
+    reports = Reports()
+    worker = Silent(reports)
+    chunk = chunk_of(1, ["x" * 30_000])
+    sent = 0
+    while worker.submit(chunk, 0, 1):
+        sent += 1
+    assert sent
+    assert worker.outstanding == sent
+
+
+def test_a_record_that_no_inbox_takes_is_told_and_not_owed() -> None:
+    worker = Silent(Reports())
+    with pytest.raises(MessageTooLargeError):
+        worker.submit(chunk_of(1, ["x" * (1 << 20)]), 0, 1)
+    assert worker.outstanding == 0
+
+
+# -- the loop of threads and processes
+
+
+def loop_over(
+    fn: Callable[..., Any],
+    chunks: list[Chunk],
+    reports: Reports,
+    *,
+    give_back_s: float = 60,
+    returning: Any = None,
+    **settings: Any,
+) -> Channel:
+    """Runs a loop over the chunks until its inbox is empty."""
+    spec = HandlerSpec(fn, "jobs", **settings)
+    inbox = make_inbox(MAX_RECORD_BYTES)
+    for chunk in chunks:
+        assert inbox.try_send(chunk.frames(0, len(chunk.records)))
+    loop = WorkLoop(
+        Runner(spec, BodyCodec(None), {}),
+        spec,
+        inbox,
+        reports,
+        should_return=returning or (lambda: False),
+        should_stop=lambda: True,
+        on_start=None,
+        give_back_s=give_back_s,
+    )
+    loop.run()
+    return inbox
+
+
+def test_a_chunk_of_successes_is_one_report() -> None:
+    reports, chunk = Reports(), chunk_of(1, list(range(100)))
+    loop_over(lambda message: None, [chunk], reports)
+    assert reports.runs == [(chunk.first_id, 100)]
+    assert reports.timed == 100
+
+
+def test_failures_split_the_run_and_keep_the_order() -> None:
+    reports, chunk = Reports(), chunk_of(1, list(range(10)))
+    loop_over(lambda message: message not in (3, 4, 9), [chunk], reports)
+    first = chunk.first_id
+    assert reports.runs == [(first, 3), (first + 5, 4)]
+    assert list(reports.failed) == [first + 3, first + 4, first + 9]
+    assert reports.everything() == ids(chunk)
+
+
+def test_a_misjudged_chunk_is_given_back() -> None:
+    """The first message takes long: whoever is free may have the others."""
+    reports, chunk = Reports(), chunk_of(1, list(range(10)))
+    loop_over(lambda message: time.sleep(0.06), [chunk], reports, give_back_s=0.01)
+    assert reports.done
+    assert len(reports.returned) >= 8
+    assert reports.everything() == ids(chunk)
+
+
+def test_what_is_not_started_is_returned_on_request() -> None:
+    reports, chunk, handled = Reports(), chunk_of(1, list(range(5))), []
+    loop_over(handled.append, [chunk, chunk_of(2, [7])], reports, returning=lambda: len(handled) == 2)
+    assert handled == [0, 1]
+    assert reports.done == ids(chunk)[:2]
+    assert reports.returned == [*ids(chunk)[2:], 2 << INDEX_BITS]
+
+
+def test_frames_carry_the_chunk() -> None:
+    chunk = chunk_of(3, ["a", "b", "c"])
+    from ignis.native import decode_frames
+
+    frames, _ = decode_frames(chunk.frames(1, 3))
+    assert frames == [(COMMAND_HANDLE, chunk.first_id + i, chunk.records[i]) for i in (1, 2)]
+
+
+# -- threads
+
+
+def test_threads_handle_everything(pool_of: MakePool) -> None:
+    seen: list[Any] = []
+    pool, reports = pool_of(seen.append, workers=3)
+    chunks = [chunk_of(n, [f"{n}.{i}" for i in range(20)]) for n in range(1, 7)]
+    for number, chunk in enumerate(chunks):
+        assert pool.workers[number % 3].submit(chunk, 0, 20)
+    eventually(lambda: len(reports.done) == 120)
+    assert sorted(seen) == sorted(f"{n}.{i}" for n in range(1, 7) for i in range(20))
+    assert reports.everything() == sorted(one for chunk in chunks for one in ids(chunk))
+    assert not any(worker.outstanding for worker in pool.workers)
+
+
+def test_a_thread_that_overruns_is_given_up_and_replaced(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate, timeout_s=0.05)
+    [stuck] = pool.workers
+    chunk = chunk_of(1, ["before", "stop", "after"])
+    assert stuck.submit(chunk, 0, 3)
+    assert stuck.submit(chunk_of(2, ["queued"]), 0, 1)
+    gate.wait_entered()
+    checking(pool, lambda: reports.failed)
+    first = chunk.first_id
+    assert reports.failed == {first + 1: Failure("timeout", "handler ran for more than 0.05 s")}
+    assert reports.done == [first]
+    assert reports.returned == [first + 2, 2 << INDEX_BITS]
+    assert stuck.outstanding == 0
+    assert not stuck.submit(chunk, 2, 3), "nothing is given to a thread that was given up"
+    [fresh] = pool.workers
+    assert fresh is not stuck
+    assert pool.lost_threads == 1  # type: ignore[attr-defined]
+    assert fresh.submit(chunk_of(3, ["again"]), 0, 1)
+    eventually(lambda: 3 << INDEX_BITS in reports.done)
+    gate.open.set()
+    eventually(lambda: pool.lost_threads == 0)  # type: ignore[attr-defined]
+    assert gate.seen == ["before", "stop", "again"], "what was taken from it is not handled by it"
+    assert reports.done == [first, 3 << INDEX_BITS], "and it has nothing more to say"
+
+
+def test_hanging_threads_do_not_multiply_without_bound(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate, timeout_s=0.02, max_consumers=2)
+    for number in range(1, 4):
+        eventually(lambda: pool.workers)
+        assert pool.workers[0].submit(chunk_of(number, ["stop"]), 0, 1)
+        checking(pool, lambda n=number: len(reports.failed) == n)  # type: ignore[misc]
+    pool.check(time.monotonic())
+    assert list(pool.workers) == []
+    gate.open.set()
+    checking(pool, lambda: pool.workers)
+
+
+def test_fewer_threads(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate, workers=2)
+    stays, leaves = pool.workers
+    chunk = chunk_of(1, ["stop", "not started"])
+    assert leaves.submit(chunk, 0, 2)
+    gate.wait_entered()
+    pool.resize(1)
+    assert list(pool.workers) == [stays]
+    assert not leaves.submit(chunk_of(2, ["late"]), 0, 1)
+    gate.open.set()
+    checking(pool, lambda: not leaves.outstanding)
+    assert (reports.done, reports.returned) == (ids(chunk)[:1], ids(chunk)[1:])
+
+
+def test_a_stuck_thread_keeps_only_what_it_is_at(
+    pool_of: MakePool, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool, reports = pool_of(gate)
+    [worker] = pool.workers
+    chunk = chunk_of(1, ["before", "stop", "after"])
+    assert worker.submit(chunk, 0, 3)
+    assert worker.submit(chunk_of(2, ["queued"]), 0, 1)
+    gate.wait_entered()
+    assert pool.drain(0.05) is False
+    first = chunk.first_id
+    assert (reports.done, reports.failed) == ([first], {})
+    assert reports.returned == [first + 2, 2 << INDEX_BITS]
+    gate.open.set()
+    pool.close(5)
+    eventually(lambda: pool.lost_threads == 0)  # type: ignore[attr-defined]
+    assert gate.seen == ["before", "stop"]
+    assert first + 1 not in reports.everything(), "left claimed: the sweeper's"
+    assert caplog.records == [], "its late end is no error"
+
+
+def test_drained_threads_return_what_they_did_not_start(pool_of: MakePool, gate: Gate) -> None:
+    pool, reports = pool_of(gate)
+    chunk = chunk_of(1, ["stop", "a", "b"])
+    assert pool.workers[0].submit(chunk, 0, 3)
+    gate.wait_entered()
+    threading.Timer(0.05, gate.open.set).start()
+    assert pool.drain(WAIT_S) is True
+    assert (reports.done, reports.returned) == (ids(chunk)[:1], ids(chunk)[1:])
+
+
+def test_batches_in_threads(pool_of: MakePool) -> None:
+    sizes: list[int] = []
+
+    def batch(messages: list[int]) -> list[bool]:
+        sizes.append(len(messages))
+        return [message % 3 != 0 for message in messages]
+
+    pool, reports = pool_of(batch, batch_size=4, batch_wait_s=1)
+    one, two = chunk_of(1, list(range(6))), chunk_of(2, list(range(6, 9)))
+    assert pool.workers[0].submit(one, 0, 6)
+    assert pool.workers[0].submit(two, 0, 3)
+    eventually(lambda: len(reports.everything()) == 9)
+    assert sizes == [4, 4, 1], "full ones at once, the rest after the wait"
+    assert sorted(reports.failed) == [ids(one)[0], ids(one)[3], ids(two)[0]]
+    assert reports.everything() == ids(one) + ids(two)
+
+
+def test_an_incomplete_batch_is_returned_when_drained(pool_of: MakePool) -> None:
+    pool, reports = pool_of(lambda messages: None, batch_size=10, batch_wait_s=300)
+    chunk = chunk_of(1, [1, 2, 3])
+    assert pool.workers[0].submit(chunk, 0, 3)
+    assert pool.drain(WAIT_S) is True
+    assert reports.returned == ids(chunk)
+
+
+# -- coroutines
+
+
+def test_coroutines_run_at_the_same_time_up_to_the_limit(pool_of: MakePool) -> None:
+    running, most = 0, 0
+
+    async def handler(message: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    pool, reports = pool_of(handler, workers=5)
+    chunk = chunk_of(1, list(range(40)))
+    assert pool.workers[0].submit(chunk, 0, 40)
+    eventually(lambda: len(reports.done) == 40)
+    assert most == 5
+    assert sorted(reports.done) == ids(chunk)
+
+
+def test_a_slow_coroutine_does_not_hold_back_the_reports_of_others(pool_of: MakePool) -> None:
+    release: list[asyncio.Event] = []
+
+    async def handler(message: Any) -> None:
+        if message == 0:
+            release.append(asyncio.Event())
+            await release[0].wait()
+
+    pool, reports = pool_of(handler, workers=2)
+    [worker] = pool.workers
+    chunk = chunk_of(1, list(range(50)))
+    assert worker.submit(chunk, 0, 50)
+    eventually(lambda: len(reports.done) == 49)
+    assert worker.outstanding == 1
+    worker.loop.call_soon_threadsafe(release[0].set)  # type: ignore[attr-defined]
+    eventually(lambda: len(reports.done) == 50)
+
+
+def test_coroutines_return_what_they_did_not_start(pool_of: MakePool) -> None:
+    entered = threading.Event()
+
+    async def handler(message: Any) -> None:
+        entered.set()
+        await asyncio.sleep(0.05)
+
+    pool, reports = pool_of(handler, workers=1)
+    chunk = chunk_of(1, list(range(10)))
+    assert pool.workers[0].submit(chunk, 0, 10)
+    assert entered.wait(WAIT_S)
+    assert pool.drain(WAIT_S) is True
+    assert 1 <= len(reports.done) < 10
+    assert reports.everything() == ids(chunk)
+
+
+def test_a_stuck_coroutine_is_cancelled_at_the_end_and_stays_claimed(pool_of: MakePool) -> None:
+    entered, cancelled = threading.Event(), []
+
+    async def handler(message: Any) -> None:
+        entered.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(message)
+            raise
+
+    pool, reports = pool_of(handler, workers=1)
+    chunk = chunk_of(1, ["stuck", "other"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    assert entered.wait(WAIT_S)
+    assert pool.drain(0.05) is False
+    pool.close(0.05)
+    assert cancelled == ["stuck"]
+    assert reports.everything() == ids(chunk)[1:]
+
+
+@pytest.mark.parametrize("timeout_s", [None, 30])
+def test_no_handler_ends_its_event_loop(pool_of: MakePool, timeout_s: float | None) -> None:
+    async def handler(message: Any) -> None:
+        if message == "exit":
+            raise SystemExit(1)
+        if message == "cancel":
+            raise asyncio.CancelledError
+
+    pool, reports = pool_of(handler, workers=2, timeout_s=timeout_s)
+    chunk = chunk_of(1, ["exit", "cancel", "fine"])
+    assert pool.workers[0].submit(chunk, 0, 3)
+    eventually(lambda: len(reports.everything()) == 3)
+    assert {failure.reason for failure in reports.failed.values()} == {"exception"}
+    assert reports.done == ids(chunk)[2:]
+
+
+def test_batches_of_coroutines(pool_of: MakePool) -> None:
+    sizes: list[int] = []
+
+    async def batch(messages: list[int]) -> list[bool]:
+        sizes.append(len(messages))
+        return [message != 2 for message in messages]
+
+    pool, reports = pool_of(batch, batch_size=4, batch_wait_s=1)
+    chunk = chunk_of(1, list(range(6)))
+    assert pool.workers[0].submit(chunk, 0, 6)
+    eventually(lambda: len(reports.everything()) == 6)
+    assert sizes == [4, 2]
+    assert list(reports.failed) == [ids(chunk)[2]]
+
+
+def test_no_coroutines_no_worker(pool_of: MakePool) -> None:
+    async def handler(message: Any) -> None: ...
+
+    pool, reports = pool_of(handler, workers=2)
+    pool.resize(0)
+    assert list(pool.workers) == []
+    pool.resize(1)
+    assert pool.workers[0].submit(chunk_of(1, [1]), 0, 1)
+    eventually(lambda: reports.done)
