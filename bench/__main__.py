@@ -1,0 +1,108 @@
+"""The command line: ``python -m bench <subject>``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from bench.measure import VOLATILE_FILE_SYSTEMS, Options, Recorder, file_system
+from bench.tables import console, show_environment
+
+Bench = Callable[[Options, Recorder], None]
+SUBJECTS = ("channel", "ring", "publish", "store", "latency", "memory")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="One short run of each: shows that it works, not how fast it is.")
+@click.option("--runs", type=click.IntRange(1, 100), help="Runs of each measurement [default: 5].")
+@click.option("--seconds", type=click.FloatRange(0.05, 600), help="Length of one timed run [default: 1].")
+@click.option(
+    "--size", "size_bytes", default=100, show_default=True, type=click.IntRange(16, 1 << 20), help="Bytes of a message."
+)
+@click.option("--pin/--no-pin", default=True, show_default=True, help="Producer and consumer on a core each.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where stores and servers keep their files [default: the system's temporary directory].",
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Only peers whose name contains this; may be given often.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also append the JSON lines to this file.",
+)
+@click.pass_context
+def main(
+    context: click.Context,
+    quick: bool,
+    runs: int | None,
+    seconds: float | None,
+    size_bytes: int,
+    pin: bool,
+    directory: Path | None,
+    only: tuple[str, ...],
+    json_path: Path | None,
+) -> None:
+    """Measures ignis beside its peers, in the same run on the same machine."""
+    context.obj = Options(
+        runs=runs or (1 if quick else 5),
+        seconds=seconds or (0.3 if quick else 1.0),
+        size_bytes=size_bytes,
+        quick=quick,
+        pin=pin,
+        directory=(directory or Path(tempfile.gettempdir())).resolve(),
+        only=frozenset(only),
+        json_path=json_path,
+    )
+
+
+def _run(options: Options, names: tuple[str, ...]) -> None:
+    from bench import channel, latency, memory, publish, ring, store
+
+    benches: dict[str, Bench] = {
+        "channel": channel.run, "ring": ring.run, "publish": publish.run,
+        "store": store.run, "latency": latency.run, "memory": memory.run,
+    }  # fmt: skip
+    # A default SIGTERM would end this process without stopping and removing what it started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    recorder = Recorder(options)
+    show_environment(options)
+    if options.quick:
+        console.print("quick: shows that everything works; neither figures nor goals mean anything", style="yellow")
+    kind = file_system(options.directory)
+    if kind in VOLATILE_FILE_SYSTEMS:
+        console.print(
+            f"WARNING: {options.directory} is {kind}: nothing there survives a power cut, so the durable figures mean "
+            "nothing. Name a directory on a disk with --dir.", style="bold red",
+        )  # fmt: skip
+    for name in names:
+        benches[name](options, recorder)
+    if recorder.problems:
+        console.print(f"{recorder.problems} measurements are missing or failed; see above.", style="bold red")
+        sys.exit(1)
+
+
+def _add(name: str, names: tuple[str, ...], text: str) -> None:
+    def command(options: Options) -> None:
+        _run(options, names)
+
+    main.command(name, help=text)(click.pass_obj(command))
+
+
+_add("channel", ("channel",), "Messages between two processes: one at a time, in bulk, round trips, sizes.")
+_add("ring", ("ring",), "The bare ring in C: two pinned threads.")
+_add("publish", ("publish",), "What a buffered publish costs its caller.")
+_add("store", ("store",), "Durable publishing and draining with acknowledgement.")
+_add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
+_add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
+_add("all", SUBJECTS, "Everything, in turn.")
+
+if __name__ == "__main__":
+    main()

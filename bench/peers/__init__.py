@@ -1,0 +1,1 @@
+"""What ignis is compared with: one module a peer, all behind the interfaces of :mod:`bench.peers.base`."""
