@@ -16,7 +16,7 @@ import sys
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-CHANNEL = ["channel", "region", "ring", "slab", "wait", "error"]
+CHANNEL = ["channel", "region", "bytering", "ring", "slab", "wait", "error"]
 
 # Each extension links the C files it needs, so that no shared library has to be found at run time. The few globals
 # of those files (fork counter, SIGBUS registry) are made to exist several times in a process.

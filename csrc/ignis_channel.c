@@ -23,7 +23,11 @@ static int open_producer(ign_channel *ch)
     }
     ch->swept_pos = ch->back_in.read_pos == 0 && ch->forward_out.write_pos == 0 ? 0 : UINT64_MAX;
     ch->until_drain = DRAIN_EVERY;
+    ch->until_free = 1;
     ch->produces = true;
+    rc = ign_bytering_open(&ch->bytering, ign_region_at(r, r->bytering_offset), r->bytering_bytes, &ch->forward_out);
+    if (rc != IGN_OK)
+        return rc;
     return ign_slab_open(&ch->slab, &r->table, words, ign_region_at(r, r->data_offset));
 }
 
@@ -41,6 +45,7 @@ static int finish(ign_channel *ch, int rc)
 {
     if (rc != IGN_OK) {
         ign_slab_close(&ch->slab);
+        ign_bytering_close(&ch->bytering);
         ign_region_close(&ch->region);
     }
     return rc;
@@ -78,6 +83,7 @@ int ign_channel_adopt(ign_channel *ch, ign_region *region, ign_role role)
     rc = role == IGN_PRODUCER ? open_producer(ch) : open_consumer(ch);
     if (rc != IGN_OK) {
         ign_slab_close(&ch->slab);
+        ign_bytering_close(&ch->bytering);
         ign_region_detach(region, role);
     }
     return rc;
@@ -121,6 +127,7 @@ void ign_channel_close(ign_channel *ch)
             ign_region_detach(&ch->region, IGN_PRODUCER);
     }
     ign_slab_close(&ch->slab);
+    ign_bytering_close(&ch->bytering);
     ign_region_close(&ch->region);
 }
 
@@ -155,6 +162,26 @@ int ign_channel_collect(ign_channel *ch)
     return IGN_OK;
 }
 
+/* UINT32_MAX: it goes into the slab. */
+static uint32_t reserve_small(ign_channel *ch, uint32_t size)
+{
+    uint32_t offset = ign_bytering_reserve(&ch->bytering, size);
+    if (offset == UINT32_MAX && --ch->until_free == 0) {
+        /* Not at every message: while the consumer is far behind, this line is the other core's. */
+        ch->until_free = DRAIN_EVERY;
+        uint64_t read_pos = atomic_load_explicit(&ch->forward_out.control->read_pos, memory_order_acquire); /* R2 */
+        uint64_t next_pos = ch->forward_out.write_pos + ch->staged;
+        if (next_pos - read_pos <= ch->region.ring_capacity) {
+            ign_bytering_free(&ch->bytering, read_pos, next_pos);
+            ign_bytering_turn(&ch->bytering, size);
+            offset = ign_bytering_reserve(&ch->bytering, size);
+        }
+        if (offset != UINT32_MAX)
+            ch->until_free = 1;
+    }
+    return offset;
+}
+
 int ign_channel_reserve(ign_channel *ch, size_t size, ign_slab_ref *ref, uint8_t **at)
 {
     if (size > ch->region.max_message_bytes)
@@ -165,6 +192,15 @@ int ign_channel_reserve(ign_channel *ch, size_t size, ign_slab_ref *ref, uint8_t
         return rc;
     if (room <= ch->staged)
         return IGN_FULL;
+    if (ch->bytering.bytes != 0) {
+        ign_bytering_mark(&ch->bytering, ch->forward_out.write_pos + ch->staged);
+        uint32_t offset = size <= IGN_BYTERING_MAX_MESSAGE ? reserve_small(ch, (uint32_t)size) : UINT32_MAX;
+        if (offset != UINT32_MAX) {
+            *ref = (ign_slab_ref){.slot = IGN_BYTERING_SLOT, .generation = offset, .length = (uint32_t)size};
+            *at = ch->bytering.data + offset;
+            return IGN_OK;
+        }
+    }
     if (--ch->until_drain == 0) {
         /* Now and then, not only when a class is empty: the buffers that came home last are the ones to use next, and
          * a walk through all of the slab would miss every cache. */
@@ -192,13 +228,15 @@ void ign_channel_stage(ign_channel *ch, const ign_slab_ref *ref, uint16_t kind)
 {
     *ign_ring_reserved(&ch->forward_out, ch->staged) = (ign_ring_entry){
         .slot = ref->slot, .generation = ref->generation, .length = ref->length, .offset = (uint16_t)ref->offset, .kind = kind};
-    ch->slab.words[ref->slot].sent_pos = ch->forward_out.write_pos + ch->staged;
+    if (ref->slot != IGN_BYTERING_SLOT)
+        ch->slab.words[ref->slot].sent_pos = ch->forward_out.write_pos + ch->staged;
     ch->staged++;
 }
 
 void ign_channel_abort(ign_channel *ch, const ign_slab_ref *ref)
 {
-    (void)ign_slab_release(&ch->slab, ref->slot, ref->generation);
+    if (ref->slot != IGN_BYTERING_SLOT)
+        (void)ign_slab_release(&ch->slab, ref->slot, ref->generation);
 }
 
 void ign_channel_publish(ign_channel *ch)
@@ -226,6 +264,23 @@ static void prefetch_message(const ign_message *message)
     }
 }
 
+/* Where a message's bytes are, checked against what we know of the geometry. */
+static int resolve(const ign_channel *ch, const ign_ring_entry *entry, const uint8_t **at)
+{
+    if (entry->slot == IGN_BYTERING_SLOT) {
+        uint32_t bytes = ch->region.bytering_bytes;
+        if (entry->generation >= bytes || entry->length > bytes - entry->generation)
+            return IGN_E_FOREIGN;
+        *at = (const uint8_t *)ign_region_at(&ch->region, ch->region.bytering_offset) + entry->generation;
+        return IGN_OK;
+    }
+    uint64_t offset;
+    int rc = ign_slab_resolve(&ch->region.table, entry->slot, entry->offset, entry->length, &offset);
+    if (rc == IGN_OK)
+        *at = (const uint8_t *)ign_region_at(&ch->region, ch->region.data_offset) + offset;
+    return rc;
+}
+
 static int look_ahead(ign_channel *ch)
 {
     ign_ring_entry entries[IGN_CHANNEL_AHEAD];
@@ -233,12 +288,11 @@ static int look_ahead(ign_channel *ch)
     int rc = ign_ring_peek_spsc(&ch->forward_in, entries, IGN_CHANNEL_AHEAD, &got);
     if (rc != IGN_OK)
         return rc;
-    const uint8_t *data = ign_region_at(&ch->region, ch->region.data_offset);
     for (uint32_t i = 0; i < got; i++) {
         const ign_ring_entry *e = &entries[i];
-        uint64_t at = 0;
-        int code = ign_slab_resolve(&ch->region.table, e->slot, e->offset, e->length, &at);
-        ch->ahead[i] = (ign_message){.bytes = code == IGN_OK ? data + at : NULL,
+        const uint8_t *at = NULL;
+        int code = resolve(ch, e, &at);
+        ch->ahead[i] = (ign_message){.bytes = at,
                                      .length = code == IGN_OK ? e->length : 0,
                                      .slot = e->slot,
                                      .generation = e->generation,
@@ -284,6 +338,11 @@ static uint32_t pending_limit(const ign_channel *ch, uint32_t slot)
 
 int ign_channel_give_back(ign_channel *ch, uint32_t slot, uint32_t generation)
 {
+    if (slot == IGN_BYTERING_SLOT) {
+        if (ign_event_has_sleeper(&ch->region.header->space))
+            ign_channel_flush(ch);
+        return IGN_OK;
+    }
     uint32_t room;
     int rc = ign_ring_reserve_spsc(&ch->back_out, ch->pending + 1, &room);
     if (rc == IGN_OK && room > ch->pending) {

@@ -30,7 +30,7 @@ typedef struct ign_message {
     uint32_t slot;
     uint32_t generation;
     uint16_t kind;
-    int16_t code; /* IGN_OK, or IGN_E_FOREIGN: the reference points outside the slab, bytes is NULL */
+    int16_t code; /* IGN_OK, or IGN_E_FOREIGN: the reference points outside slab and byte ring, bytes is NULL */
 } ign_message;
 
 typedef struct ign_channel {
@@ -43,6 +43,8 @@ typedef struct ign_channel {
     ign_ring_producer forward_out;
     ign_ring_consumer back_in;
     ign_slab slab;
+    ign_bytering bytering;
+    uint32_t until_free;  /* small messages that go into the slab until the full byte ring is looked at again */
     uint32_t staged;      /* entries written behind the write position */
     uint32_t until_drain; /* reservations until returned buffers are looked for */
     uint64_t swept_pos;   /* orphans of consumers that began at or before this were taken back */
@@ -72,7 +74,7 @@ void ign_channel_interrupt(ign_channel *channel);
 
 /* -- producer ----------------------------------------------------------------------------------------------------- */
 
-/* A slot of at least `size` bytes and a place in the ring for it. *at is where to write.
+/* Room for `size` bytes, in the byte ring or in a slot of the slab, and a place in the ring for it. *at is where to write.
  * IGN_OK | IGN_FULL (ring or size class; wait for space) | IGN_E_TOO_LARGE | IGN_E_CORRUPT | IGN_E_THREAD. */
 int ign_channel_reserve(ign_channel *channel, size_t size, ign_slab_ref *ref, uint8_t **at);
 /* Takes home all buffers that the consumer is done with, and those that a dead one lost. IGN_OK | IGN_E_CORRUPT | IGN_E_THREAD. */
@@ -89,9 +91,10 @@ void ign_channel_publish(ign_channel *channel);
 /* Messages that are there, not taken yet: *got of them at *messages (1..IGN_CHANNEL_AHEAD on IGN_OK), valid until the
  * next peek. IGN_OK | IGN_EMPTY | IGN_E_CORRUPT | IGN_E_THREAD. */
 int ign_channel_peek(ign_channel *channel, const ign_message **messages, uint32_t *got);
-/* Takes the first `count` of what was peeked. Their bytes stay valid until given back. */
+/* Takes the first `count` of what was peeked. The bytes of those in the slab stay valid until given back; those of the
+ * others (slot == IGN_BYTERING_SLOT) until here. */
 void ign_channel_advance(ign_channel *channel, uint32_t count);
-/* Sends a slot home; published in batches. IGN_OK | IGN_E_CORRUPT (more than there are slots). */
+/* Sends a slot home; published in batches. Nothing to do for IGN_BYTERING_SLOT. IGN_OK | IGN_E_CORRUPT (more than there are slots). */
 int ign_channel_give_back(ign_channel *channel, uint32_t slot, uint32_t generation);
 /* Publishes what was given back and the read position, wakes a sleeping producer. */
 void ign_channel_flush(ign_channel *channel);

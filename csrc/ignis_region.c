@@ -191,6 +191,7 @@ int ign_region_config_default(ign_region_config *config, uint32_t ring_capacity,
         return IGN_E_INVALID;
     config->ring_capacity = ring_capacity;
     config->max_message_bytes = max_message_bytes;
+    config->bytering_bytes = ign_bytering_default_bytes(ring_capacity);
     uint64_t largest = align_up(max_message_bytes, IGN_SLAB_ALIGN);
     uint64_t count = ring_capacity;
     for (uint64_t size = 256; config->class_count < IGN_SLAB_MAX_CLASSES; size *= 4) {
@@ -226,14 +227,18 @@ static int plan(ign_region *region, const ign_region_config *config)
     if (config->max_message_bytes == 0 ||
         config->max_message_bytes > region->table.classes[region->table.class_count - 1].slot_bytes)
         return IGN_E_INVALID;
+    if (!ign_bytering_size_valid(config->bytering_bytes))
+        return IGN_E_INVALID;
     region->ring_capacity = config->ring_capacity;
+    region->bytering_bytes = config->bytering_bytes;
     /* Room for every slot at once: sending a buffer home never has to wait. */
     region->return_capacity = power_of_two_from(region->table.slot_count);
     region->max_message_bytes = config->max_message_bytes;
     region->ring_offset = IGN_REGION_HEADER_BYTES;
     region->return_offset = align_up(region->ring_offset + ign_ring_bytes(region->ring_capacity), IGN_LINE_BYTES);
     region->words_offset = align_up(region->return_offset + ign_ring_bytes(region->return_capacity), IGN_LINE_BYTES);
-    region->data_offset = align_up(region->words_offset + ign_slab_words_bytes(&region->table), PAGE);
+    region->bytering_offset = align_up(region->words_offset + ign_slab_words_bytes(&region->table), PAGE);
+    region->data_offset = align_up(region->bytering_offset + region->bytering_bytes, PAGE);
     uint64_t total = align_up(region->data_offset + region->table.data_bytes, PAGE);
     if (total > IGN_REGION_MAX_BYTES)
         return IGN_E_INVALID;
@@ -272,6 +277,8 @@ static int format_region(void *memory, void *arg)
     header->ring_offset = region->ring_offset;
     header->return_offset = region->return_offset;
     header->words_offset = region->words_offset;
+    header->bytering_offset = region->bytering_offset;
+    header->bytering_bytes = region->bytering_bytes;
     header->data_offset = region->data_offset;
     header->class_count = region->table.class_count;
     header->slot_count = region->table.slot_count;
@@ -343,6 +350,7 @@ int ign_region_check_header(ign_region *region, const ign_region_header *header,
         return IGN_E_SIZE;
     ign_region_config config = {
         .ring_capacity = header->ring_capacity,
+        .bytering_bytes = header->bytering_bytes,
         .max_message_bytes = header->max_message_bytes,
         .class_count = header->class_count,
     };
@@ -354,7 +362,8 @@ int ign_region_check_header(ign_region *region, const ign_region_header *header,
     if (plan(region, &config) != IGN_OK || region->bytes != header->total_bytes || region->bytes != file_bytes ||
         header->header_bytes != IGN_REGION_HEADER_BYTES || region->return_capacity != header->return_capacity ||
         region->ring_offset != header->ring_offset || region->return_offset != header->return_offset ||
-        region->words_offset != header->words_offset || region->data_offset != header->data_offset ||
+        region->words_offset != header->words_offset || region->bytering_offset != header->bytering_offset ||
+        region->data_offset != header->data_offset ||
         region->table.slot_count != header->slot_count || region->table.data_bytes != header->data_bytes ||
         memcmp(region->table.classes, header->classes, sizeof header->classes) != 0)
         return IGN_E_SIZE;

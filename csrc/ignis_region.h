@@ -12,6 +12,7 @@
  *     4096  forward ring: control block, entries
  *        .  return ring: control block, entries
  *        .  slab words (one per slot, written by the producer alone)
+ *        .  byte ring, page aligned (may be absent)
  *        .  slab data, page aligned
  *
  * Integers are in host order: both sides are on one machine. A file of the other byte order fails on its magic.
@@ -29,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ignis_bytering.h"
 #include "ignis_error.h"
 #include "ignis_ring.h"
 #include "ignis_slab.h"
@@ -67,7 +69,9 @@ typedef struct ign_region_header {
     uint32_t class_count;
     uint32_t slot_count;
     uint64_t data_bytes;
-    uint32_t reserved[10];
+    uint64_t bytering_offset;
+    uint32_t bytering_bytes;
+    uint32_t reserved[7];
     ign_slab_class classes[IGN_SLAB_MAX_CLASSES];
     ign_owner owners[2];
     alignas(IGN_LINE_BYTES) _Atomic uint64_t notes[IGN_REGION_NOTES];
@@ -83,6 +87,7 @@ static_assert(sizeof(ign_region_header) <= IGN_REGION_HEADER_BYTES, "layout");
 
 typedef struct ign_region_config {
     uint32_t ring_capacity;      /* power of two */
+    uint32_t bytering_bytes;     /* see ign_bytering_size_valid; with one, receivers copy small messages before they advance */
     uint64_t max_message_bytes;  /* at most the largest class */
     uint32_t class_count;
     uint32_t slot_bytes[IGN_SLAB_MAX_CLASSES];
@@ -104,12 +109,14 @@ typedef struct ign_region {
     uint64_t ring_offset;
     uint64_t return_offset;
     uint64_t words_offset;
+    uint64_t bytering_offset;
+    uint32_t bytering_bytes;
     uint64_t data_offset;
     ign_slab_table table;
 } ign_region;
 
 /* Default classes for a ring capacity: 256 B, 1 KiB, 4 KiB, 16 KiB, then by four up to max_message_bytes, with fewer slots
- * the larger they are. IGN_OK | IGN_E_INVALID. */
+ * the larger they are; a byte ring with 128 bytes for each place in the ring, at most 8 MiB. IGN_OK | IGN_E_INVALID. */
 int ign_region_config_default(ign_region_config *config, uint32_t ring_capacity, uint64_t max_message_bytes);
 
 /* IGN_OK | IGN_E_INVALID | IGN_E_NOMEM. */

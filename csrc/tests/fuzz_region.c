@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static ign_region_config tiny(void)
 {
-    return (ign_region_config){.ring_capacity = 8, .max_message_bytes = 200, .class_count = 2,
+    return (ign_region_config){.ring_capacity = 8, .bytering_bytes = 2048, .max_message_bytes = 200, .class_count = 2,
                                .slot_bytes = {64, 256}, .slot_counts = {6, 2}};
 }
 

@@ -24,10 +24,12 @@ cdef extern from "ignis_channel.h" nogil:
         uint32_t ring_capacity
         uint64_t max_message_bytes
         uint32_t class_count
+        uint32_t bytering_bytes
         uint32_t *slot_bytes
         uint32_t *slot_counts
 
     ctypedef struct ign_region:
+        uint32_t bytering_bytes
         ign_region_header *header
         size_t bytes
         uint32_t ring_capacity
@@ -35,6 +37,15 @@ cdef extern from "ignis_channel.h" nogil:
         uint64_t data_offset
         ign_slab_table table
 
+    bint ign_bytering_size_valid(uint64_t bytes)
+    uint32_t ign_bytering_default_bytes(uint32_t ring_capacity)
+    enum:
+        IGN_BYTERING_SLOT
+        IGN_BYTERING_MAX_MESSAGE
+        IGN_BYTERING_MAX_BYTES
+    ctypedef struct ign_bytering:
+        uint64_t head
+        uint64_t tail
     int ign_region_config_default(ign_region_config *config, uint32_t ring_capacity, uint64_t max_message_bytes)
     int ign_region_check(const ign_region *region)
     int ign_region_owner_state(ign_region *region, ign_role role)
@@ -106,6 +117,7 @@ cdef class Channel:
 cdef class View:
     cdef Channel _owner
     cdef const uint8_t *_bytes
+    cdef bytes _copy        # of a small message: those lie in the byte ring, where nothing can be held
     cdef Py_ssize_t _size
     cdef uint32_t _slot
     cdef uint32_t _generation

@@ -32,10 +32,22 @@ class View(Buffer):
 class Channel:
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     @staticmethod
-    def heap(*, capacity: int = ..., size_classes: _Classes = None, max_message_bytes: int = ...) -> Channel: ...
+    def heap(
+        *,
+        capacity: int = ...,
+        size_classes: _Classes = None,
+        max_message_bytes: int = ...,
+        bytering_bytes: int | None = None,
+    ) -> Channel: ...
     @staticmethod
     def create(
-        path: _Path, *, role: str, capacity: int = ..., size_classes: _Classes = None, max_message_bytes: int = ...
+        path: _Path,
+        *,
+        role: str,
+        capacity: int = ...,
+        size_classes: _Classes = None,
+        max_message_bytes: int = ...,
+        bytering_bytes: int | None = None,
     ) -> Channel: ...
     @staticmethod
     def open(path: _Path, *, role: str, timeout: float | None = 0.0) -> Channel: ...

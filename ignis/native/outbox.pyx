@@ -158,6 +158,7 @@ cdef class Outbox:
         self._max_body = max_message_bytes
         if ign_region_config_default(&config, capacity, max_message_bytes + ENVELOPE_BYTES) != IGN_OK:
             raise ValueError(f"no layout for capacity={capacity}, max_message_bytes={max_message_bytes}")
+        config.bytering_bytes = 0  # a batch's messages are held until it is durable: each needs a slot of its own
         if size_classes is not None:
             config.class_count = 0
             for size, count in size_classes:

@@ -21,9 +21,17 @@ from tests.unit.native.native_support import eventually, in_child
 CLASSES = ((128, 16), (1024, 8))
 
 
+@pytest.fixture(params=[None, 0], ids=["byte ring", "slab"])
+def heap(request: pytest.FixtureRequest) -> Iterator[Channel]:
+    with Channel.heap(
+        capacity=16, size_classes=CLASSES, max_message_bytes=1000, bytering_bytes=request.param
+    ) as channel:
+        yield channel
+
+
 @pytest.fixture
-def heap() -> Iterator[Channel]:
-    with Channel.heap(capacity=16, size_classes=CLASSES, max_message_bytes=1000) as channel:
+def slab_heap() -> Iterator[Channel]:
+    with Channel.heap(capacity=16, size_classes=CLASSES, max_message_bytes=1000, bytering_bytes=0) as channel:
         yield channel
 
 
@@ -75,18 +83,18 @@ def test_limits(heap: Channel) -> None:
         heap.send_many([5])  # type: ignore[list-item]
 
 
-def test_full_is_an_answer(heap: Channel) -> None:
+def test_full_is_an_answer(slab_heap: Channel) -> None:
     for _ in range(8):
-        assert heap.try_send(b"x" * 1000)
-    assert not heap.try_send(b"x" * 1000)  # no slot of that size
-    assert heap.try_send(b"small")
+        assert slab_heap.try_send(b"x" * 1000)
+    assert not slab_heap.try_send(b"x" * 1000)  # no slot of that size
+    assert slab_heap.try_send(b"small")
     with pytest.raises(errors.WaitTimeoutError):
-        heap.send(b"x" * 1000, timeout=0)
-    assert heap.send_many([b"s"] * 20, timeout=0.01) == 7  # the ring
+        slab_heap.send(b"x" * 1000, timeout=0)
+    assert slab_heap.send_many([b"s"] * 20, timeout=0.01) == 7  # the ring
     with pytest.raises(errors.WaitTimeoutError):
-        heap.send_many([b"s"], timeout=0.01)
-    assert len(heap.recv_many(100)) == 16
-    assert heap.send_many([b"s"] * 16, timeout=0) == 16
+        slab_heap.send_many([b"s"], timeout=0.01)
+    assert len(slab_heap.recv_many(100)) == 16
+    assert slab_heap.send_many([b"s"] * 16, timeout=0) == 16
 
 
 def test_waits_are_bounded(heap: Channel) -> None:
@@ -177,16 +185,16 @@ def test_several_senders() -> None:
             thread.join(10)
 
 
-def test_views_hold_their_slots(heap: Channel) -> None:
-    heap.send_many([b"x" * 1000] * 8)
-    views = heap.recv_views(100)
+def test_views_hold_their_slots(slab_heap: Channel) -> None:
+    slab_heap.send_many([b"x" * 1000] * 8)
+    views = slab_heap.recv_views(100)
     assert [len(v) for v in views] == [1000] * 8
-    assert not heap.try_send(b"x" * 1000)
+    assert not slab_heap.try_send(b"x" * 1000)
     with views[0] as view:
         assert memoryview(view).readonly
         assert bytes(view) == view.tobytes() == b"x" * 1000
     assert view.released
-    assert heap.try_send(b"y" * 1000)
+    assert slab_heap.try_send(b"y" * 1000)
     with pytest.raises(errors.ClosedError):
         memoryview(view)
     window = memoryview(views[1])
@@ -196,9 +204,44 @@ def test_views_hold_their_slots(heap: Channel) -> None:
     views[1].release()
     views[1].release()  # idempotent
     del views  # the rest goes home by itself
-    assert heap.recv() == b"y" * 1000
-    assert heap.recv_many(1, timeout=0) == []
-    assert heap.stats()["active"] == 0
+    assert slab_heap.recv() == b"y" * 1000
+    assert slab_heap.recv_many(1, timeout=0) == []
+    assert slab_heap.stats()["active"] == 0
+
+
+def test_views_of_small_messages_are_copies(tmp_path: Path) -> None:
+    """They hold no slot: the byte ring goes round under them."""
+    with Channel.heap(capacity=16, bytering_bytes=2048) as channel:
+        channel.send_many([b"%04d" % i * 25 for i in range(16)])
+        views = channel.recv_views(16)
+        for n in range(100):
+            channel.send(b"y" * 100)
+            assert channel.recv() == b"y" * 100, n
+        assert [bytes(view) for view in views] == [b"%04d" % i * 25 for i in range(16)]
+        assert channel.stats()["active"] == 0
+        with views[3] as view:
+            assert len(view) == 100
+        with pytest.raises(errors.ClosedError):
+            memoryview(view)
+
+
+def test_a_full_byte_ring_is_no_full_channel() -> None:
+    with Channel.heap(capacity=1024, bytering_bytes=2048) as channel:
+        assert channel.stats()["bytering_bytes"] == 2048
+        sent = [b"%06d" % n * (n % 40) for n in range(1024)]
+        assert channel.send_many(sent, timeout=0) == 1024
+        assert not channel.try_send(b"one more")
+        assert channel.stats()["active"] > 500, "most of them went into the slab"
+        assert channel.recv_many(2000) == sent
+        assert channel.recv_many(1, timeout=0) == []
+        assert channel.try_send(b"")
+        assert channel.recv() == b""
+
+
+@pytest.mark.parametrize("wrong", [-1, 1, 1024, 3000, 1 << 29, 1 << 40])
+def test_a_byte_ring_has_a_size(wrong: int) -> None:
+    with pytest.raises(ValueError, match=f"bytering_bytes.*{wrong}"):
+        Channel.heap(bytering_bytes=wrong)
 
 
 def test_views_outlive_close(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_consumer_asleep_notices_the_death(tmp_path: Path) -> None:
 def test_a_producer_goes_on_after_its_consumer_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "r"
     with Channel.create(
-        path, role="producer", capacity=16, size_classes=((128, 16),), max_message_bytes=128
+        path, role="producer", capacity=16, size_classes=((128, 16),), max_message_bytes=128, bytering_bytes=0
     ) as producer:
         producer.send_many([b"%d" % i for i in range(16)])
         child = start(
