@@ -308,7 +308,7 @@ class Consumer:
                     mixed = _Mixed()
                 mixed.add(claim)
             else:
-                if claim.shard in mixed.shards:
+                if mixed.has(claim.shard):
                     # What the shard had before this claim goes out before it: first in, first out per shard.
                     self._hand_out(mixed)
                     mixed = _Mixed()
@@ -318,7 +318,7 @@ class Consumer:
 
     def _hand_out(self, mixed: _Mixed) -> None:
         if mixed.count:
-            chunk = self._new_chunk(mixed.shards, mixed.pointers, mixed.records, mixed.nbytes)
+            chunk = self._new_chunk(mixed.places, mixed.records, mixed.nbytes)
             self._submit(chunk, 0, mixed.count)
 
     def _set_corrupt_aside(self, claim: Claim) -> None:
@@ -340,14 +340,12 @@ class Consumer:
             while nbytes > CHUNK_BYTES and stop > start + 1:
                 stop -= 1
                 nbytes -= len(records[stop])
-            chunks.append(self._new_chunk(claim.shard, pointers[start:stop], records[start:stop], nbytes))
+            chunks.append(self._new_chunk([(claim.shard, pointers[start:stop])], records[start:stop], nbytes))
             start = stop
         return chunks
 
-    def _new_chunk(
-        self, shards: int | Sequence[int], pointers: Sequence[int], records: Sequence[bytes], nbytes: int
-    ) -> Chunk:
-        chunk = Chunk(next(self._chunk_ids), shards, pointers, records, nbytes)
+    def _new_chunk(self, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int) -> Chunk:
+        chunk = Chunk(next(self._chunk_ids), places, records, nbytes)
         self._chunks[chunk.first_id >> INDEX_BITS] = chunk
         with self._lock:
             self._bytes += nbytes
@@ -534,15 +532,14 @@ def _readable(claim: Claim) -> tuple[Sequence[int], list[bytes]]:
 
 
 def _bytes_of(claim: Claim) -> int:
-    return sum(len(record) for record in claim.records if record is not None)
+    return sum(map(len, filter(None, claim.records)))
 
 
 class _Mixed:
     """Small claims on their way into one chunk."""
 
     def __init__(self) -> None:
-        self.shards: list[int] = []
-        self.pointers: list[int] = []
+        self.places: list[tuple[int, Sequence[int]]] = []
         self.records: list[bytes] = []
         self.nbytes = 0
 
@@ -550,12 +547,15 @@ class _Mixed:
     def count(self) -> int:
         return len(self.records)
 
+    def has(self, shard: int) -> bool:
+        return any(shard == one for one, _ in self.places)
+
     def takes(self, claim: Claim, size: int) -> bool:
         return self.count + len(claim.records) <= size and self.nbytes + _bytes_of(claim) <= CHUNK_BYTES
 
     def add(self, claim: Claim) -> None:
         pointers, records = _readable(claim)
-        self.shards += [claim.shard] * len(records)
-        self.pointers += pointers
-        self.records += records
-        self.nbytes += sum(map(len, records))
+        if records:
+            self.places.append((claim.shard, pointers))
+            self.records += records
+            self.nbytes += sum(map(len, records))

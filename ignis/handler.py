@@ -75,17 +75,24 @@ class Context:
         items: a dict of this call alone, for middleware to hand things down.
     """
 
-    __slots__ = ("_items", "attempt", "body", "messages", "queue", "resources")
+    __slots__ = ("_items", "_messages", "attempt", "body", "queue", "resources")
 
     def __init__(
-        self, messages: Sequence[Message], body: Any, queue: str, attempt: int, resources: Mapping[str, Any]
+        self, messages: Sequence[Message] | Record, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]
     ) -> None:
-        self.messages = messages
+        self._messages = messages
         self.body = body
         self.queue = queue
         self.attempt = attempt
         self.resources = resources
         self._items: dict[str, Any] | None = None
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        if isinstance(self._messages, Record):
+            # Most handlers never look at the envelope: it is made for those that do.
+            self._messages = (Message(self._messages),)
+        return self._messages
 
     @property
     def message(self) -> Message:
@@ -181,6 +188,10 @@ class Runner:
         self._attempts = spec.attempts
         self._ignore = spec.ignore
         self._call = _onion(spec)
+        self._fn = spec.fn
+        self._takes_context = _positional_count(spec.fn) >= 2
+        if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
+            self.run = self._run_direct  # type: ignore[method-assign]
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
 
@@ -191,7 +202,7 @@ class Runner:
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return Failure(REASON_UNREADABLE, str(exc))
-        context = Context((Message(record),), body, self._queue, 1, self._resources)
+        context = Context(record, body, self._queue, 1, self._resources)
         while True:
             try:
                 answer = self._call(context)
@@ -208,6 +219,24 @@ class Runner:
                 return outcome
             context.attempt += 1
 
+    def _run_direct(self, data: bytes) -> Outcome:
+        """`run` where nothing stands between the worker and the handler: no middleware, one attempt."""
+        try:
+            record = Record(data)
+            body = self._decode(record.body)
+        except UnreadableMessageError as exc:
+            return Failure(REASON_UNREADABLE, str(exc))
+        try:
+            if self._takes_context:
+                answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
+            else:
+                answer = self._fn(body)
+        except self._ignore:
+            return DROPPED
+        except BaseException as exc:
+            return _failure_of(exc)
+        return None if answer is None or answer is True else _outcome_of(answer)
+
     async def run_async(self, data: bytes) -> Outcome:
         """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
         try:
@@ -215,7 +244,7 @@ class Runner:
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return Failure(REASON_UNREADABLE, str(exc))
-        context = Context((Message(record),), body, self._queue, 1, self._resources)
+        context = Context(record, body, self._queue, 1, self._resources)
         deadline = self._deadline()
         while True:
             answer, outcome = await self._await(context, deadline)

@@ -69,6 +69,8 @@ class BodyCodec(Generic[M]):
             self.flags = CODEC_RAW
             self.encode = _encode_text if type is str else _encode_bytes
             self.decode = _decode_text if type is str else _decode_bytes
+            if type is not str:
+                self.decode_checked = _decode_bytes  # type: ignore[method-assign] # any bytes will do
             return
         try:
             if codec == "json":

@@ -9,6 +9,8 @@ a whole chunk done, is one call.
 from __future__ import annotations
 
 import abc
+import bisect
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -35,20 +37,24 @@ _FRAME_OVERHEAD = 64
 class Chunk:
     """Messages given to one worker: where they are stored, and their records until they are accounted for.
 
-    ``shards`` names each message's shard, or, as one number, that of all: the usual case, a run from one segment.
+    Args:
+        chunk_id: its number, which its request ids begin with.
+        places: where its messages are stored, in order: (shard, pointers), a shard perhaps several times.
+        records: the messages.
+        nbytes: the sum of their sizes.
     """
 
-    __slots__ = ("_pointers", "_shards", "first_id", "left", "nbytes", "records")
+    __slots__ = ("_places", "_starts", "first_id", "left", "nbytes", "records")
 
     def __init__(
-        self, chunk_id: int, shards: int | Sequence[int], pointers: Sequence[int], records: Sequence[bytes], nbytes: int
+        self, chunk_id: int, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int
     ) -> None:
         self.first_id = chunk_id << INDEX_BITS
         self.records = records
         self.nbytes = nbytes
         self.left = len(records)
-        self._shards = shards
-        self._pointers = pointers
+        self._places = places
+        self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
 
     def frames(self, start: int, stop: int) -> bytes:
         """The messages ``start`` to ``stop`` as frames."""
@@ -56,13 +62,24 @@ class Chunk:
 
     def place(self, index: int) -> tuple[int, int]:
         """(shard, pointer) of one message."""
-        return self._shards if isinstance(self._shards, int) else self._shards[index], self._pointers[index]
+        at = bisect.bisect_right(self._starts, index) - 1
+        shard, pointers = self._places[at]
+        return shard, pointers[index - self._starts[at]]
 
     def places(self, start: int, stop: int) -> list[tuple[int, Sequence[int]]]:
         """The messages ``start`` to ``stop`` as (shard, pointers), a shard perhaps several times."""
-        if isinstance(self._shards, int):
-            return [(self._shards, self._pointers[start:stop])]
-        return [(self._shards[index], (self._pointers[index],)) for index in range(start, stop)]
+        found = []
+        at = bisect.bisect_right(self._starts, start) - 1
+        while start < stop:
+            shard, pointers = self._places[at]
+            offset = start - self._starts[at]
+            some = (
+                pointers if offset == 0 and len(pointers) <= stop - start else pointers[offset : offset + stop - start]
+            )
+            found.append((shard, some))
+            start += len(some)
+            at += 1
+        return found
 
 
 class Sink(Protocol):

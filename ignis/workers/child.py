@@ -67,11 +67,19 @@ def main(spec: ChildSpec) -> None:
     queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
     sink = _ChildSink(outbox)
 
+    set_note = inbox.set_note
+    timed = handler.timeout_s is not None
+    last_count = 0
+
     def on_start(first_id: int, count: int) -> bool:
+        nonlocal last_count
         if count:
-            inbox.set_note(NOTE_COUNT, count)
-            inbox.set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
-            inbox.set_note(NOTE_FIRST, first_id + 1)
+            if count != last_count:
+                set_note(NOTE_COUNT, count)
+                last_count = count
+            if timed:
+                set_note(NOTE_SINCE_US, time.monotonic_ns() // 1000)
+            set_note(NOTE_FIRST, first_id + 1)
         # Not cleared afterwards: until the report of a message arrives the parent must know that it was started, and
         # after that the parent no longer counts it as owed.
         return True

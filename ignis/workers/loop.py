@@ -15,6 +15,9 @@ __all__ = ["WorkLoop"]
 _REPORT_S = 0.05
 """A run of done messages is reported at least this often, however long the chunk."""
 
+_LOOK_S = 0.001
+"""Between two messages it is looked this often whether the rest is to be given back, however quick the handler."""
+
 _POLL_S = 0.2
 
 Frame = tuple[int, int, bytes]
@@ -27,7 +30,7 @@ class WorkLoop:
         runner: calls the handler.
         inbox: where chunks come from.
         sink: where outcomes go.
-        should_return: true when messages not yet started are to be given back.
+        should_return: true when messages not yet started are to be given back; asked every millisecond.
         should_stop: true when the loop is to end once its inbox is empty.
         on_start: called with (first request id, count) before a handler call and with (0, 0) after the last one of a
             chunk; returns False when the worker was given up meanwhile and must say nothing more.
@@ -53,10 +56,17 @@ class WorkLoop:
         self._should_stop = should_stop
         self._on_start = on_start
         self._give_back_s = give_back_s
-        self.at = (0, 0)
-        """(first request id, count) of the call in progress or just ended, for whoever gives the worker up."""
+        self.returning = False
+        """Set by another thread of this process: `should_return` at once, without waiting for the next look."""
+        self._at_id = 0
+        self._at_batch: tuple[int, int] | None = None
         self._batch_size = spec.batch_size
         self._batch_wait_s = spec.batch_wait_s
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """(first request id, count) of the call in progress or just ended, for whoever gives the worker up."""
+        return self._at_batch or (self._at_id, 1)
 
     def run(self) -> None:
         """Returns when stopped, given up, or when the other side is gone."""
@@ -78,18 +88,24 @@ class WorkLoop:
 
     def _run_chunk(self, frames: list[Frame]) -> bool:
         """False when the worker was given up."""
-        run, sink, on_start, should_return = self._runner.run, self._sink, self._on_start, self._should_return
+        run, sink, on_start = self._runner.run, self._sink, self._on_start
         clock = time.monotonic
         began = reported = clock()
+        look_at = 0.0
         end = frames[-1][1] + 1
         run_start = current = frames[0][1]
+        now = began
         for _, request_id, record in frames:
             current = request_id
-            if should_return():
+            if now >= look_at:
+                if self._should_return():
+                    break
+                look_at = now + _LOOK_S
+            if self.returning:
                 break
             if on_start is not None and not on_start(current, 1):
                 return False
-            self.at = (current, 1)
+            self._at_id = current
             outcome = run(record)
             if outcome is not None:
                 if on_start is not None and not on_start(0, 0):
@@ -146,7 +162,7 @@ class WorkLoop:
                 if not held:
                     since = clock()
                 held += decode_frames(message)[0]
-            if self._should_return() or (self._should_stop() and not held):
+            if self.returning or self._should_return() or (self._should_stop() and not held):
                 for _, request_id, _record in held:
                     self._sink.on_returned(request_id, 1)
                 held = []
@@ -162,7 +178,7 @@ class WorkLoop:
         began = time.monotonic()
         if self._on_start is not None and not self._on_start(batch[0][1], len(batch)):
             return False
-        self.at = (batch[0][1], len(batch))
+        self._at_batch = (batch[0][1], len(batch))
         outcomes = self._runner.run_batch([record for _, _, record in batch])
         if self._on_start is not None and not self._on_start(0, 0):
             return False

@@ -54,7 +54,6 @@ class _ThreadWorker(Worker):
 
     def __init__(self, pool: ThreadPool, name: str) -> None:
         super().__init__(pool.sink)
-        self.returning = False
         self.stopping = False
         self.given_up = False
         self._lock = threading.Lock()
@@ -66,13 +65,22 @@ class _ThreadWorker(Worker):
             spec,
             self.inbox,
             _Reports(self),
-            should_return=lambda: self.returning,
+            should_return=lambda: False,
             should_stop=lambda: self.stopping,
             on_start=self._on_start if spec.timeout_s is not None else None,
             give_back_s=pool.give_back_s,
         )
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
+
+    @property
+    def returning(self) -> bool:
+        """Whether what it has not started is to be given back."""
+        return self._loop.returning
+
+    @returning.setter
+    def returning(self, value: bool) -> None:
+        self._loop.returning = value
 
     def _run(self) -> None:
         try:

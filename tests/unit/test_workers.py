@@ -53,7 +53,7 @@ class Reports:
 
 def chunk_of(number: int, bodies: list[Any], shard: int = 0) -> Chunk:
     records = [encode_record(BodyCodec(None).encode_checked(body), flags=CODEC_JSON) for body in bodies]
-    return Chunk(number, shard, range(1, len(records) + 1), records, sum(map(len, records)))
+    return Chunk(number, [(shard, range(1, len(records) + 1))], records, sum(map(len, records)))
 
 
 def ids(chunk: Chunk) -> list[int]:
@@ -238,7 +238,12 @@ def test_a_misjudged_chunk_is_given_back() -> None:
 
 def test_what_is_not_started_is_returned_on_request() -> None:
     reports, chunk, handled = Reports(), chunk_of(1, list(range(5))), []
-    loop_over(handled.append, [chunk, chunk_of(2, [7])], reports, returning=lambda: len(handled) == 2)
+
+    def handle(message: int) -> None:
+        handled.append(message)
+        time.sleep(0.005)  # longer than the time between two looks
+
+    loop_over(handle, [chunk, chunk_of(2, [7])], reports, returning=lambda: len(handled) == 2)
     assert handled == [0, 1]
     assert reports.done == ids(chunk)[:2]
     assert reports.returned == [*ids(chunk)[2:], 2 << INDEX_BITS]
