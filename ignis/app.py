@@ -19,7 +19,7 @@ from ignis.consumer import Consumer
 from ignis.errors import ConfigError, IgnisError, QueueMismatchError
 from ignis.handler import Middleware
 from ignis.leader import make_leader
-from ignis.magazine import Magazine, MagazineManager
+from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.message import BodyCodec
 from ignis.queue import Queue
 from ignis.storage import open_store
@@ -149,13 +149,25 @@ class Ignis:
         name: str,
         type: Any = None,
         *,
-        shards: int = 32,
+        shards: int | None = None,
         ttl_s: float | None = 172_800,
-        durability: str = "sync",
+        durability: str | None = None,
         codec: str = "auto",
         max_message_bytes: int = 1 << 20,
     ) -> Magazine[Any]:
-        """The raw magazine of that name: load, fire, reload, delete, peek, metadata."""
+        """The raw magazine of that name: load, fire, reload, delete, peek, metadata.
+
+        Args:
+            name: of a queue: its main magazine; with ``_SIDELINE`` behind it, its sideline; any other: one of its own.
+            type, codec: as for `queue`.
+            shards, durability: None = those of the queue of that name, or 32 and ``sync``.
+            ttl_s: of what is loaded, in seconds; None = never expires.
+            max_message_bytes: limit of one message.
+        """
+        if shards is None or durability is None:
+            record = self.store.queues.get(name.removesuffix(SIDELINE_SUFFIX))
+            shards = shards or (record.shards if record is not None else 32)
+            durability = durability or (record.durability if record is not None else "sync")
         with self._lock:
             body_codec = self._codecs.setdefault((type, codec), BodyCodec(type, codec))
         return self.magazines.get(

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ignis.config import ConsumerSettings
 from ignis.errors import (
@@ -34,6 +34,7 @@ from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, corrupt_record, fai
 from ignis.storage.base import Claim, Transfer
 from ignis.workers import Chunk, Worker, make_pool
 from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
+from ignis.workers.cutting import Mixed, bytes_of, cut
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -298,25 +299,25 @@ class Consumer:
         idle = sum(worker.outstanding == 0 for worker in self._pool.workers)
         if idle > 1 and self.spec.batch_size is None:
             size = max(1, min(size, -(-total // idle)))
-        mixed = _Mixed()
+        mixed = Mixed()
         for claim in claims:
             self._set_corrupt_aside(claim)
-            if len(claims) > 1 and len(claim.records) * 2 <= size and _bytes_of(claim) <= CHUNK_BYTES:
+            if len(claims) > 1 and len(claim.records) * 2 <= size and bytes_of(claim) <= CHUNK_BYTES:
                 # Messages that were published one by one are claims of one each: together they are a chunk.
                 if not mixed.takes(claim, size):
                     self._hand_out(mixed)
-                    mixed = _Mixed()
+                    mixed = Mixed()
                 mixed.add(claim)
             else:
                 if mixed.has(claim.shard):
                     # What the shard had before this claim goes out before it: first in, first out per shard.
                     self._hand_out(mixed)
-                    mixed = _Mixed()
-                for chunk in self._cut(claim, size):
-                    self._submit(chunk, 0, len(chunk.records))
+                    mixed = Mixed()
+                for place, records, nbytes in cut(claim, size):
+                    self._submit(self._new_chunk([place], records, nbytes), 0, len(records))
         self._hand_out(mixed)
 
-    def _hand_out(self, mixed: _Mixed) -> None:
+    def _hand_out(self, mixed: Mixed) -> None:
         if mixed.count:
             chunk = self._new_chunk(mixed.places, mixed.records, mixed.nbytes)
             self._submit(chunk, 0, mixed.count)
@@ -328,21 +329,6 @@ class Consumer:
                 if claim.records[index] is None:
                     self._corrupt.append((claim.shard, claim.pointers[index]))
             self._acks.set()
-
-    def _cut(self, claim: Claim, size: int) -> list[Chunk]:
-        """Chunks of at most ``size`` messages and CHUNK_BYTES (one message may be larger)."""
-        pointers, records = _readable(claim)
-        chunks = []
-        start = 0
-        while start < len(records):
-            stop = min(len(records), start + size)
-            nbytes = sum(map(len, records[start:stop]))
-            while nbytes > CHUNK_BYTES and stop > start + 1:
-                stop -= 1
-                nbytes -= len(records[stop])
-            chunks.append(self._new_chunk([(claim.shard, pointers[start:stop])], records[start:stop], nbytes))
-            start = stop
-        return chunks
 
     def _new_chunk(self, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int) -> Chunk:
         chunk = Chunk(next(self._chunk_ids), places, records, nbytes)
@@ -519,43 +505,3 @@ def _outstanding(worker: Worker) -> int:
 def _claimed(returned: tuple[Chunk, int, int]) -> int:
     chunk, start, _ = returned
     return chunk.first_id + start
-
-
-def _readable(claim: Claim) -> tuple[Sequence[int], list[bytes]]:
-    """A claim without its corrupt records."""
-    if None not in claim.records:
-        return claim.pointers, cast("list[bytes]", claim.records)
-    pairs = [
-        (pointer, record) for pointer, record in zip(claim.pointers, claim.records, strict=True) if record is not None
-    ]
-    return [pointer for pointer, _ in pairs], [record for _, record in pairs]
-
-
-def _bytes_of(claim: Claim) -> int:
-    return sum(map(len, filter(None, claim.records)))
-
-
-class _Mixed:
-    """Small claims on their way into one chunk."""
-
-    def __init__(self) -> None:
-        self.places: list[tuple[int, Sequence[int]]] = []
-        self.records: list[bytes] = []
-        self.nbytes = 0
-
-    @property
-    def count(self) -> int:
-        return len(self.records)
-
-    def has(self, shard: int) -> bool:
-        return any(shard == one for one, _ in self.places)
-
-    def takes(self, claim: Claim, size: int) -> bool:
-        return self.count + len(claim.records) <= size and self.nbytes + _bytes_of(claim) <= CHUNK_BYTES
-
-    def add(self, claim: Claim) -> None:
-        pointers, records = _readable(claim)
-        if records:
-            self.places.append((claim.shard, pointers))
-            self.records += records
-            self.nbytes += sum(map(len, records))

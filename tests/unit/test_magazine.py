@@ -173,3 +173,11 @@ def test_the_same_magazine_again(app: ignis.Ignis) -> None:
         app.magazine("m", int, shards=1)
     with pytest.raises(QueueMismatchError):
         app.magazine("m", int, shards=4, durability="none")
+
+
+def test_the_magazines_of_a_queue_have_its_shards(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("orders", dict, shards=5, durability="none")
+    queue.publish({"n": 1})
+    assert memory_app.magazine("orders", dict).shards == 5
+    assert memory_app.magazine("orders_SIDELINE", dict).shards == 5
+    assert memory_app.magazine("other", dict).shards == 32
