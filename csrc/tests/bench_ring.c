@@ -12,6 +12,8 @@
 #include "check.h"
 #include "ignis_channel.h"
 
+#define PAUSE 64 /* about a microsecond: what a waiting side lets pass */
+
 static int cores[2] = {0, 1};
 
 static void pin(int core)
@@ -34,6 +36,7 @@ typedef struct run {
     uint64_t count;
     uint32_t bulk;
     uint32_t size;
+    int pause; /* times that the core pauses between two tries of a side that found nothing to do */
     _Atomic int ready;
 } run;
 
@@ -42,6 +45,13 @@ static void meet(run *r)
     atomic_fetch_add(&r->ready, 1);
     while (atomic_load(&r->ready) != 2)
         sched_yield(); /* the other may have to run on this core before it is pinned to its own */
+}
+
+/* A side that tries again at once takes the other's cache line each time. */
+static void rest(const run *r)
+{
+    for (int i = 0; i < r->pause; i++)
+        ign_cpu_relax();
 }
 
 static void *push_references(void *arg)
@@ -56,6 +66,8 @@ static void *push_references(void *arg)
             ign_ring_entry e = {.slot = (uint32_t)next, .length = 100};
             if (ign_ring_try_push_spsc(r->out, &e) == IGN_OK)
                 next++;
+            else
+                rest(r);
             continue;
         }
         uint32_t n = r->bulk < r->count - next ? r->bulk : (uint32_t)(r->count - next), pushed;
@@ -79,6 +91,8 @@ static void pop_references(run *r)
             ign_ring_try_pop_many_spsc(r->in, batch, r->bulk, &got);
         for (uint32_t i = 0; i < got; i++, next++)
             CHECK(batch[i].slot == (uint32_t)next);
+        if (got == 0)
+            rest(r);
     }
 }
 
@@ -94,8 +108,11 @@ static void *send_messages(void *arg)
         while (staged < r->bulk && n < r->count) {
             ign_slab_ref ref;
             uint8_t *at;
-            if (ign_channel_reserve(r->channel, r->size, &ref, &at) != IGN_OK)
+            if (ign_channel_reserve(r->channel, r->size, &ref, &at) != IGN_OK) {
+                ign_channel_publish(r->channel);
+                rest(r);
                 break;
+            }
             memcpy(at, body, r->size);
             memcpy(at, &n, 8);
             ign_channel_stage(r->channel, &ref, 0);
@@ -113,8 +130,11 @@ static void receive_messages(run *r)
     for (uint64_t next = 0; next < r->count;) {
         const ign_message *m;
         uint32_t got;
-        if (ign_channel_peek(r->channel, &m, &got) != IGN_OK)
+        if (ign_channel_peek(r->channel, &m, &got) != IGN_OK) {
+            ign_channel_flush(r->channel);
+            rest(r);
             continue;
+        }
         for (uint32_t i = 0; i < got; i++, next++) {
             memcpy(body, m[i].bytes, m[i].length);
             CHECK(memcmp(body, &next, 8) == 0);
@@ -149,24 +169,24 @@ static void *aligned(size_t bytes)
     return p;
 }
 
-static void bench_ring(uint32_t capacity, uint32_t bulk, uint64_t count)
+static void bench_ring(const char *name, uint32_t capacity, uint32_t bulk, int pause, uint64_t count)
 {
     void *memory = aligned(ign_ring_bytes(capacity));
-    run r = {.out = aligned(sizeof(ign_ring_producer)), .in = aligned(sizeof(ign_ring_consumer)), .count = count, .bulk = bulk};
+    run r = {.out = aligned(sizeof(ign_ring_producer)), .in = aligned(sizeof(ign_ring_consumer)), .count = count, .bulk = bulk, .pause = pause};
     CHECK_EQ(ign_ring_format(memory, capacity, 0), IGN_OK);
     CHECK_EQ(ign_ring_producer_open(r.out, memory, capacity), IGN_OK);
     CHECK_EQ(ign_ring_consumer_open(r.in, memory, capacity), IGN_OK);
-    measure(capacity > 64 ? "ring" : "ring_small", &r, push_references, pop_references);
+    measure(name, &r, push_references, pop_references);
     free(memory), free(r.out), free(r.in);
 }
 
-static void bench_channel(uint32_t size, uint32_t bulk, uint64_t count)
+static void bench_channel(const char *name, uint32_t size, uint32_t bulk, int pause, uint64_t count)
 {
     ign_region_config config;
     CHECK_EQ(ign_region_config_default(&config, 4096, 65536), IGN_OK);
-    run r = {.channel = aligned(sizeof(ign_channel)), .count = count, .bulk = bulk, .size = size};
+    run r = {.channel = aligned(sizeof(ign_channel)), .count = count, .bulk = bulk, .size = size, .pause = pause};
     CHECK_EQ(ign_channel_heap(r.channel, &config), IGN_OK);
-    measure("channel", &r, send_messages, receive_messages);
+    measure(name, &r, send_messages, receive_messages);
     ign_channel_close(r.channel);
     free(r.channel);
 }
@@ -178,11 +198,13 @@ int main(int argc, char **argv)
         cores[0] = atoi(argv[2]);
         cores[1] = atoi(argv[3]);
     }
-    bench_ring(4096, 1, count);
-    bench_ring(4096, 64, count);
-    bench_ring(16, 1, count / 4);
-    bench_channel(100, 1, count / 4);
-    bench_channel(100, 64, count / 2);
-    bench_channel(4096, 1, count / 50);
+    bench_ring("ring", 4096, 1, PAUSE, count);
+    bench_ring("ring", 4096, 64, PAUSE, count);
+    bench_ring("ring_always_empty", 4096, 1, 0, count / 4);
+    bench_ring("ring_always_full", 16, 1, 0, count / 4);
+    bench_channel("channel", 100, 1, PAUSE, count / 4);
+    bench_channel("channel", 100, 64, PAUSE, count / 2);
+    bench_channel("channel", 4096, 1, PAUSE, count / 50);
+    bench_channel("channel_always_empty", 100, 1, 0, count / 8);
     return 0;
 }
