@@ -2,8 +2,10 @@
 
 from ignis._version import __version__
 from ignis.app import Ignis
+from ignis.array_queue import ArrayQueue
 from ignis.errors import IgnisError
 from ignis.handler import DROPPED, Context, Failure
+from ignis.locks import Lock, LockLevel, LockManager
 from ignis.magazine import Fired, Magazine, MessageIds, Published
 from ignis.message import Message
 from ignis.native import Receipt
@@ -12,11 +14,15 @@ from ignis.queue import Queue
 
 __all__ = [
     "DROPPED",
+    "ArrayQueue",
     "Context",
     "Failure",
     "Fired",
     "Ignis",
     "IgnisError",
+    "Lock",
+    "LockLevel",
+    "LockManager",
     "Magazine",
     "Message",
     "MessageIds",

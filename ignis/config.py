@@ -35,6 +35,7 @@ else:  # pragma: no cover - 3.10 only
 __all__ = [
     "NAME_PATTERN",
     "ConsumerSettings",
+    "LockSettings",
     "PublisherSettings",
     "QueueSettings",
     "SweeperSettings",
@@ -217,7 +218,25 @@ class SweeperSettings(_Settings):
     dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")
 
 
-SECTIONS: tuple[type[_Settings], ...] = (QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings)
+@dataclass(frozen=True)
+class LockSettings(_Settings):
+    """Distributed locks."""
+
+    section: ClassVar[str] = "locks"
+
+    ttl_s: float = _setting(90, "how long a lock is held unless it is renewed or released", 0.001, MAX_EXPIRY_S)
+    timeout_s: float = _setting(90, "how long acquire() waits for a lock that somebody else holds", 0, 86_400)
+    poll_s: float = _setting(1, "wait between two looks at a lock that somebody else holds", 0.001, 60)
+    tries: int = _setting(5, "how often a call is made before the store's error is raised", 1, 100)
+    retry_wait_s: float = _setting(0.08, "wait between two tries", 0, 60)
+    max_hold_s: float = _setting(
+        3_600, "automatic renewal stops this long after the lock was acquired", 0.001, MAX_EXPIRY_S
+    )
+
+
+SECTIONS: tuple[type[_Settings], ...] = (
+    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, LockSettings,
+)  # fmt: skip
 
 
 def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -228,6 +228,73 @@ class StoreBusyError(StoreError):
     retryable = True
 
 
+class StoreTimeoutError(StoreError):
+    """The store did not answer in time, so what was asked for may or may not have been done.
+
+    Attributes: ``timeout_ms`` (the limit that ran out), ``setting`` (its name).
+    """
+
+    code = "store_timeout"
+    retryable = True
+
+    def __init__(self, what: str, timeout_ms: int, setting: str = "total_timeout_ms") -> None:
+        super().__init__(f"{what}: no answer within {timeout_ms} ms ({setting})")
+        self.what = what
+        self.timeout_ms = timeout_ms
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
+        return (type(self), (self.what, self.timeout_ms, self.setting))
+
+
+class RecordTooLargeError(StoreError, ValueError):
+    """A record is larger than the store's limit for one record. Nothing of it was stored.
+
+    Attributes: ``size_bytes``, ``limit_bytes`` (0 = not known), ``setting`` (the name of the setting that raises it).
+    """
+
+    code = "record_too_large"
+
+    def __init__(self, size_bytes: int, limit_bytes: int, setting: str = "max-record-size") -> None:
+        limit = f"{limit_bytes} bytes" if limit_bytes else "the server's limit"
+        super().__init__(f"record of {size_bytes} bytes is over {limit} ({setting})")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return (type(self), (self.size_bytes, self.limit_bytes, self.setting))
+
+
+class NamespaceNotFoundError(StoreError, LookupError):
+    """The server has no namespace of that name. Attributes: ``namespace``, ``known``."""
+
+    code = "namespace_unknown"
+
+    def __init__(self, namespace: str, known: tuple[str, ...] = ()) -> None:
+        has = f"; it has {', '.join(known)}" if known else ""
+        super().__init__(f"the server has no namespace {namespace!r}{has}")
+        self.namespace = namespace
+        self.known = known
+
+    def __reduce__(self) -> tuple[type, tuple[str, tuple[str, ...]]]:
+        return (type(self), (self.namespace, self.known))
+
+
+class DeviceOverloadError(StoreError):
+    """The server's disks cannot keep up with the writes. Slow down and try again."""
+
+    code = "device_overload"
+    retryable = True
+
+
+class HotKeyError(StoreError):
+    """Too many calls wait for one and the same record. Try again; more shards spread the load."""
+
+    code = "hot_key"
+    retryable = True
+
+
 class StaleEpochError(StoreError):
     """A control-plane write carried an epoch that a newer leader has replaced. Nothing was written."""
 
@@ -239,6 +306,62 @@ class LockHeldError(IgnisError):
 
     code = "held"
     retryable = True
+
+
+# -- distributed locks: the codes are those that the Java lock manager uses ------------------------------------
+
+
+class LockError(IgnisError):
+    """Root of what a distributed lock reports."""
+
+    code = "lock"
+
+
+class LockUnavailableError(LockError, TimeoutError):
+    """Somebody else holds the lock, and went on holding it until the timeout.
+
+    Attributes: ``lock_id``, ``waited_s``.
+    """
+
+    code = "LOCK_UNAVAILABLE"
+    retryable = True
+
+    def __init__(self, lock_id: str, waited_s: float) -> None:
+        super().__init__(f"lock {lock_id!r} was held by somebody else for all of {waited_s:g} s")
+        self.lock_id = lock_id
+        self.waited_s = waited_s
+
+    def __reduce__(self) -> tuple[type, tuple[str, float]]:
+        return (type(self), (self.lock_id, self.waited_s))
+
+
+class LockLostError(LockError):
+    """The lock is not held, or not any more: its time ran out, or its holder never got it. Stop what it protects."""
+
+    code = "LOCK_LOST"
+
+
+class LockConnectionError(LockError):
+    """The store could not be asked for the lock, nor for its renewal, in any of the tries.
+
+    It may be held for nobody until its time to live has run out.
+    """
+
+    code = "CONNECTION_ERROR"
+    retryable = True
+
+
+class LockRetriesExhaustedError(LockError):
+    """The store did not confirm the release in any of the tries. The lock ends with its time to live at the latest."""
+
+    code = "RETRIES_EXHAUSTED"
+    retryable = True
+
+
+class LockInternalError(LockError):
+    """The store refused for a reason that trying again does not change; ``__cause__`` says which."""
+
+    code = "INTERNAL_ERROR"
 
 
 # -- queues and workers --------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def demo(state: State, flights: int | None, workers: int, rate: int, steady_seco
     # The demo brings pieces of its own that no other command needs.
     from ignis.demo import Options, run_demo
 
-    if state.url is not None and not state.url.startswith("embedded:"):
+    if state.url is not None and state.url.startswith("memory:"):
         raise ConfigError(f"--url {state.url}: the demo's workers are processes of their own; give it embedded:///path")
     state.log_to_stderr("error")
     options = Options(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ignis.config import check_name
 from ignis.errors import ConfigError
@@ -11,18 +11,26 @@ from ignis.storage.base import Store
 
 __all__ = ["open_store"]
 
+DEFAULT_CLIENT_ID = "ignis"
+DEFAULT_FARM_ID = "local"
 
-def open_store(url: str, *, client_id: str = "ignis", farm_id: str = "local", **options: Any) -> Store:
+
+def open_store(
+    url: str, *, client_id: str = DEFAULT_CLIENT_ID, farm_id: str = DEFAULT_FARM_ID, **options: Any
+) -> Store:
     """Opens the store that a URL names.
 
     Args:
         url: ``embedded:///absolute/path`` (options may follow as ``?name=value``), ``memory://`` (a private one) or
-            ``memory://name`` (one that the process shares by that name, as long as the process lives).
+            ``memory://name`` (one that the process shares by that name, as long as the process lives), or
+            ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..`` may stand as well and
+            counts when the arguments are left at their defaults.
         client_id: the application. Together with ``farm_id`` it scopes every name in the store, so that several
             applications may share one.
         farm_id: the deployment.
-        options: of the store; see `ignis.storage.embedded.options.StoreOptions`. The memory store has none but
-            ``create``, which it ignores. An argument goes before the same option in the URL.
+        options: of the store; see `ignis.storage.embedded.options.StoreOptions` and
+            `ignis.storage.aerospike.options.AerospikeOptions`. The memory store has none but ``create``, which it
+            ignores. An argument goes before the same option in the URL.
 
     Returns:
         The opened store. Close it, or use ``with``. Thread-safe; after ``fork`` the child opens its own.
@@ -34,6 +42,8 @@ def open_store(url: str, *, client_id: str = "ignis", farm_id: str = "local", **
     check_name(client_id, "client_id")
     check_name(farm_id, "farm_id")
     parts = urlsplit(url)
+    if parts.scheme == "aerospike":
+        return _open_aerospike(parts, client_id, farm_id, options)
     merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     if parts.scheme == "memory":
         merged.pop("create", None)
@@ -49,4 +59,30 @@ def open_store(url: str, *, client_id: str = "ignis", farm_id: str = "local", **
         if not path:
             raise ConfigError(f"store URL {url!r} names no directory; write embedded:///var/lib/orders")
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
-    raise ConfigError(f"store URL {url!r}: scheme {parts.scheme!r} is not one of embedded, memory")
+    raise ConfigError(f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, memory")
+
+
+def _open_aerospike(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> Store:
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    in_url = str(merged.pop("client_id", client_id)), str(merged.pop("farm_id", farm_id))
+    client_id = in_url[0] if client_id == DEFAULT_CLIENT_ID else client_id
+    farm_id = in_url[1] if farm_id == DEFAULT_FARM_ID else farm_id
+    check_name(client_id, "client_id")
+    check_name(farm_id, "farm_id")
+    merged.pop("create", None)  # nothing is created: the namespace is in the server's configuration
+    who, _, hosts = parts.netloc.rpartition("@")
+    if who:
+        user, _, password = who.partition(":")
+        merged.setdefault("user", unquote(user))
+        merged.setdefault("password", unquote(password))
+    namespace = parts.path.strip("/")
+    if not hosts or not namespace or "/" in namespace:
+        raise ConfigError("an Aerospike URL names hosts and a namespace; write aerospike://127.0.0.1:3000/test")
+    try:
+        from ignis.storage.aerospike.options import AerospikeOptions
+        from ignis.storage.aerospike.store import AerospikeStore
+    except ModuleNotFoundError as exc:
+        raise ConfigError(
+            f"Aerospike needs a driver ({exc.name} is missing): pip install 'ignis-mq[aerospike]'"
+        ) from exc
+    return AerospikeStore(hosts, namespace, AerospikeOptions.of(merged), client_id=client_id, farm_id=farm_id)

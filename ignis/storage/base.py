@@ -20,15 +20,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 
 __all__ = [
     "Abandoned",
+    "ArrayStore",
     "Claim",
     "Fence",
     "FireResult",
     "LockRecord",
     "LockStore",
+    "LockTable",
     "MagazineStore",
     "Pointers",
     "QueueRecord",
@@ -276,8 +279,7 @@ class QueueStore(abc.ABC):
     def remove(self, name: str) -> bool: ...
 
 
-@dataclass(frozen=True)
-class LockRecord:
+class LockRecord(NamedTuple):
     """Who holds a lock. ``token`` rises with every acquisition of the same lock, for ever."""
 
     name: str
@@ -287,8 +289,8 @@ class LockRecord:
     expires_at_ms: int
 
 
-class LockStore(abc.ABC):
-    """Locks with owners, times to live and fencing tokens; and epochs, which only rise."""
+class LockTable(abc.ABC):
+    """Locks with owners, times to live and fencing tokens. Atomic per call."""
 
     @abc.abstractmethod
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
@@ -306,6 +308,29 @@ class LockStore(abc.ABC):
     @abc.abstractmethod
     def get(self, name: str) -> LockRecord | None: ...
 
+    def draw_token(self, name: str, owner: str) -> int | None:
+        """The lock's token when ``owner`` still holds it, else None. For stores whose `acquire` leaves the token at 0
+        because it costs calls of its own: it is drawn here, above every token drawn before."""
+        record = self.get(name)
+        return record.token if record is not None and record.owner == owner else None
+
+
+class LockStore(LockTable):
+    """The locks of the store's own application and deployment; and epochs, which only rise."""
+
+    def table(self, name: str, farm_id: str) -> LockTable:
+        """The distributed locks of one table.
+
+        Args:
+            name: of the table: ``DC#{farm}#{suffix}`` or ``XDC#{suffix}``. Everybody who names it sees the same locks,
+                whatever farm and application the store was opened for.
+            farm_id: the deployment that asks.
+
+        Raises:
+            ConfigError: a name is longer than the store takes.
+        """
+        raise ConfigError("this store has no distributed locks")
+
     @abc.abstractmethod
     def next_epoch(self, scope: str) -> int:
         """Raises the scope's epoch by one and returns it. Every fence with a lower epoch is stale from then on."""
@@ -315,13 +340,42 @@ class LockStore(abc.ABC):
         """The scope's current epoch; 0 before the first."""
 
 
+class ArrayStore(abc.ABC):
+    """First-in-first-out queues of plain values, each named by a name and a bin. Atomic and durable per call.
+
+    A value is one that MessagePack has: an int of 64 bits, a float, a bool, text, bytes, or a list or mapping of these.
+    A queue that was never used is empty.
+    """
+
+    @abc.abstractmethod
+    def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
+        """Appends all values or none; returns the new size. Raises RecordTooLargeError, StoreFullError: nothing was
+        stored."""
+
+    @abc.abstractmethod
+    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        """Removes and returns the oldest values, at most ``limit``."""
+
+    @abc.abstractmethod
+    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        """The oldest values, at most ``limit``. Changes nothing."""
+
+    @abc.abstractmethod
+    def size(self, name: str, bin_name: str) -> int:
+        """How many values there are."""
+
+
 class Store(abc.ABC):
     """One opened store. Thread-safe. Not usable in a child after ``fork``: ForkedHandleError; open another there."""
+
+    in_process = False
+    """Whether nobody but this process can see the store."""
 
     url: str
     magazines: MagazineStore
     queues: QueueStore
     locks: LockStore
+    arrays: ArrayStore
 
     @property
     @abc.abstractmethod

@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from ignis.storage.base import (
     iter_pointers,
 )
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
-from ignis.storage.memory_control import MemoryLocks, MemoryQueues
+from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
 
 __all__ = ["MemoryStore"]
 
@@ -101,6 +102,7 @@ class _Content:
         self.queues: dict[tuple[str, str], QueueRecord] = {}
         self.locks: dict[tuple[str, str], LockRecord] = {}
         self.epochs: dict[tuple[str, str], int] = {}
+        self.arrays: dict[tuple[str, str, str], deque[bytes]] = {}
 
 
 _named: dict[str, _Content] = {}
@@ -129,6 +131,8 @@ class MemoryStore(Store):
         client_id, farm_id: scope of all names.
     """
 
+    in_process = True
+
     def __init__(self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local") -> None:
         self.url = f"memory://{name}"
         if name:
@@ -145,6 +149,7 @@ class MemoryStore(Store):
         self.magazines = MemoryMagazines(self)
         self.queues = MemoryQueues(self)
         self.locks = MemoryLocks(self)
+        self.arrays = MemoryArrays(self)
 
     @contextmanager
     def open_content(self) -> Iterator[_Content]:

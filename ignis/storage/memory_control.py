@@ -1,21 +1,25 @@
-"""Queues and locks of the memory store."""
+"""Queues, locks and array queues of the memory store."""
 
 from __future__ import annotations
 
 import builtins
 import copy
+import itertools
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ignis.errors import ConfigError, QueueNotFoundError
-from ignis.storage.base import Fence, LockRecord, LockStore, QueueRecord, QueueStore
+from ignis.storage.base import ArrayStore, Fence, LockRecord, LockStore, LockTable, QueueRecord, QueueStore
 from ignis.storage.checks import ttl_milliseconds
 
 if TYPE_CHECKING:
     from ignis.storage.memory import MemoryStore
 
-__all__ = ["MemoryLocks", "MemoryQueues"]
+__all__ = ["MemoryArrays", "MemoryLocks", "MemoryQueues"]
 
 
 class MemoryQueues(QueueStore):
@@ -58,10 +62,15 @@ class MemoryQueues(QueueStore):
 
 
 class MemoryLocks(LockStore):
-    """Locks of one application. Thread-safe."""
+    """Locks of one application, or of one table of distributed locks. Thread-safe."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, scope: str | None = None) -> None:
         self._store = store
+        self._scope = store.scope if scope is None else scope
+
+    def table(self, name: str, farm_id: str) -> LockTable:
+        # A farm has no "#" in its name, so that no table is an application's own scope.
+        return MemoryLocks(self._store, name)
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
         ttl_ms = ttl_milliseconds(ttl_s)
@@ -69,7 +78,7 @@ class MemoryLocks(LockStore):
             raise ConfigError("a lock's owner must not be empty")
         with self._store.open_content() as content:
             now_ms = int(time.time() * 1000)
-            known = content.locks.get((self._store.scope, name))
+            known = content.locks.get((self._scope, name))
             if known is not None and known.owner and known.expires_at_ms > now_ms:
                 return None
             token = 1 if known is None else known.token + 1
@@ -95,21 +104,51 @@ class MemoryLocks(LockStore):
 
     def get(self, name: str) -> LockRecord | None:
         with self._store.open_content() as content:
-            known = content.locks.get((self._store.scope, name))
+            known = content.locks.get((self._scope, name))
             held = known is not None and known.owner and known.expires_at_ms > int(time.time() * 1000)
             return known if held else None
 
     def next_epoch(self, scope: str) -> int:
         with self._store.open_content() as content:
-            key = (self._store.scope, scope)
+            key = (self._scope, scope)
             content.epochs[key] = epoch = content.epochs.get(key, 0) + 1
             return epoch
 
     def epoch(self, scope: str) -> int:
         with self._store.open_content() as content:
-            return content.epochs.get((self._store.scope, scope), 0)
+            return content.epochs.get((self._scope, scope), 0)
 
     def _put(self, record: LockRecord) -> LockRecord:
         with self._store.open_content() as content:
-            content.locks[self._store.scope, record.name] = record
+            content.locks[self._scope, record.name] = record
         return record
+
+
+class MemoryArrays(ArrayStore):
+    """Array queues of one application. Thread-safe. Values are copied in and out."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
+        packed = [msgspec.msgpack.encode(value) for value in values]
+        with self._store.open_content() as content:
+            queue = content.arrays.setdefault((self._store.scope, name, bin_name), deque())
+            queue.extend(packed)
+            return len(queue)
+
+    def dequeue(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+        with self._store.open_content() as content:
+            queue = content.arrays.get((self._store.scope, name, bin_name), deque())
+            packed = [queue.popleft() for _ in range(min(limit, len(queue)))]
+        return [msgspec.msgpack.decode(one) for one in packed]
+
+    def peek(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+        with self._store.open_content() as content:
+            queue = content.arrays.get((self._store.scope, name, bin_name), deque())
+            packed = list(itertools.islice(queue, limit))
+        return [msgspec.msgpack.decode(one) for one in packed]
+
+    def size(self, name: str, bin_name: str) -> int:
+        with self._store.open_content() as content:
+            return len(content.arrays.get((self._store.scope, name, bin_name), ()))

@@ -11,11 +11,11 @@ from ignis.storage.base import MagazineStore, Store
 from tests.contract.support import Kind
 
 
-@pytest.fixture(params=["memory", "embedded"])
+@pytest.fixture(params=["memory", "embedded", "aerospike"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
     one = Kind(request.param, tmp_path)
     yield one
-    one.close_all()
+    one.forget()
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import FireResult, MagazineStore, ShardState, Store
+from tests import aerospike_support
 
 _numbers = itertools.count(1)
 
@@ -21,8 +23,13 @@ class Kind:
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory / "store"
+        self._clients: list[str] = []
         if name == "memory":
             self.url = f"memory://contract-{os.getpid()}-{next(_numbers)}"
+        elif name == "aerospike":
+            # Deployments share their data sets otherwise, as those of the Java library do.
+            self.url = aerospike_support.url(scope="local")
+            self._clients = [parse_qs(urlsplit(self.url).query)["client_id"][0], "billing"]
         else:
             self.url = f"embedded://{self.directory}"
         self._opened: list[Store] = []
@@ -39,6 +46,12 @@ class Kind:
         for store in self._opened:
             store.close(10)
         self._opened.clear()
+
+    def forget(self) -> None:
+        """At the end of a test: what is not in a directory of the test's is removed."""
+        self.close_all()
+        if self._clients:
+            aerospike_support.forget(aerospike_support.address(), self._clients)
 
     def reopen(self, **options: Any) -> Store:
         """As after an orderly end of the process."""

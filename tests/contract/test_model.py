@@ -87,7 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.all_sync = set(durabilities) == {"sync"}
 
     def teardown(self) -> None:
-        self.kind.close_all()
+        self.kind.forget()
         shutil.rmtree(self.root, ignore_errors=True)
 
     def body(self) -> str:
@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [one.pointer for one in found] == sorted(shard.fired)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike"])
 def test_stores_do_what_the_model_does(name: str) -> None:
     machine = type(f"{name.title()}Machine", (StoreMachine,), {"kind_name": name})
     run_state_machine_as_test(

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config", "native"}),
     frozenset({"message"}),
     frozenset({"storage"}),
-    frozenset({"magazine"}),
+    frozenset({"array_queue", "locks", "magazine"}),
     frozenset({"handler", "leader", "publisher"}),
     frozenset({"workers"}),
     frozenset({"consumer", "shovel", "sweeper"}),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ignis.errors import ConfigError, StoreFormatError
-from ignis.storage.base import LockRecord, LockStore
+from ignis.storage.base import LockRecord, LockStore, LockTable
 from ignis.storage.checks import ttl_milliseconds
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Scope
@@ -57,10 +57,15 @@ class Step(Operation):
 
 
 class EmbeddedLocks(LockStore):
-    """Locks of one application. Thread-safe; every change is durable on return."""
+    """Locks of one application, or of one table of distributed locks. Thread-safe; every change is durable on return."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: EmbeddedStore, scope: Scope | None = None) -> None:
         self._store = store
+        self._scope = store.scope if scope is None else scope
+
+    def table(self, name: str, farm_id: str) -> LockTable:
+        # A farm has no "#" in its name, so that no table is an application's own scope.
+        return EmbeddedLocks(self._store, Scope(name, ""))
 
     @guarded
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
@@ -116,8 +121,8 @@ class EmbeddedLocks(LockStore):
     @guarded
     def next_epoch(self, scope: str) -> int:
         def run(txn: Txn) -> int:
-            epoch = read_epoch(txn, self._store.scope, scope) + 1
-            txn.put(self._store.scope.key(b"E", scope), _U64.pack(epoch))
+            epoch = read_epoch(txn, self._scope, scope) + 1
+            txn.put(self._scope.key(b"E", scope), _U64.pack(epoch))
             return epoch
 
         epoch: int = self._store.sync_data().committer.submit(Step(run))
@@ -126,14 +131,14 @@ class EmbeddedLocks(LockStore):
     @guarded
     def epoch(self, scope: str) -> int:
         with self._store.sync_data().env.reading() as txn:
-            return read_epoch(txn, self._store.scope, scope)
+            return read_epoch(txn, self._scope, scope)
 
     def _submit(self, run: Callable[[Txn], LockRecord | None]) -> LockRecord | None:
         record: LockRecord | None = self._store.sync_data().committer.submit(Step(run))
         return record
 
     def _get(self, txn: Txn, name: str) -> _Stored | None:
-        value = txn.get(self._store.scope.key(b"L", name))
+        value = txn.get(self._scope.key(b"L", name))
         if value is None:
             return None
         try:
@@ -142,7 +147,7 @@ class EmbeddedLocks(LockStore):
             raise StoreFormatError(f"store: lock {name!r} is damaged: {exc}") from exc
 
     def _put(self, txn: Txn, name: str, stored: _Stored) -> LockRecord:
-        txn.put(self._store.scope.key(b"L", name), msgspec.msgpack.encode(stored))
+        txn.put(self._scope.key(b"L", name), msgspec.msgpack.encode(stored))
         return _record(name, stored)
 
 

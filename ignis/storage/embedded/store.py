@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ignis.errors import ForkedHandleError, WaitTimeoutError
 from ignis.storage.base import Store
+from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.catalogue import Scope
 from ignis.storage.embedded.directory import Data, fork_generation, open_directory, release_directory
 from ignis.storage.embedded.gate import Gate
@@ -60,6 +61,7 @@ class EmbeddedStore(Store):
         self.magazines = self._magazines = EmbeddedMagazines(self)
         self.queues = EmbeddedQueues(self)
         self.locks = EmbeddedLocks(self)
+        self.arrays = EmbeddedArrays(self)
 
     # -- what the facets use
 

@@ -1,0 +1,399 @@
+"""Claiming records.
+
+Three calls a batch, whatever its size: one moves the fire pointers of all shards, each by an expression that the server
+evaluates (never beyond the load pointer, so that no two claims get the same pointer); one stamps and reads the claimed
+records; the third, the removal, is the consumer's acknowledgement.
+
+A claimed pointer without a record is a hole, see `holes`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ignis.errors import ConfigError, IgnisError
+from ignis.storage.aerospike import expressions, layout
+from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
+from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
+from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.holes import MAX_HOLES, Holes
+from ignis.storage.base import Claim, FireResult
+
+__all__ = ["Firing"]
+
+log = logging.getLogger("ignis.storage.aerospike")
+
+_RIDE = 256
+"""Up to so many records the fire counters travel in the same batch; beyond, a batch of equal operations is so much
+quicker that a call for the counters of their own pays."""
+
+
+class _Span(NamedTuple):
+    """What one claim got of one shard: first..last, both included."""
+
+    shard: int
+    first: int
+    last: int
+    born: int
+
+
+class _Taken:
+    """What the records of one round turned out to be."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, tuple[list[int], list[bytes | None]]] = {}
+        self.holes: list[tuple[int, int]] = []
+        self.expired: list[tuple[int, int]] = []
+        self.voids: list[tuple[int, int]] = []
+        self.strangers: list[tuple[int, int]] = []
+
+    def count(self) -> int:
+        return sum(len(pointers) for pointers, _ in self.live.values())
+
+
+class Firing:
+    """See the module. Thread-safe."""
+
+    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
+        self._connection = connection
+        self._catalogue = catalogue
+        self.resurrected_seen = 0
+        self.holes = Holes(connection, catalogue)
+
+    def fire(
+        self, magazine: Magazine, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int
+    ) -> tuple[FireResult, list[tuple[int, int]]]:
+        """See `MagazineStore.fire`. Also returns (shard, pointer) of records that were claimed and do not fit into
+        ``max_bytes``, and could not be handed back to the head: the caller reloads them."""
+        order = self._order(magazine, shards)
+        merged: dict[int, tuple[list[int], list[bytes | None]]] = {}
+        holes: dict[int, list[int]] = {}
+        expired, left, surplus = 0, limit, []
+        more = False
+        if magazine.holes:
+            found = self._look_at_holes(magazine, set(order), owner, left)
+            expired += len(found.expired)
+            self._retire(magazine, found)
+            left -= found.count()
+            max_bytes -= _merge(merged, found)
+        todo, fruitless = order, 0
+        while left > 0 and todo and fruitless < 3:
+            room = MAX_HOLES - magazine.holes
+            if room <= 0:
+                more = True
+                break
+            spans = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
+            # Without a claim the round has still shown where the backlog is; others may take it first, now and then.
+            fruitless = 0 if spans else fruitless + 1
+            if not spans:
+                todo = self._with_backlog(magazine, order)
+                continue
+            taken = self._take(magazine, spans, owner)
+            cut = self._cut(magazine, spans, taken, max_bytes, bool(merged))
+            if cut:
+                surplus = self._give_back(magazine, cut, taken)
+                more = True
+            expired += len(taken.expired)
+            self._retire(magazine, taken)
+            self.holes.remember(magazine, taken.holes, holes)
+            left -= taken.count()
+            max_bytes -= _merge(merged, taken)
+            if cut:
+                break
+            todo = self._with_backlog(magazine, order)
+        more = more or bool(self._with_backlog(magazine, order))
+        with magazine.lock:
+            if merged:
+                magazine.next_shard = next(reversed(merged)) + 1
+        claims = [Claim(shard, pointers, records) for shard, (pointers, records) in merged.items()]
+        return FireResult(claims, holes, expired, more), surplus
+
+    @staticmethod
+    def _order(magazine: Magazine, shards: Sequence[int] | None) -> list[int]:
+        wanted = range(magazine.shards) if shards is None else sorted(set(shards))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < magazine.shards:
+            raise ConfigError(f"shards {wanted[0]} to {wanted[-1]}, the magazine has {magazine.shards}")
+        begin = magazine.next_shard % magazine.shards
+        return [one for one in wanted if one >= begin] + [one for one in wanted if one < begin]
+
+    @staticmethod
+    def _with_backlog(magazine: Magazine, shards: list[int]) -> list[int]:
+        with magazine.lock:
+            return [shard for shard in shards if magazine.views[shard].backlog > 0]
+
+    @staticmethod
+    def _fitting(magazine: Magazine, left: int, max_bytes: int) -> int:
+        """How many to claim so that they fit, by the size that records had so far."""
+        if not magazine.record_bytes:
+            return left
+        return max(1, min(left, int(max_bytes / magazine.record_bytes)))
+
+    # -- the first call: pointers
+
+    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> list[_Span]:
+        """Moves the fire pointers. Shards that get no share are only looked at."""
+        shares = self._shares(magazine, todo, count)
+        how = policy("update", ttl=layout.TTL_KEEP, only_if=expressions.has_unfired)
+        entries = []
+        for shard in todo:
+            key = self._catalogue.pointers_key(magazine, shard)
+            share = shares[shard]
+            entries.append(write_entry(key, expressions.claim(share), how) if share else read_entry(key))
+        # A record that too many want at this moment is left to the next round.
+        self._connection.send("claim", entries, allowed=(OK, FILTERED, NOT_FOUND, BUSY))
+        if any(entry.result == NOT_FOUND for entry in entries):
+            self._catalogue.missing(magazine)
+            return []
+        spans, seen = [], {}
+        for shard, entry in zip(todo, entries, strict=True):
+            if entry.result != OK:
+                with magazine.lock:
+                    magazine.views[shard].backlog = 0
+                continue
+            bins = entry.record[2]
+            seen[shard] = after = ShardPointers.of(bins)
+            if shares[shard] and after.fire > bins["before"]:
+                spans.append(_Span(shard, bins["before"] + 1, after.fire, after.born))
+        self._catalogue.saw(magazine, seen)
+        return spans
+
+    @staticmethod
+    def _shares(magazine: Magazine, todo: list[int], count: int) -> dict[int, int]:
+        """Splits ``count`` by the backlogs last seen; what they do not explain is spread evenly."""
+        with magazine.lock:
+            shares = {shard: min(magazine.views[shard].backlog, count) for shard in todo}
+        known = sum(shares.values())
+        if known > count:
+            shares = {shard: share * count // known for shard, share in shares.items()}
+            rest = count - sum(shares.values())
+            for shard in todo:
+                if not rest:
+                    break
+                with magazine.lock:
+                    wants = magazine.views[shard].backlog > shares[shard]
+                shares[shard] += wants
+                rest -= wants
+            return shares
+        every, rest = divmod(count - known, len(todo))
+        return {shard: shares[shard] + every + (number < rest) for number, shard in enumerate(todo)}
+
+    # -- the second call: records
+
+    def _take(self, magazine: Magazine, spans: list[_Span], owner: str) -> _Taken:
+        """Stamps and reads the claimed records and counts them as fired."""
+        wanted = [(span.shard, pointer) for span in spans for pointer in range(span.first, span.last + 1)]
+        counters = [
+            write_entry(
+                self._catalogue.counters_key(magazine, span.shard),
+                [expressions.increment(layout.FIRE_COUNTER, span.last - span.first + 1)],
+                policy(ttl=layout.TTL_NEVER),
+            )
+            for span in spans
+        ]
+        now_ms = int(time.time() * 1000)
+        ops = _stamp(now_ms, owner)
+        keys = self._catalogue.data_keys(magazine, wanted)
+        taken = _Taken()
+        try:
+            if len(wanted) <= _RIDE:
+                entries = [write_entry(key, ops, _STAMPED) for key in keys]
+                self._connection.send("take", entries + counters, allowed=ANY)
+            else:
+                entries = self._connection.operate(
+                    "take", self._catalogue.data_keys(magazine, wanted), ops, _STAMPED, allowed=ANY
+                )
+                self._connection.send("count", counters, allowed=ANY)
+        except IgnisError:
+            # Claimed, and nobody else gets them: this process looks at them again, as at holes.
+            self.holes.remember(magazine, wanted, {})
+            raise
+        self._sort_out(magazine, wanted, entries, now_ms, taken)
+        failed = [entry.result for entry in entries if entry.result not in {OK, NOT_FOUND}]
+        if len(failed) == len(entries):
+            self.holes.remember(magazine, wanted, {})
+            raise self._connection.error(failed[0], "take")
+        return taken
+
+    def _sort_out(
+        self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: _Taken
+    ) -> None:
+        shard, prefix, born = -1, "", 0
+        pointers: list[int] = []
+        records: list[bytes | None] = []
+        for place, entry in zip(wanted, entries, strict=True):
+            if place[0] != shard:
+                shard = place[0]
+                prefix = magazine.keys.prefix(shard)
+                born = magazine.views[shard].born
+                pointers, records = taken.live.setdefault(shard, ([], []))
+            if entry.result != OK:
+                taken.holes.append(place)
+                continue
+            bins = entry.record[2]
+            if bins[layout.DATA] is None and bins[layout.SEALED] is None:
+                taken.holes.append(place)
+                continue
+            if bins[layout.SEALED] is not None:
+                if bins[layout.SEALED] == layout.VOID:
+                    taken.voids.append(place)
+                continue
+            record, expires_at_ms, life = layout.decode(f"{prefix}{place[1]}", bins)
+            if life is not None and life != born:
+                taken.strangers.append(place)
+            elif expires_at_ms and expires_at_ms <= now_ms:
+                taken.expired.append(place)
+            else:
+                pointers.append(place[1])
+                records.append(record)
+
+    def _retire(self, magazine: Magazine, taken: _Taken) -> None:
+        """Removes what is not handed out: run out, deleted before, or of an earlier life of the magazine."""
+        gone = taken.expired + taken.voids + taken.strangers
+        if not gone:
+            return
+        if taken.strangers:
+            self.resurrected_seen += len(taken.strangers)
+            log.warning("%d record(s) of an earlier life of %s were dropped", len(taken.strangers), magazine.name)
+        self._connection.remove("retire", self._catalogue.data_keys(magazine, gone))
+        with magazine.lock:
+            for shard, pointer in gone:
+                magazine.views[shard].gone.add(pointer, pointer)
+        voids: dict[int, int] = {}
+        for shard, _ in taken.voids:
+            voids[shard] = voids.get(shard, 0) + 1
+        if voids:
+            self._connection.send("voids", _uncount(self._catalogue, magazine, voids, voids), allowed=(OK, NOT_FOUND))
+            with magazine.lock:
+                for shard, count in voids.items():
+                    # Seen before they were taken off: without this the shard looks emptier than it is.
+                    magazine.views[shard].backlog += count
+
+    # -- more bytes than asked for
+
+    def _cut(
+        self, magazine: Magazine, spans: list[_Span], taken: _Taken, max_bytes: int, has_some: bool
+    ) -> list[_Span]:
+        """Takes out of ``taken`` what is beyond ``max_bytes``; returns the parts of the spans that go back."""
+        cut: list[_Span] = []
+        for span in spans:
+            pointers, records = taken.live[span.shard]
+            keep = 0
+            for record in records:
+                size = len(record or b"")
+                if cut or (size > max_bytes and has_some):
+                    break
+                keep += 1
+                has_some = True
+                max_bytes -= size
+                magazine.record_bytes += (size - magazine.record_bytes) / 16 if magazine.record_bytes else size
+            if keep < len(pointers):
+                cut.append(_Span(span.shard, pointers[keep], span.last, span.born))
+                del pointers[keep:], records[keep:]
+            elif cut:
+                cut.append(span)
+                del pointers[:], records[:]
+        return cut
+
+    def _give_back(self, magazine: Magazine, cut: list[_Span], taken: _Taken) -> list[tuple[int, int]]:
+        """Moves the fire pointers back, where nobody has claimed since; returns the places where somebody has."""
+        entries = [
+            write_entry(
+                self._catalogue.pointers_key(magazine, span.shard),
+                [expressions.write(layout.FIRE_POINTER, span.first - 1), *expressions.READ_POINTERS],
+                policy("update", ttl=layout.TTL_KEEP, only_if=expressions.fire_pointer_is(span.last)),
+            )
+            for span in cut
+        ]
+        self._connection.send("give_back", entries, allowed=(OK, FILTERED, NOT_FOUND))
+        surplus: list[tuple[int, int]] = []
+        back: dict[int, int] = {}
+        for span, entry in zip(cut, entries, strict=True):
+            if entry.result != OK:
+                surplus += [(span.shard, pointer) for pointer in range(span.first, span.last + 1)]
+                continue
+            back[span.shard] = span.last - span.first + 1
+            for places in (taken.holes, taken.expired, taken.voids, taken.strangers):
+                places[:] = [place for place in places if place[0] != span.shard or place[1] < span.first]
+            with magazine.lock:
+                view = magazine.views[span.shard]
+                view.backlog = ShardPointers.of(entry.record[2]).unfired
+                # What is known of the shard's pointers must not be ahead of them.
+                view.fire_seen = min(view.fire_seen, span.first - 1)
+                view.seen_at = 0.0
+        if back:
+            self._connection.send("give_back", _uncount(self._catalogue, magazine, back, {}), allowed=(OK, NOT_FOUND))
+        return surplus
+
+    # -- holes
+
+    def _look_at_holes(self, magazine: Magazine, shards: set[int], owner: str, limit: int) -> _Taken:
+        """Looks again at the holes whose time has come; what has arrived is claimed, what is too old is sealed."""
+        due = self.holes.pick(magazine, shards, limit)
+        taken = _Taken()
+        if not due:
+            return taken
+        now_ms = int(time.time() * 1000)
+        places = sorted(due)
+        try:
+            entries = self._connection.operate(
+                "holes", self._catalogue.data_keys(magazine, places), _stamp(now_ms, owner), _STAMPED, allowed=ANY
+            )  # fmt: skip
+        except IgnisError:
+            self.holes.keep(magazine, due)
+            raise
+        self._sort_out(magazine, places, entries, now_ms, taken)
+        still = {place: due[place] for place in taken.holes}
+        taken.holes = []
+        self.holes.filled += len(due) - len(still)
+        grace, now = self._connection.options.hole_grace_s, time.monotonic()
+        old = [place for place, (since, _) in still.items() if now - since >= grace]
+        # Kept until the tombstone is there: a record that comes just before it is claimed by the next look.
+        self.holes.keep(magazine, {place: (since, min(2 * pause, grace)) for place, (since, pause) in still.items()})
+        if old:
+            self.holes.seal(magazine, old)
+        return taken
+
+
+_STAMPED = policy(ttl=layout.TTL_KEEP)
+"""Where there is no record yet the stamp makes one, which the producer's write completes."""
+_READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED)]
+
+
+def _stamp(now_ms: int, owner: str) -> list[Any]:
+    return [expressions.write(layout.FIRED_AT, now_ms), expressions.write(layout.OWNER, owner), *_READ]
+
+
+def _uncount(catalogue: Catalogue, magazine: Magazine, fired: dict[int, int], voids: dict[int, int]) -> list[Entry]:
+    """Entries that take counts off the fire counters and the voids."""
+    counters = [
+        write_entry(
+            catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, -count)],
+            policy("update", ttl=layout.TTL_NEVER),
+        )
+        for shard, count in fired.items()
+    ]  # fmt: skip
+    return counters + [
+        write_entry(
+            catalogue.pointers_key(magazine, shard), [expressions.increment(layout.VOIDS, -count)],
+            policy("update", ttl=layout.TTL_KEEP),
+        )
+        for shard, count in voids.items()
+    ]  # fmt: skip
+
+
+def _merge(merged: dict[int, tuple[list[int], list[bytes | None]]], taken: _Taken) -> int:
+    """Adds what is live; returns its bytes."""
+    size = 0
+    for shard, (pointers, records) in taken.live.items():
+        if pointers:
+            size += sum(len(record or b"") for record in records)
+            known = merged.get(shard)
+            if known is None:
+                merged[shard] = (pointers, records)
+            else:
+                known[0].extend(pointers)
+                known[1].extend(records)
+    return size

@@ -1,0 +1,351 @@
+"""What does not claim: peeking, scanning, counting, ages, finding what was abandoned, and clearing what ran out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ignis.errors import UnreadableMessageError
+from ignis.native import Record
+from ignis.storage.aerospike import expressions, layout
+from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
+from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
+from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.owner import provably_dead
+from ignis.storage.aerospike.ranges import Ranges
+from ignis.storage.base import Abandoned, Pointers, ShardState, iter_pointers
+from ignis.storage.embedded.owner import this_process
+
+__all__ = ["Looking"]
+
+SWEEP_BATCH = 1_000
+_COUNT_BATCH = 5_000
+_UNCOUNTED_S = 30.0
+_BINS = [layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED, layout.FIRED_AT, layout.OWNER]
+
+
+class Looking:
+    """See the module. Thread-safe."""
+
+    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
+        self._connection = connection
+        self._catalogue = catalogue
+        self._here = this_process()
+        self.resurrected_seen = 0
+
+    # -- reading records
+
+    def _rows(
+        self, magazine: Magazine, places: list[tuple[int, int]], claims: list[tuple[int, int]] | None = None
+    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """(shard, pointer, bins) of those that exist and are no tombstones. Places that hold a claim and no record are put
+        into ``claims``."""
+        keys = self._catalogue.data_keys(magazine, places)
+        for (shard, pointer), entry in zip(places, self._connection.read("read", keys, _BINS), strict=True):
+            if entry.result != OK or entry.record[2].get(layout.SEALED) is not None:
+                continue
+            if entry.record[2].get(layout.DATA) is not None:
+                yield shard, pointer, entry.record[2]
+            elif claims is not None:
+                claims.append((shard, pointer))
+
+    def _decode(self, magazine: Magazine, shard: int, pointer: int, bins: dict[str, Any]) -> layout.Decoded | None:
+        """The record, or None when it is of an earlier life of the magazine: a server without durable deletes has
+        brought it back."""
+        found = layout.decode(f"{magazine.keys.prefix(shard)}{pointer}", bins)
+        born = magazine.views[shard].born
+        if found.born is not None and born and found.born != born:
+            self.resurrected_seen += 1
+            return None
+        return found
+
+    def peek(self, magazine: Magazine, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        """See `MagazineStore.peek`. What is below the low-water mark is not there."""
+        views = magazine.views
+        places = sorted(
+            {
+                (shard, pointer)
+                for shard, pointer in iter_pointers(pointers)
+                if 0 <= shard < magazine.shards and pointer > views[shard].low
+            }
+        )
+        result: dict[int, dict[int, bytes | None]] = {}
+        for shard, pointer, bins in self._rows(magazine, places):
+            found = self._decode(magazine, shard, pointer, bins)
+            if found is not None:
+                result.setdefault(shard, {})[pointer] = found.record
+        return result
+
+    def scan(
+        self, magazine: Magazine, after: Mapping[int, int] | None, limit: int, pending_only: bool
+    ) -> list[tuple[int, int, bytes | None]]:
+        """See `MagazineStore.scan`."""
+        rows: list[tuple[int, int, bytes | None]] = []
+        known = self._catalogue.pointers(magazine, list(range(magazine.shards)))
+        for shard, pointers in known.items():
+            start = max((after or {}).get(shard, 0), magazine.views[shard].low)
+            if pending_only:
+                start = max(start, pointers.fire)
+            for places in self._places(magazine, shard, start + 1, pointers.load, max(64, min(limit, SWEEP_BATCH))):
+                for _, pointer, bins in self._rows(magazine, places):
+                    found = self._decode(magazine, shard, pointer, bins)
+                    if found is not None:
+                        rows.append((shard, pointer, found.record))
+                if len(rows) >= limit:
+                    return rows[:limit]
+        return rows
+
+    @staticmethod
+    def _places(
+        magazine: Magazine, shard: int, first: int, last: int, size: int, known: Ranges | None = None
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Places that may hold a record, in pieces; those in ``known`` (default: what is gone) are left out."""
+        with magazine.lock:
+            # What is known to be gone may grow meanwhile; that only spares looks.
+            missing = (magazine.views[shard].gone if known is None else known).missing(first, last)
+            piece: list[tuple[int, int]] = []
+            pieces: list[list[tuple[int, int]]] = []
+            for pointer in missing:
+                piece.append((shard, pointer))
+                if len(piece) == size:
+                    pieces.append(piece)
+                    piece = []
+                    if len(pieces) == 64:
+                        break
+            if piece:
+                pieces.append(piece)
+        yield from pieces
+        if len(pieces) == 64 and len(pieces[-1]) == size:
+            yield from Looking._places(magazine, shard, pieces[-1][-1][1] + 1, last, size, known)
+
+    # -- counting
+
+    def metadata(self, magazine: Magazine) -> list[ShardState]:
+        """See `MagazineStore.metadata`.
+
+        Pending is what the pointers say, so that it is exact even after a process died between two steps; the fire
+        counter shown follows from it and from the load counter.
+        """
+        shards = list(range(magazine.shards))
+        known = self._catalogue.pointers(magazine, shards)
+        counters = [read_entry(self._catalogue.counters_key(magazine, shard)) for shard in shards]
+        self._connection.send("counters", counters, allowed=(OK, NOT_FOUND))
+        in_flight = self._in_flight(magazine, known)
+        states = []
+        for shard, entry in zip(shards, counters, strict=True):
+            pointers = known[shard]
+            loads = (entry.record[2].get(layout.LOAD_COUNTER) or 0) if entry.result == OK else pointers.load
+            states.append(
+                ShardState(
+                    shard, pointers.load, pointers.fire, loads, loads - pointers.unfired, in_flight.get(shard, 0)
+                )
+            )
+        return states
+
+    def _in_flight(self, magazine: Magazine, known: dict[int, ShardPointers]) -> dict[int, int]:
+        """Claimed and still there. What is known to be gone is not asked for again."""
+        counts: dict[int, int] = {}
+        todo: list[tuple[int, int]] = []
+        now = time.monotonic()
+        for shard, pointers in known.items():
+            view = magazine.views[shard]
+            with magazine.lock:
+                # What was missing is not looked at again for a while, so that asking often costs little. It may have been
+                # a hole that has filled since: then the figure is late, and nothing else.
+                if now - view.uncounted_since > _UNCOUNTED_S:
+                    view.uncounted, view.uncounted_since = Ranges(), now
+                view.uncounted.update(view.gone)
+            for places in self._places(magazine, shard, view.low + 1, pointers.fire, _COUNT_BATCH, view.uncounted):
+                todo += places
+                if len(todo) >= _COUNT_BATCH:
+                    self._count(magazine, todo, counts)
+                    todo = []
+        self._count(magazine, todo, counts)
+        return counts
+
+    def _count(self, magazine: Magazine, places: list[tuple[int, int]], counts: dict[int, int]) -> None:
+        if not places:
+            return
+        keys = self._catalogue.data_keys(magazine, places)
+        entries = self._connection.read("exists", keys, [layout.SEALED, layout.MODIFIED_AT])
+        with magazine.lock:
+            for (shard, pointer), entry in zip(places, entries, strict=True):
+                if entry.result == OK and layout.is_record(entry.record[2]):
+                    counts[shard] = counts.get(shard, 0) + 1
+                    continue
+                magazine.views[shard].uncounted.add(pointer, pointer)
+                if pointer <= magazine.views[shard].settled:
+                    magazine.views[shard].gone.add(pointer, pointer)
+
+    def oldest_enqueued_at_us(self, magazine: Magazine) -> int | None:
+        """See `MagazineStore.oldest_enqueued_at_us`: the head of every shard in one call, further on only where the head
+        is missing."""
+        known = self._catalogue.pointers(magazine, list(range(magazine.shards)))
+        heads: list[int] = []
+        following = {shard: one.fire + 1 for shard, one in known.items() if one.load > one.fire}
+        step = 1
+        while following:
+            places = [
+                (shard, pointer)
+                for shard, first in following.items()
+                for pointer in range(first, min(first + step, known[shard].load + 1))
+            ]
+            found: set[int] = set()
+            for shard, pointer, bins in self._rows(magazine, places):
+                if shard not in found:
+                    at_us = _enqueued_at(self._decode(magazine, shard, pointer, bins))
+                    if at_us is not None:
+                        heads.append(at_us)
+                        found.add(shard)
+            following = {
+                shard: first + step
+                for shard, first in following.items()
+                if shard not in found and first + step <= known[shard].load
+            }
+            step = min(2 * step, SWEEP_BATCH)
+        return min(heads, default=None)
+
+    # -- sweeping
+
+    def abandoned(
+        self, magazine: Magazine, shard: int, fired_before_ms: int, limit: int, dead_owners: bool
+    ) -> list[Abandoned]:
+        """See `MagazineStore.abandoned`.
+
+        Begins at the low-water mark, reads 1,000 records a batch, and stops at the first one that was fired at
+        ``fired_before_ms`` or later: claims of a shard go up in time. With ``dead_owners`` it goes on to the fire pointer
+        for those whose owner was a process of this machine that is dead. A claimed record without a fire time was taken by
+        somebody who died before he could stamp it, or came too late for its claim: the time it was written counts.
+        """
+        pointers = self._catalogue.pointers(magazine, [shard])[shard]
+        view = magazine.views[shard]
+        if not view.checked_below:
+            view.checked_below = True
+            self._check_below(magazine, shard)
+        settle_ms = int(time.time() * 1000 - self._connection.options.settle_s * 1000)
+        found: list[Abandoned] = []
+        settled, ended, recent = view.settled, False, False
+        dead: dict[str, bool] = {}
+        absent: list[int] = []
+        claims: list[tuple[int, int]] = []
+        for places in self._places(magazine, shard, view.low + 1, pointers.fire, SWEEP_BATCH):
+            there = {pointer: bins for _, pointer, bins in self._rows(magazine, places, claims)}
+            for _, pointer in places:
+                bins = there.get(pointer)
+                if bins is None:
+                    absent.append(pointer)
+                    continue
+                fired_at_ms = int(bins.get(layout.FIRED_AT) or bins.get(layout.MODIFIED_AT) or 0)
+                owner = bins.get(layout.OWNER)
+                owner = owner if isinstance(owner, str) else ""
+                if dead_owners and owner not in dead:
+                    dead[owner] = provably_dead(owner, self._here)
+                recent = recent or fired_at_ms >= fired_before_ms
+                if len(found) >= limit or (recent and not dead_owners):
+                    ended = True
+                    break
+                if recent and not dead[owner]:
+                    continue
+                if fired_at_ms < settle_ms:
+                    settled = max(settled, pointer)
+                record = self._decode(magazine, shard, pointer, bins)
+                if record is None:
+                    absent.append(pointer)
+                    continue
+                owner = bins.get(layout.OWNER)
+                found.append(
+                    Abandoned(
+                        shard, pointer, record.record, fired_at_ms, owner if isinstance(owner, str) else "", False
+                    )
+                )
+            if ended:
+                break
+        self._raise_low(magazine, shard, absent, settled, pointers.fire)
+        passed = [place for place in claims if place[1] <= view.low]
+        if passed:
+            self._connection.remove("retire", self._catalogue.data_keys(magazine, passed))
+        return found
+
+    def _raise_low(self, magazine: Magazine, shard: int, absent: list[int], settled: int, fire: int) -> None:
+        """Everything up to the first record that is still there is accounted for, as far as it is settled."""
+        view = magazine.views[shard]
+        with magazine.lock:
+            for pointer in absent:
+                if pointer <= settled:
+                    view.gone.add(pointer, pointer)
+            low = min(view.gone.after(view.low), fire)
+            raised = low > view.low
+        if raised:
+            self._catalogue.raise_low(magazine, shard, low)
+
+    def _check_below(self, magazine: Magazine, shard: int) -> None:
+        """Once per process: removed records just below the mark that are back, as after a cold start of a server without
+        durable deletes, are counted and removed again."""
+        low = magazine.views[shard].low
+        places = [(shard, pointer) for pointer in range(max(1, low - SWEEP_BATCH + 1), low + 1)]
+        if not places:
+            return
+        back = [(one, pointer) for one, pointer, _ in self._rows(magazine, places)]
+        if back:
+            self.resurrected_seen += len(back)
+            prefix = magazine.keys.prefix(shard)
+            self._connection.remove("retire", [self._catalogue.data_key(f"{prefix}{pointer}") for _, pointer in back])
+
+    def expire(self, magazine: Magazine, limit: int) -> int:
+        """See `MagazineStore.expire`."""
+        known = self._catalogue.pointers(magazine, list(range(magazine.shards)))
+        count = 0
+        for shard, first in known.items():
+            pointers = first
+            while count < limit and pointers.load > pointers.fire:
+                size = min(SWEEP_BATCH, limit - count)
+                gone = self._expire_heads(magazine, shard, pointers, size)
+                count += gone
+                if gone < size:
+                    break
+                pointers = self._catalogue.pointers(magazine, [shard])[shard]
+        return count
+
+    def _expire_heads(self, magazine: Magazine, shard: int, pointers: ShardPointers, size: int) -> int:
+        """Retires expired records at one shard's head; 0 also when somebody claims there at this moment."""
+        last = min(pointers.fire + size, pointers.load)
+        now_ms = int(time.time() * 1000)
+        places = [(shard, pointer) for pointer in range(pointers.fire + 1, last + 1)]
+        expired: list[int] = []
+        for _, pointer, bins in self._rows(magazine, places):
+            found = self._decode(magazine, shard, pointer, bins)
+            ended = found is None or (found.expires_at_ms and found.expires_at_ms <= now_ms)
+            # A gap is left to the claims: it may be a record on its way.
+            if not ended or pointer != pointers.fire + len(expired) + 1:
+                break
+            expired.append(pointer)
+        if not expired:
+            return 0
+        moved = write_entry(
+            self._catalogue.pointers_key(magazine, shard),
+            [expressions.write(layout.FIRE_POINTER, expired[-1])],
+            policy("update", ttl=layout.TTL_KEEP, only_if=expressions.fire_pointer_is(pointers.fire)),
+        )
+        self._connection.send("expire", [moved], allowed=(OK, FILTERED, NOT_FOUND))
+        if moved.result != OK:
+            return 0
+        counted = write_entry(
+            self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, len(expired))],
+            policy("update", ttl=layout.TTL_NEVER),
+        )  # fmt: skip
+        self._connection.send("expire", [counted], allowed=(OK, NOT_FOUND))
+        prefix = magazine.keys.prefix(shard)
+        self._connection.remove("expire", [self._catalogue.data_key(f"{prefix}{pointer}") for pointer in expired])
+        with magazine.lock:
+            magazine.views[shard].gone.add(expired[0], expired[-1])
+        return len(expired)
+
+
+def _enqueued_at(found: layout.Decoded | None) -> int | None:
+    if found is None or found.record is None:
+        return None
+    try:
+        return Record(found.record).enqueued_at_us
+    except UnreadableMessageError:
+        return None

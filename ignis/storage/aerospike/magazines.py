@@ -1,0 +1,221 @@
+"""The magazines of the Aerospike store: argument checks, counts and wake-ups around the parts that do the work.
+
+Atomicity and durability. A call is a few batches of small operations, each of which is atomic; what holds when a process
+dies between two of them is said in `appending`, `firing` and `retiring`. A record is durable on return as the namespace
+makes it: Aerospike has one durability, and the magazines' classes are recorded and otherwise the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ignis.errors import ConfigError, IgnisError
+from ignis.native import PackedBatch
+from ignis.storage.aerospike.appending import Appender, Item
+from ignis.storage.aerospike.catalogue import Catalogue
+from ignis.storage.aerospike.firing import Firing
+from ignis.storage.aerospike.looking import Looking
+from ignis.storage.aerospike.retiring import Retiring
+from ignis.storage.aerospike.waits import Waits
+from ignis.storage.base import (
+    Abandoned,
+    Fence,
+    FireResult,
+    MagazineStore,
+    Pointers,
+    ShardState,
+    Transfer,
+    group_pointers,
+)
+from ignis.storage.checks import check_epoch, check_limit, expiry_ms
+
+if TYPE_CHECKING:
+    from ignis.storage.aerospike.store import AerospikeStore
+
+__all__ = ["AerospikeMagazines"]
+
+_HOLE_WAIT_S = 0.02
+"""While a process remembers holes it does not sleep longer: what arrives in one rings no bell."""
+
+
+class AerospikeMagazines(MagazineStore):
+    """See the module. Thread-safe."""
+
+    def __init__(self, store: AerospikeStore) -> None:
+        connection = store.connection
+        self._store = store
+        self.calls: Counter[str] = Counter(dict.fromkeys(("loads", "fires", "deletes", "reloads", "transfers"), 0))
+        self._catalogue = Catalogue(connection, store.sets)
+        self._appender = Appender(connection, self._catalogue)
+        self._firing = Firing(connection, self._catalogue)
+        self._retiring = Retiring(connection, self._catalogue, self._appender)
+        self._looking = Looking(connection, self._catalogue)
+        self.waits = Waits(self._pending)
+
+    @contextmanager
+    def _call(self, counted: str = "") -> Iterator[None]:
+        """Raises ForkedHandleError, ClosedError."""
+        self._store.enter()
+        try:
+            yield
+            if counted:
+                self.calls[counted] += 1
+        finally:
+            self._store.leave()
+
+    def figures(self) -> dict[str, int]:
+        """For `Store.stats`."""
+        firing = self._firing
+        return {
+            **self.calls,
+            "holes_seen": firing.holes.seen,
+            "holes_filled": firing.holes.filled,
+            "holes_sealed": firing.holes.sealed,
+            "sealed_loads": self._appender.sealed_seen,
+            "resurrected_seen": firing.resurrected_seen + self._looking.resurrected_seen,
+        }
+
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        with self._call():
+            self._catalogue.declare(magazine, shards, durability)
+
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        """Two client calls, whatever the size. Not one transaction: when writing fails, what was written is removed
+        again and the error raised; nothing is acknowledged. The first pointers are those reserved; a record whose
+        pointer a consumer had sealed meanwhile stands further behind."""
+        expires_at_ms = expiry_ms(ttl_s)
+        with self._call("loads"):
+            found = self._catalogue.get(magazine)
+            for shard, batch in batches:
+                if not 0 <= shard < found.shards:
+                    found = self._catalogue.with_shard(magazine, shard)
+                if not 0 <= shard < found.shards:
+                    raise ConfigError(f"shard {shard} of magazine {magazine!r}, which has {found.shards}")
+                if batch.sealed:
+                    raise ValueError("the batch is sealed already")
+            if not batches:
+                return []
+            items: list[Item] = []
+            starts: list[int] = []
+            for shard, batch in batches:
+                starts.append(len(items))
+                items += [Item(shard, record, expires_at_ms) for record in batch.records()]
+            placed = self._appender.append(found, items)
+            firsts = [placed[start] for start in starts]
+            for (shard, batch), first in zip(batches, firsts, strict=True):
+                batch.seal(0, shard, first)
+            self.waits.ring(magazine)
+            return firsts
+
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        """Two client calls where one round is enough. The sizes are known only after the claim: what does not fit into
+        ``max_bytes`` goes back to the head, or to the tail when others have claimed since."""
+        check_limit(limit)
+        with self._call("fires"):
+            found = self._catalogue.get(magazine)
+            if shards and not 0 <= min(shards) <= max(shards) < found.shards:
+                found = self._catalogue.refresh(magazine)
+            result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes)
+            if surplus:
+                self._retiring.reload(found, group_pointers(surplus))
+            return result
+
+    def reload(self, magazine: str, pointers: Pointers) -> int:
+        """Loaded at the tail, then removed at the old place; a mark keeps others away in between."""
+        with self._call("reloads"):
+            count = self._retiring.reload(self._catalogue.get(magazine), pointers)
+            self.waits.ring(magazine)
+            return count
+
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        """One client call. What is being moved elsewhere at this moment is not deleted, and not counted."""
+        with self._call("deletes"):
+            return self._retiring.delete(self._catalogue.get(magazine), pointers)
+
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        with self._call():
+            return self._looking.peek(self._catalogue.get(magazine), pointers)
+
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        with self._call():
+            return self._looking.scan(self._catalogue.get(magazine), after, limit, pending_only)
+
+    def transfer(
+        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+    ) -> int:
+        """Marked, loaded, removed: a process that dies after the load leaves the message in both magazines, with the
+        same id. The fence is read before the mark and before the load."""
+        with self._call("transfers"):
+            origin, destination = self._catalogue.get(source), self._catalogue.get(target)
+            for item in items:
+                if not 0 <= item.target_shard < destination.shards:
+                    destination = self._catalogue.with_shard(target, item.target_shard)
+            count = self._retiring.transfer(origin, destination, items, ttl_s, fence, self._check_fence)
+            self.waits.ring(target)
+            return count
+
+    def _check_fence(self, fence: Fence | None) -> None:
+        if fence is not None:
+            check_epoch(self._store.locks.epoch(fence.scope), fence)
+
+    def abandoned(
+        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+    ) -> list[Abandoned]:
+        """A death is proved only for processes of this machine; for those of others time counts."""
+        with self._call():
+            found = self._catalogue.with_shard(magazine, shard)
+            if not 0 <= shard < found.shards:
+                return []
+            return self._looking.abandoned(found, shard, fired_before_ms, limit, dead_owners)
+
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        with self._call():
+            return self._looking.expire(self._catalogue.get(magazine), limit)
+
+    def metadata(self, magazine: str) -> list[ShardState]:
+        with self._call():
+            return self._looking.metadata(self._catalogue.get(magazine))
+
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        with self._call():
+            return self._looking.oldest_enqueued_at_us(self._catalogue.get(magazine))
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        with self._store.waiting():
+            found = self._catalogue.get(magazine)
+            return self.waits.wait(magazine, seen, min(timeout_s, _HOLE_WAIT_S) if found.holes else timeout_s)
+
+    def _pending(self, magazine: str) -> bool:
+        """Whether there is something to claim. Not while the server is away: the waiter's next call says so."""
+        try:
+            found = self._catalogue.get(magazine)
+            known = self._catalogue.pointers(found, list(range(found.shards)))
+        except IgnisError as exc:
+            if not exc.retryable:
+                raise
+            return False
+        return any(one.unfired for one in known.values())
+
+    def wake(self, magazine: str) -> None:
+        with self._call():
+            self._catalogue.get(magazine)
+            self.waits.ring(magazine)
+
+    def drop(self, magazine: str) -> None:
+        with self._call():
+            self._catalogue.drop(magazine)
+
+    def names(self) -> list[str]:
+        with self._call():
+            return self._catalogue.names()
+
+    def close(self) -> None:
+        """Ends all waits."""
+        self.waits.close()

@@ -1,0 +1,133 @@
+"""Settings of the Aerospike store: how it is reached, how long to wait, how often to try."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ignis.errors import ConfigError
+
+__all__ = ["AerospikeOptions", "parse_hosts"]
+
+DEFAULT_PORT = 3000
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "retries": (1, 100),
+    "sleep_between_retries_ms": (0, 60_000),
+    "socket_timeout_ms": (1, 600_000),
+    "total_timeout_ms": (1, 600_000),
+    "max_connections_per_node": (1, 10_000),
+    "thread_pool_size": (0, 1_024),
+    "hole_grace_s": (0, 3_600),
+    "settle_s": (1, 300),
+    "batch_records": (1, 100_000),
+}
+_CHOICES: dict[str, tuple[str, ...]] = {"scope": ("global", "local"), "tls": ("auto", "on", "off")}
+
+
+@dataclass(frozen=True)
+class AerospikeOptions:
+    """Options of one opened Aerospike store.
+
+    Attributes:
+        retries: attempts of one call, the first included, before its error is raised.
+        sleep_between_retries_ms: fixed wait between two attempts.
+        socket_timeout_ms: longest silence of a connection within one attempt.
+        total_timeout_ms: longest time of one attempt.
+        max_connections_per_node: connections that the client keeps to one node; one is in use by each call in flight.
+        thread_pool_size: threads of the client for calls that reach several nodes; 0 = four for each core.
+        user, password: of a server with security; the password is never shown.
+        tls: ``auto`` uses TLS when a user or one of the files below is given.
+        tls_name: the name in the server's certificate.
+        tls_cafile, tls_certfile, tls_keyfile: PEM files: whom to trust, and who we are.
+        scope: ``global`` shares the data sets between the farms of a client, ``local`` gives each farm its own.
+        hole_grace_s: how long a claimed pointer without a record is looked at again before it is sealed, seconds.
+        settle_s: a producer that took longer than half of this between reserving a pointer and writing its record looks
+            whether the pointer still counts; the low-water mark passes missing records only after all of it, seconds.
+        batch_records: most records in one client call.
+    """
+
+    retries: int = 3
+    sleep_between_retries_ms: int = 100
+    socket_timeout_ms: int = 3_000
+    total_timeout_ms: int = 5_000
+    max_connections_per_node: int = 100
+    thread_pool_size: int = 0
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: str = "auto"
+    tls_name: str = ""
+    tls_cafile: str = ""
+    tls_certfile: str = ""
+    tls_keyfile: str = ""
+    scope: str = "global"
+    hole_grace_s: float = 5.0
+    settle_s: float = 60.0
+    batch_records: int = 5_000
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> AerospikeOptions:
+        """Checked options from names and values (text allowed). Raises ConfigError naming the option."""
+        known = {spec.name: type(spec.default) for spec in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for name, value in given.items():
+            kind = known.get(name)
+            if kind is None:
+                raise ConfigError(f"unknown store option {name!r}; known: {', '.join(sorted(known))}")
+            values[name] = _parsed(name, value, kind)
+        made = cls(**values)
+        if made.socket_timeout_ms > made.total_timeout_ms:
+            raise ConfigError(
+                f"store option socket_timeout_ms = {made.socket_timeout_ms} is above total_timeout_ms = {made.total_timeout_ms}"
+            )
+        if bool(made.user) != bool(made.password):
+            raise ConfigError("store options user and password belong together; one of them is missing")
+        return made
+
+    @property
+    def uses_tls(self) -> bool:
+        """Credentials alone turn TLS on, as in the Java client of these queues."""
+        if self.tls != "auto":
+            return self.tls == "on"
+        return bool(self.user or self.tls_name or self.tls_cafile or self.tls_certfile or self.tls_keyfile)
+
+    @property
+    def threads(self) -> int:
+        return self.thread_pool_size or 4 * (os.cpu_count() or 1)
+
+
+def _parsed(name: str, value: Any, kind: type) -> Any:
+    if kind is str:
+        text = str(value)
+        if name in _CHOICES and text not in _CHOICES[name]:
+            raise ConfigError(f"store option {name} = {text!r} is not one of {', '.join(_CHOICES[name])}")
+        return text
+    try:
+        if isinstance(value, bool):
+            raise ValueError(value)
+        parsed = kind(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"store option {name} = {value!r} is not a number") from None
+    low, high = _RANGES[name]
+    if not low <= parsed <= high:
+        raise ConfigError(f"store option {name} = {value!r} is outside {low:g} to {high:g}")
+    return parsed
+
+
+def parse_hosts(text: str) -> list[tuple[str, int]]:
+    """``"a:3000,b,[::1]:3100"`` as addresses; the port may be left out. Raises ConfigError."""
+    hosts = []
+    for one in text.split(","):
+        host, port = one, str(DEFAULT_PORT)
+        if one.startswith("["):
+            host, _, rest = one[1:].partition("]")
+            port = rest.removeprefix(":") or port
+        elif ":" in one:
+            host, _, port = one.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+            raise ConfigError(f"host {one!r} is not host:port with a port of 1 to 65535")
+        hosts.append((host, int(port)))
+    return hosts
