@@ -1,0 +1,187 @@
+"""The manager: which locks there are, and what all of one application's share."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import os
+import re
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from ignis.config import LockSettings, check_name, resolve
+from ignis.errors import ClosedError, ConfigError, InvalidNameError, LockError
+from ignis.locks.calls import LockCalls
+from ignis.locks.lock import Lock
+from ignis.locks.renewal import Renewer
+from ignis.storage.base import LockRecord, LockTable, Store
+
+__all__ = ["LockLevel", "LockManager"]
+
+MAX_ID_BYTES = 200
+_SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
+_ASYNC_THREADS = 16
+
+
+class LockLevel(enum.Enum):
+    """How far a lock reaches."""
+
+    DC = "DC"
+    """Within one farm: farms have locks of the same name independently of each other."""
+    XDC = "XDC"
+    """Over all farms that share the store."""
+
+
+class LockManager:
+    """The locks of one application. Thread-safe.
+
+    In a child after ``fork`` no lock is held, whatever the parent holds; the child needs a manager of its own, on a store
+    of its own.
+
+    Args:
+        client_id: the application; part of every lock's key.
+        farm_id: the deployment (data centre). On Aerospike at most 9 bytes, because it is part of bin names.
+        store: an opened store. It stays the caller's to close, after the manager.
+        suffix: names the table of locks; ``[A-Za-z0-9._-]{1,32}``.
+        level: of locks that are made without one.
+        file: a parsed settings file, whose ``[locks]`` counts below the environment and ``settings``.
+        settings: any of ``[locks]`` in ``docs/settings.md``: ``ttl="90s"``, ``timeout_s=90``, ``poll_s=1``, ...
+
+    Raises:
+        ConfigError, InvalidNameError.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        farm_id: str,
+        store: Store,
+        *,
+        suffix: str = "distributed_lock",
+        level: LockLevel = LockLevel.DC,
+        file: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.client_id = check_name(client_id, "client_id")
+        self.farm_id = check_name(farm_id, "farm_id")
+        if _SUFFIX.match(suffix) is None:
+            raise ConfigError(f"suffix = {suffix!r} does not match [A-Za-z0-9._-]{{1,32}}")
+        self.level = LockLevel(level)
+        self.settings = resolve(LockSettings, settings, file)
+        self._store_owner = store.owner
+        self._tables: dict[LockLevel, LockTable] = {
+            LockLevel.DC: store.locks.table(f"DC#{farm_id}#{suffix}", farm_id),
+            LockLevel.XDC: store.locks.table(f"XDC#{suffix}", farm_id),
+        }
+        self.begin()
+        _managers.add(self)
+
+    def begin(self) -> None:
+        """Everything that lives in this process only. Called again in the child of a fork."""
+        self._who = f"{self._store_owner}/{secrets.token_hex(12)}-"
+        self._acquisitions = itertools.count(1)
+        self._mutex = threading.Lock()
+        self._made: weakref.WeakSet[Lock] = weakref.WeakSet()
+        self._executor: ThreadPoolExecutor | None = None
+        self._closed = False
+        self.renewer = Renewer(self.client_id)
+
+    def lock(
+        self,
+        lock_id: str,
+        level: LockLevel | None = None,
+        *,
+        renew: bool = False,
+        max_hold_s: float | None = None,
+        on_lost: Callable[[Lock], object] | None = None,
+    ) -> Lock:
+        """A lock, not yet acquired; every call makes a new object, which belongs to one holder at a time.
+
+        Args:
+            lock_id: any text of 1 to 200 bytes without NUL.
+            level: see `LockLevel`; None = the manager's.
+            renew: whether the lock is renewed in the background while it is held.
+            max_hold_s: how long after `Lock.acquire` the renewals end; None = the setting.
+            on_lost: called with the lock, in the background thread, when it turns out to be lost.
+
+        Raises:
+            InvalidNameError, ConfigError.
+        """
+        level = self.level if level is None else LockLevel(level)
+        calls = LockCalls(self._tables[level], self._key(lock_id), self.settings)
+        if max_hold_s is None:
+            max_hold_s = self.settings.max_hold_s
+        elif not max_hold_s > 0:
+            raise ConfigError(f"max_hold_s = {max_hold_s!r} is not a number above 0")
+        made = Lock(self, lock_id, level, calls, max_hold_s if renew else None, on_lost)
+        with self._mutex:
+            if self._closed:
+                raise ClosedError("lock manager is closed")
+            self._made.add(made)
+        return made
+
+    def holder(self, lock_id: str, level: LockLevel | None = None) -> LockRecord | None:
+        """Who holds a lock at this moment, or None. ``owner`` is empty for a holder that is no ignis; ``token`` is 0
+        as long as its holder did not ask for one (on Aerospike). Raises LockConnectionError, LockInternalError."""
+        level = self.level if level is None else LockLevel(level)
+        return LockCalls(self._tables[level], self._key(lock_id), self.settings).get()
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Ends the renewals and releases what is still held. Idempotent."""
+        with self._mutex:
+            self._closed = True
+            made, executor = list(self._made), self._executor
+        self.renewer.close(timeout)
+        for one in made:
+            with suppress(LockError):
+                one.release()
+        if executor is not None:
+            executor.shutdown(wait=False)
+
+    def __enter__(self) -> LockManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- for the locks
+
+    def new_owner(self) -> str:
+        """A name for one acquisition: who it is, and what nobody else can have."""
+        return f"{self._who}{next(self._acquisitions)}"
+
+    def executor(self) -> ThreadPoolExecutor:
+        """Where the store calls of coroutines run. Raises ClosedError."""
+        with self._mutex:
+            if self._closed:
+                raise ClosedError("lock manager is closed")
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(_ASYNC_THREADS, f"ignis-locks-{self.client_id}")
+            return self._executor
+
+    def _key(self, lock_id: str) -> str:
+        if not 1 <= len(lock_id.encode("utf-8", "replace")) <= MAX_ID_BYTES or "\0" in lock_id:
+            raise InvalidNameError(f"lock id {lock_id!r} is not text of 1 to {MAX_ID_BYTES} bytes without NUL")
+        # As the Java lock manager does.
+        return f"{self.client_id}#{lock_id}"
+
+    def forget_after_fork(self) -> None:
+        for one in list(self._made):
+            one.forget_after_fork()
+        self.begin()
+
+
+_managers: weakref.WeakSet[LockManager] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for manager in list(_managers):
+        manager.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)

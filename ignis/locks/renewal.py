@@ -1,0 +1,96 @@
+"""The thread that renews a manager's locks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ignis.locks.calls import now_s
+
+__all__ = ["Renewer"]
+
+log = logging.getLogger("ignis.locks")
+
+_LINGER_S = 10.0
+"""How long the thread stays when there is nothing to renew: most locks come again soon."""
+
+Task = Callable[[], float | None]
+"""Does what is due and returns when it wants to be called again (seconds of `now_s`), or None for never."""
+
+
+class Renewer:
+    """Calls tasks when they are due, all in one thread, which runs only while there are any. Thread-safe.
+
+    A task that takes long delays the others; renewals come at a third of a lock's time to live, so that two may fail.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._due: dict[Task, float] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def add(self, task: Task, due_s: float) -> None:
+        """Calls ``task`` at ``due_s`` and from then on as it asks for. Nothing after `close`."""
+        with self._changed:
+            if self._closed:
+                return
+            self._due[task] = due_s
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"ignis-renew-{self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, task: Task) -> None:
+        """The task is not called again; a call that is under way is not waited for."""
+        with self._changed:
+            self._due.pop(task, None)
+
+    def close(self, timeout: float) -> None:
+        """Ends the thread. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._due.clear()
+            thread = self._thread
+            self._changed.notify()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            task = self._next()
+            if task is None:
+                return
+            again: float | None = None
+            try:
+                again = task()
+            except Exception:
+                log.exception("a lock could not be renewed")
+            with self._changed:
+                # Removed meanwhile: then it stays removed.
+                if again is None:
+                    self._due.pop(task, None)
+                elif task in self._due:
+                    self._due[task] = again
+
+    def _next(self) -> Task | None:
+        """Waits for the next task that is due; None = the thread ends."""
+        with self._changed:
+            idle_since = now_s()
+            while not self._closed:
+                now = now_s()
+                if self._due:
+                    task = min(self._due, key=self._due.__getitem__)
+                    wait_s = self._due[task] - now
+                    if wait_s <= 0:
+                        return task
+                    idle_since = now
+                else:
+                    wait_s = idle_since + _LINGER_S - now
+                    if wait_s <= 0:
+                        break
+                self._changed.wait(wait_s)
+            self._thread = None
+            return None
