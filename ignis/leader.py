@@ -1,7 +1,8 @@
 """Who runs the tasks that only one instance may run.
 
 On one machine a lock on a file in the store's directory decides: the kernel releases it when its holder dies, however
-it dies, and not while the holder is merely slow. The epoch, which every control-plane write carries and the store
+it dies, and not while the holder is merely slow. On a store of many machines a lock in the store decides, which its
+holder extends and which runs out when it does not. The epoch, which every control-plane write carries and the store
 checks, comes from the store, so that a leader that was replaced cannot write. Other deciders implement the same
 interface.
 """
@@ -11,16 +12,22 @@ from __future__ import annotations
 import abc
 import contextlib
 import fcntl
+import logging
 import os
+import secrets
 import threading
 import time
 import weakref
 from pathlib import Path
 
-from ignis.errors import LockHeldError
+from ignis.errors import IgnisError, LockHeldError
 from ignis.storage.base import Fence, Store
 
-__all__ = ["FileLeader", "Leadership", "SoleLeader", "make_leader"]
+__all__ = ["FileLeader", "Leadership", "LeaseLeader", "SoleLeader", "make_leader"]
+
+log = logging.getLogger("ignis.leader")
+
+LEASE_S = 30.0
 
 
 class Leadership(abc.ABC):
@@ -123,7 +130,102 @@ class FileLeader(Leadership):
             return "nobody"
 
 
-_holders: weakref.WeakSet[FileLeader] = weakref.WeakSet()
+class LeaseLeader(Leadership):
+    """Leads while it holds a lock of the store that ends by itself; a thread extends it three times in that time.
+
+    A holder that was paused past the end may believe for a moment longer that it leads: the epoch in its writes, which
+    the next leader has raised, is what stops it.
+
+    Args:
+        store: whose locks are used.
+        scope: what is led.
+        lease_s: after so many seconds without a sign of its holder the lock is free.
+    """
+
+    def __init__(self, store: Store, scope: str, lease_s: float = LEASE_S) -> None:
+        super().__init__(store, scope)
+        self._name = f"leader-{scope}"
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._owner = ""
+        self._until_s = 0.0
+        self._ended = threading.Event()
+
+    @property
+    def fence(self) -> Fence | None:
+        return self._fence if time.monotonic() < self._until_s else None
+
+    def try_lead(self) -> Fence | None:
+        with self._lock:
+            if self._fence is not None and time.monotonic() < self._until_s:
+                return self._fence
+            self._release()
+            owner, began_s = f"{self._store.owner}/{secrets.token_hex(8)}", time.monotonic()
+            if self._store.locks.acquire(self._name, owner, self._lease_s) is None:
+                return None
+            self._owner, self._until_s, self._ended = owner, began_s + self._lease_s, threading.Event()
+            _holders.add(self)
+            try:
+                fence = self._take_office()
+            except BaseException:
+                self._release()
+                raise
+            threading.Thread(
+                target=self._extend, args=(owner, self._ended), name=f"ignis-leader-{self.scope}", daemon=True
+            ).start()
+            return fence
+
+    def _extend(self, owner: str, ended: threading.Event) -> None:
+        while not ended.wait(self._lease_s / 3):
+            began_s = time.monotonic()
+            try:
+                held = self._store.locks.renew(self._name, owner, self._lease_s) is not None
+            except IgnisError as exc:
+                if not exc.retryable:
+                    return
+                log.warning("lease of %s could not be extended, trying again: %s", self.scope, exc)
+                continue
+            with self._lock:
+                if self._owner != owner:
+                    return
+                if held:
+                    self._until_s = began_s + self._lease_s
+                    continue
+                log.warning("leadership of %s is lost: the lease ran out", self.scope)
+                self._owner, self._fence, self.since_s = "", None, None
+                return
+
+    def relinquish(self) -> None:
+        with self._lock:
+            self._release()
+
+    def _release(self) -> None:
+        owner, self._owner, self._fence, self.since_s = self._owner, "", None, None
+        self._ended.set()
+        _holders.discard(self)
+        if owner:
+            # What cannot be released ends by itself.
+            with contextlib.suppress(IgnisError):
+                self._store.locks.release(self._name, owner)
+
+    def forget(self) -> None:
+        """In a child after ``fork``: the lease is the parent's."""
+        self._lock = threading.Lock()
+        self._owner, self._fence, self.since_s = "", None, None
+
+    def describe(self) -> str:
+        try:
+            record = self._store.locks.get(self._name)
+        except IgnisError:
+            return "unknown"
+        return (
+            "nobody"
+            if record is None
+            else f"{record.owner.rpartition('/')[0]} epoch {self._store.locks.epoch(self.scope)}"
+        )
+
+
+_holders: weakref.WeakSet[FileLeader | LeaseLeader] = weakref.WeakSet()
 
 
 def _forget_after_fork() -> None:
@@ -154,7 +256,8 @@ class SoleLeader(Leadership):
 
 
 def make_leader(store: Store, scope: str) -> Leadership:
-    """The decider that fits the store: a file lock where all its users share a directory, else this process alone."""
+    """The decider that fits the store: a file lock where all its users share a directory, this process alone where
+    nobody else can see the store, else a lease in it."""
     if store.local_dir is not None:
         return FileLeader(store, scope, store.local_dir)
-    return SoleLeader(store, scope)
+    return SoleLeader(store, scope) if store.in_process else LeaseLeader(store, scope)

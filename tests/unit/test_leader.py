@@ -14,7 +14,7 @@ import pytest
 
 import ignis
 from ignis.errors import LockHeldError
-from ignis.leader import FileLeader, SoleLeader, make_leader
+from ignis.leader import FileLeader, LeaseLeader, SoleLeader, make_leader
 from tests.support import WAIT_S, eventually
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -137,3 +137,51 @@ def test_a_store_of_one_process_has_one_candidate(memory_app: ignis.Ignis) -> No
     assert leader.fence is None
     assert leader.lead().epoch == fence.epoch + 1
     assert leader.describe() == memory_app.store.owner
+
+
+# -- a lease in the store: on both stores, though they would choose another decider themselves
+
+
+def test_a_lease_is_held_and_given_up(app: ignis.Ignis) -> None:
+    leader, rival = LeaseLeader(app.store, "sweeper"), LeaseLeader(app.store, "sweeper")
+    assert leader.describe() == "nobody"
+    first = leader.lead()
+    assert leader.lead() is first
+    assert leader.fence is first
+    assert rival.try_lead() is None
+    with pytest.raises(LockHeldError, match=f"epoch {first.epoch}"):
+        rival.lead()
+    assert LeaseLeader(app.store, "other").lead().epoch == 1, "scopes are apart"
+    leader.relinquish()
+    leader.relinquish()
+    assert leader.fence is None
+    assert rival.lead().epoch == first.epoch + 1
+    assert leader.try_lead() is None
+    rival.relinquish()
+
+
+def test_a_lease_is_extended(app: ignis.Ignis) -> None:
+    leader, rival = LeaseLeader(app.store, "sweeper", lease_s=1.5), LeaseLeader(app.store, "sweeper")
+    first = leader.lead()
+    ends_ms = app.store.locks.get("leader-sweeper").expires_at_ms  # type: ignore[union-attr]
+    eventually(lambda: app.store.locks.get("leader-sweeper").expires_at_ms > ends_ms + 1_000)  # type: ignore[union-attr]
+    assert leader.try_lead() is first
+    assert rival.try_lead() is None
+    leader.relinquish()
+
+
+def test_a_lease_that_ran_out_is_somebody_elses(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a pause of its holder: the next leader's epoch is higher, and the old one notices."""
+    leader, rival = LeaseLeader(app.store, "sweeper", lease_s=0.6), LeaseLeader(app.store, "sweeper")
+    monkeypatch.setattr(app.store.locks, "renew", lambda *args: None)
+    first = leader.lead()
+    second = eventually(rival.try_lead)
+    assert second.epoch == first.epoch + 1
+    eventually(lambda: leader.fence is None)
+    assert leader.try_lead() is None
+    rival.relinquish()
+
+
+def test_which_decider_fits(memory_app: ignis.Ignis, embedded_url: str, new_app: MakeApp) -> None:
+    assert isinstance(make_leader(memory_app.store, "sweeper"), SoleLeader)
+    assert isinstance(make_leader(new_app(embedded_url).store, "sweeper"), FileLeader)
