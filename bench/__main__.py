@@ -64,11 +64,12 @@ def main(
 
 
 def _run(options: Options, names: tuple[str, ...]) -> None:
-    from bench import channel, latency, memory, publish, ring, store
+    from bench import aerospike, channel, latency, locks, memory, publish, ring, store
 
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
+        "locks": locks.run, "aerospike": aerospike.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -102,7 +103,9 @@ _add("publish", ("publish",), "What a buffered publish costs its caller.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
-_add("all", SUBJECTS, "Everything, in turn.")
+_add("aerospike", ("aerospike",), "Publish, drain and latency on Aerospike beside call by call; needs a server.")
+_add("locks", ("locks",), "A lock on Aerospike beside the bare client calls; needs a server.")
+_add("all", SUBJECTS, "Everything that needs no server of somebody else's, in turn.")
 
 if __name__ == "__main__":
     main()
