@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ignis.errors import IgnisError, RecordTooLargeError, StoreError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
-from ignis.storage.aerospike.client import Connection, Entry, policy, write_entry
+from ignis.storage.aerospike.client import OP_WRITE, Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, NOT_FOUND, OK, TOO_BIG
 
 __all__ = ["Appender", "Item", "Raw"]
@@ -136,7 +136,7 @@ class Appender:
         prefixes = {shard: magazine.keys.prefix(shard) for shard in reserved}
         hows: dict[int, dict[str, object]] = {}
         stamp = expressions.write(layout.MODIFIED_AT, int(time.time() * 1000))
-        size = self._connection.options.batch_records
+        size, key_of = self._connection.options.batch_records, self._catalogue.data_key
         for start in range(0, len(todo), size):
             part = todo[start : start + size]
             entries = []
@@ -151,8 +151,11 @@ class Appender:
                     data, env = record.data, record.envelope or b""
                 else:
                     data, env = layout.encode(key, record, expires_at_ms, reserved[shard][0].born)
-                ops = [expressions.write(layout.DATA, data), stamp, expressions.write(layout.ENVELOPE, env)]
-                entries.append(write_entry(self._catalogue.data_key(key), ops, how))
+                ops = [
+                    {"op": OP_WRITE, "bin": layout.DATA, "val": data}, stamp,
+                    {"op": OP_WRITE, "bin": layout.ENVELOPE, "val": env},
+                ]  # fmt: skip
+                entries.append(write_entry(key_of(key), ops, how))
             self._connection.send("load", entries, allowed=(OK, EXISTS, TOO_BIG))
             self._join_claims(entries)
             refused += self._refused(items, part, entries)

@@ -52,6 +52,9 @@ T = TypeVar("T")
 Entry = Any
 """One operation of a batch, the driver's own object: ``result`` (a code) and ``record`` (key, meta, bins)."""
 
+OP_WRITE = aerospike.OPERATOR_WRITE
+"""The number of the operation; for the one place where a call of the helper for each bin is too slow."""
+
 SEND_KEY = aerospike.POLICY_KEY_SEND
 _ALL = aerospike.POLICY_COMMIT_LEVEL_ALL
 _BASE = {"key": SEND_KEY, "commit_level": _ALL}
