@@ -78,7 +78,7 @@ typecheck: $(STAMPS)/build ## mypy --strict over the package
 
 .PHONY: stubtest
 stubtest: $(STAMPS)/build ## the stubs of the extension modules against the modules themselves
-	$(PY) -m mypy.stubtest --concise --ignore-unused-allowlist --allowlist tests/packaging/stubtest_allowlist.txt \
+	$(PY) -m mypy.stubtest --concise --mypy-config-file pyproject.toml --ignore-unused-allowlist --allowlist tests/packaging/stubtest_allowlist.txt \
 	    ignis.native
 
 .PHONY: test-c
