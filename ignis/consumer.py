@@ -44,6 +44,8 @@ __all__ = ["Consumer"]
 log = logging.getLogger("ignis.consumer")
 
 _CHECK_S = 0.05
+_WORTH_WAKING_S = 0.001
+"""A worker gets at least this much work at a time, where there is as much."""
 
 
 class Consumer:
@@ -298,7 +300,9 @@ class Consumer:
         size, _ = self._window()
         idle = sum(worker.outstanding == 0 for worker in self._pool.workers)
         if idle > 1 and self.spec.batch_size is None:
-            size = max(1, min(size, -(-total // idle)))
+            # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
+            least = int(_WORTH_WAKING_S / self._handle_s) if self._handle_s else 1
+            size = max(1, min(size, max(-(-total // idle), least)))
         mixed = Mixed()
         for claim in claims:
             self._set_corrupt_aside(claim)
