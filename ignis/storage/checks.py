@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
 from ignis.storage.base import Fence
@@ -13,6 +16,7 @@ __all__ = [
     "check_declaration",
     "check_epoch",
     "check_limit",
+    "checked_options",
     "expiry_ms",
     "ttl_milliseconds",
 ]
@@ -56,3 +60,18 @@ def ttl_milliseconds(ttl_s: float) -> int:
     if not ttl_s > 0 or math.isinf(ttl_s):
         raise ConfigError(f"ttl_s = {ttl_s!r} is not a number above 0")
     return max(1, int(ttl_s * 1000))
+
+
+def checked_options(options: type, given: Mapping[str, Any], parse: Callable[[str, Any, type], Any]) -> dict[str, Any]:
+    """What a store was given, each value parsed for the type of its field in the dataclass ``options``.
+
+    Raises ConfigError for a name that is none, and what ``parse(name, value, type)`` raises.
+    """
+    known = {spec.name: type(spec.default) for spec in dataclasses.fields(options)}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = known.get(name)
+        if kind is None:
+            raise ConfigError(f"unknown store option {name!r}; known: {', '.join(sorted(known))}")
+        values[name] = parse(name, value, kind)
+    return values

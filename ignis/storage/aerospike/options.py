@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ignis.errors import ConfigError
+from ignis.storage.checks import checked_options
 
 __all__ = ["AerospikeOptions", "parse_hosts"]
 
@@ -71,14 +71,7 @@ class AerospikeOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AerospikeOptions:
         """Checked options from names and values (text allowed). Raises ConfigError naming the option."""
-        known = {spec.name: type(spec.default) for spec in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            kind = known.get(name)
-            if kind is None:
-                raise ConfigError(f"unknown store option {name!r}; known: {', '.join(sorted(known))}")
-            values[name] = _parsed(name, value, kind)
-        made = cls(**values)
+        made = cls(**checked_options(cls, given, _parsed))
         if made.socket_timeout_ms > made.total_timeout_ms:
             raise ConfigError(
                 f"store option socket_timeout_ms = {made.socket_timeout_ms} is above total_timeout_ms = {made.total_timeout_ms}"

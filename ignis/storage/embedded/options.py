@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ignis.errors import ConfigError
+from ignis.storage.checks import checked_options
 
 __all__ = ["StoreOptions"]
 
@@ -44,14 +44,7 @@ class StoreOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> StoreOptions:
         """Checked options from names and values (text allowed). Raises ConfigError naming the option."""
-        known = {spec.name: type(spec.default) for spec in dataclasses.fields(cls)}
-        values: dict[str, Any] = {}
-        for name, value in given.items():
-            kind = known.get(name)
-            if kind is None:
-                raise ConfigError(f"unknown store option {name!r}; known: {', '.join(sorted(known))}")
-            values[name] = _parsed(name, value, kind)
-        return cls(**values)
+        return cls(**checked_options(cls, given, _parsed))
 
 
 def _parsed(name: str, value: Any, kind: type) -> Any:
