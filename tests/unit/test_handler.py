@@ -72,7 +72,8 @@ OUTCOMES: list[tuple[str, Callable[..., Any], Outcome]] = [
     ("ignored", raises(IgnoredError()), DROPPED),
     ("exception", raises(RuntimeError("no")), Failure("exception", "RuntimeError: no")),
     ("exit", raises(SystemExit(3)), Failure("exception", "SystemExit: 3")),
-    ("cancelled", raises(asyncio.CancelledError("x")), Failure("exception", "CancelledError: x")),
+    # Without a text: on Python 3.10 asyncio's own time-outs drop it.
+    ("cancelled", raises(asyncio.CancelledError()), Failure("exception", "CancelledError: ")),
     ("its own time-out", raises(asyncio.TimeoutError("y")), Failure("exception", "TimeoutError: y")),
     ("zero", lambda message, ctx: 0, Failure("exception", "handler returned a int; expected None, True or False")),
     ("text", lambda message, ctx: "yes", Failure("exception", "handler returned a str; expected None, True or False")),
