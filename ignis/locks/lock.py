@@ -25,6 +25,9 @@ log = logging.getLogger("ignis.locks")
 
 T = TypeVar("T")
 
+_TICK_S = 0.005
+"""We let go of a lock so much before its end: stores count in whole milliseconds of another clock than ours."""
+
 
 class _Hold:
     """One acquisition. Times are those of `now_s`; ``until_s`` is when it ends at the earliest if nothing renews it,
@@ -118,7 +121,7 @@ class Lock:
         if record is None:
             return False
         last_s = None if self._max_hold_s is None else began_s + self._max_hold_s
-        hold = _Hold(owner, record.token, ttl_s, began_s + ttl_s, last_s)
+        hold = _Hold(owner, record.token, ttl_s, began_s + ttl_s - _TICK_S, last_s)
         with self._mutex:
             self._hold = hold
             if self.lost.is_set():
@@ -191,7 +194,7 @@ class Lock:
         if self._calls.renew(hold.owner, ttl_s) is None:
             self._lose(hold, "somebody else has it, or its time ran out")
             return False
-        hold.until_s = began_s + ttl_s
+        hold.until_s = began_s + ttl_s - _TICK_S
         return True
 
     def release(self) -> bool:
@@ -230,7 +233,7 @@ class Lock:
             return None
         assert hold.last_s is not None
         ttl_s = min(hold.ttl_s, hold.last_s - began_s)
-        if began_s + ttl_s <= hold.until_s:
+        if began_s + ttl_s <= hold.until_s + 2 * _TICK_S:
             return hold.until_s  # held for as long as it may be
         try:
             record = self._calls.renew_once(hold.owner, ttl_s)
@@ -240,7 +243,7 @@ class Lock:
         if record is None:
             self._lose(hold, "somebody else has it, or its time ran out")
             return None
-        hold.until_s = began_s + ttl_s
+        hold.until_s = began_s + ttl_s - _TICK_S
         return began_s + ttl_s / 3
 
     def _lose(self, hold: _Hold, why: str) -> None:

@@ -145,7 +145,7 @@ def test_time_runs_out_and_a_late_release_removes_nothing(managers: Managers) ->
     token = late.token
     next_one.acquire()
     assert next_one.token > token
-    assert not late.held
+    eventually(lambda: not late.held)  # by this machine's clock, which is not the store's
     assert not late.renew()
     assert late.lost.is_set()
     assert not late.release()

@@ -126,7 +126,11 @@ assert sorted(seen) == [1, 2], seen
 app.close()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, embedded_url], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, embedded_url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert new_app(embedded_url).queue("jobs", int).main.pending() == 0

@@ -360,7 +360,11 @@ def test_a_publisher_that_nobody_closed_is_flushed_at_exit(
 ) -> None:
     script = textwrap.dedent(SCRIPT).format(end=end)
     done = subprocess.run(
-        [sys.executable, "-c", script, embedded_url], capture_output=True, text=True, timeout=WAIT_S, check=False
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, embedded_url],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(stored(new_app(embedded_url).queue("jobs", int))) == list(range(1_000))
