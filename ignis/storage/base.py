@@ -185,9 +185,10 @@ class MagazineStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    def reload(self, magazine: str, pointers: Pointers) -> int:
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Puts fired records back at their shard's tail with the remaining time to live, corrects the counters,
-        removes the old ones; returns how many there were. What is gone already is skipped."""
+        removes the old ones; returns how many there were. What is gone already is skipped. Raises StaleEpochError when
+        the fence is old: nothing was put back."""
 
     @abc.abstractmethod
     def delete(self, magazine: str, pointers: Pointers) -> int:
@@ -336,6 +337,11 @@ class LockStore(LockTable):
         """Raises the scope's epoch by one and returns it. Every fence with a lower epoch is stale from then on."""
 
     @abc.abstractmethod
+    def raise_epoch(self, scope: str, epoch: int) -> None:
+        """Raises the scope's epoch to one that somebody else counts, such as ZooKeeper. Every fence with a lower epoch is
+        stale from then on. Idempotent. Raises StaleEpochError when the scope has seen a higher one: nothing changed."""
+
+    @abc.abstractmethod
     def epoch(self, scope: str) -> int:
         """The scope's current epoch; 0 before the first."""
 
@@ -372,6 +378,8 @@ class Store(abc.ABC):
     """Whether nobody but this process can see the store."""
 
     url: str
+    client_id: str
+    farm_id: str
     magazines: MagazineStore
     queues: QueueStore
     locks: LockStore

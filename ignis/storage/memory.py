@@ -140,6 +140,8 @@ class MemoryStore(Store):
                 self.content = _named.setdefault(name, _Content())
         else:
             self.content = _Content()
+        self.client_id = client_id
+        self.farm_id = farm_id
         self.scope = f"{farm_id}/{client_id}"
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
         self.closed = False
@@ -286,9 +288,10 @@ class MemoryMagazines(MagazineStore):
         begin = magazine.next_shard % count
         return [one for one in wanted if one >= begin] + [one for one in wanted if one < begin]
 
-    def reload(self, magazine: str, pointers: Pointers) -> int:
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         with self._store.open_content():
             found = self._get(magazine)
+            self._store.check_fence(fence)
             count = 0
             for number, pointer in _ascending(pointers):
                 if 0 <= number < len(found.shards):

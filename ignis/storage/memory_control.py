@@ -114,6 +114,11 @@ class MemoryLocks(LockStore):
             content.epochs[key] = epoch = content.epochs.get(key, 0) + 1
             return epoch
 
+    def raise_epoch(self, scope: str, epoch: int) -> None:
+        with self._store.open_content() as content:
+            self._store.check_fence(Fence(scope, epoch))
+            content.epochs[self._scope, scope] = epoch
+
     def epoch(self, scope: str) -> int:
         with self._store.open_content() as content:
             return content.epochs.get((self._scope, scope), 0)

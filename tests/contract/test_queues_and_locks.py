@@ -187,3 +187,40 @@ def test_epochs_only_rise(kind: Kind) -> None:
     assert locks.epoch("s") == 3
     assert locks.epoch("other") == 0
     assert kind.reopen().locks.next_epoch("s") == 4
+
+
+def test_an_epoch_counted_elsewhere_is_taken_over(kind: Kind) -> None:
+    """ZooKeeper's numbers are large, and do not go up by one."""
+    locks = kind.open().locks
+    locks.next_epoch("s")
+    locks.raise_epoch("s", 0x5_0000_0017)
+    locks.raise_epoch("s", 0x5_0000_0017)
+    assert locks.epoch("s") == 0x5_0000_0017
+    assert locks.epoch("other") == 0
+    for lower in (0x5_0000_0016, 1, 0):
+        with pytest.raises(StaleEpochError, match=f"epoch {lower} of 's'"):
+            locks.raise_epoch("s", lower)
+    locks = kind.reopen().locks
+    assert locks.epoch("s") == 0x5_0000_0017
+    assert locks.next_epoch("s") == 0x5_0000_0018
+    locks.raise_epoch("fresh", 7)
+    assert locks.epoch("fresh") == 7
+
+
+def test_of_threads_that_raise_an_epoch_the_highest_holds(store: Store) -> None:
+    refused: list[int] = []
+
+    def run(epochs: range) -> None:
+        for epoch in epochs:
+            try:
+                store.locks.raise_epoch("s", epoch)
+            except StaleEpochError:
+                refused.append(epoch)
+
+    threads = [threading.Thread(target=run, args=(range(start, 100, 4),)) for start in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert store.locks.epoch("s") == 99
+    assert 99 not in refused

@@ -102,6 +102,20 @@ def test_an_old_epoch_moves_nothing(store: Store, pair: MagazineStore) -> None:
         pair.transfer("a", "b", items([2]), None, old)
 
 
+def test_an_old_epoch_puts_nothing_back(store: Store, durability: str) -> None:
+    magazines = store.magazines
+    magazines.declare("r", 1, durability)
+    magazines.load_records("r", 0, numbered(2))
+    magazines.fire("r", 2, "me")
+    old = Fence("sweeper", store.locks.next_epoch("sweeper"))
+    assert magazines.reload("r", {0: [1]}, old) == 1
+    store.locks.raise_epoch("sweeper", old.epoch + 5)
+    with pytest.raises(StaleEpochError, match=f"epoch {old.epoch} of 'sweeper' is old"):
+        magazines.reload("r", {0: [2]}, old)
+    assert (state(magazines, "r").in_flight, state(magazines, "r").load_pointer) == (1, 3)
+    assert magazines.reload("r", {0: [2]}, Fence("sweeper", old.epoch + 5)) == 1
+
+
 def test_fences_of_other_scopes_do_not_matter(store: Store, pair: MagazineStore) -> None:
     pair.load_records("a", 0, numbered(1))
     pair.fire("a", 1, "me")

@@ -100,6 +100,11 @@ def map_value_is(bin_name: str, key: str | int, value: int) -> Any:
     return exp.Cond(exp.BinExists(bin_name), there, absent).compile()
 
 
+def is_at_most(bin_name: str, value: int) -> Any:
+    """The bin has this value or a lower one, or there is none."""
+    return exp.Cond(exp.BinExists(bin_name), exp.LE(exp.IntBin(bin_name), value), True).compile()
+
+
 def _ran_out(ttl_bin: str) -> Any:
     return exp.GE(exp.SinceUpdateTime(), exp.IntBin(ttl_bin))
 

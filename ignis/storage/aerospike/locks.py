@@ -18,8 +18,8 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.client import policy
 from ignis.storage.aerospike.dlm import AerospikeLockTable
-from ignis.storage.base import LockRecord, LockStore, LockTable
-from ignis.storage.checks import ttl_milliseconds
+from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
+from ignis.storage.checks import check_epoch, ttl_milliseconds
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -98,6 +98,14 @@ class AerospikeLocks(LockStore):
             ops = [expressions.increment(EPOCH, 1), expressions.read(EPOCH)]
             bins = self._connection.apply("epoch", self._epoch_key(scope), ops, policy(ttl=layout.TTL_NEVER))
             return int((bins or {})[EPOCH])
+
+    def raise_epoch(self, scope: str, epoch: int) -> None:
+        """One client call: compared and written by the server in one operation."""
+        with self._store.call():
+            how = policy(ttl=layout.TTL_NEVER, only_if=expressions.is_at_most(EPOCH, epoch))
+            written = self._connection.apply("epoch", self._epoch_key(scope), [expressions.write(EPOCH, epoch)], how)
+            if written is None:
+                check_epoch(self.epoch(scope), Fence(scope, epoch))
 
     def epoch(self, scope: str) -> int:
         with self._store.call():

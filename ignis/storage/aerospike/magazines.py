@@ -125,10 +125,13 @@ class AerospikeMagazines(MagazineStore):
                 self._retiring.reload(found, group_pointers(surplus))
             return result
 
-    def reload(self, magazine: str, pointers: Pointers) -> int:
-        """Loaded at the tail, then removed at the old place; a mark keeps others away in between."""
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
+        """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before
+        the mark and before the load."""
         with self._call("reloads"):
-            count = self._retiring.reload(self._catalogue.get(magazine), pointers)
+            count = self._retiring.reload(
+                self._catalogue.get(magazine), pointers, lambda: self._check_fence(fence)
+            )
             self.waits.ring(magazine)
             return count
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ignis.errors import ConfigError, IgnisError
@@ -123,8 +123,9 @@ class Retiring:
 
     # -- reload
 
-    def reload(self, magazine: Magazine, pointers: Pointers) -> int:
-        """See `MagazineStore.reload`."""
+    def reload(self, magazine: Magazine, pointers: Pointers, check: Callable[[], None] = lambda: None) -> int:
+        """See `MagazineStore.reload`; ``check`` as for `transfer`."""
+        check()
         fired, _ = self._places(magazine, pointers)
         marked, at_ms = self._mark(magazine, fired, _READ)
         if not marked:
@@ -132,6 +133,7 @@ class Retiring:
         items = [self._item(magazine, place, entry.record[2]) for place, entry in marked]
         places = [place for place, _ in marked]
         try:
+            check()
             self._appender.append(magazine, items, count_loads=False)
         except IgnisError:
             self._unmark(magazine, places, at_ms)
@@ -166,7 +168,7 @@ class Retiring:
         moves: Sequence[Transfer],
         ttl_s: float | None,
         fence: Fence | None,
-        check: Any,
+        check: Callable[[Fence | None], None],
     ) -> int:
         """See `MagazineStore.transfer`. ``check(fence)`` raises StaleEpochError; it is called right before each of the
         steps that change something, up to the load. After that the move is completed: stopping between the load and the

@@ -57,6 +57,8 @@ class AerospikeStore(Store):
     ) -> None:
         options = options or AerospikeOptions()
         self.url = f"aerospike://{hosts}/{namespace}"
+        self.client_id = client_id
+        self.farm_id = farm_id
         self.sets = SetNames.of(client_id, farm_id, options.scope)
         self.connection = Connection(parse_hosts(hosts), namespace, options)
         # Entering the lock itself is twice as fast as entering the condition, and every call does it twice.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ignis.errors import ConfigError, StoreFormatError
-from ignis.storage.base import LockRecord, LockStore, LockTable
-from ignis.storage.checks import ttl_milliseconds
+from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
+from ignis.storage.checks import check_epoch, ttl_milliseconds
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Scope
 from ignis.storage.embedded.committer import Operation
@@ -127,6 +127,16 @@ class EmbeddedLocks(LockStore):
 
         epoch: int = self._store.sync_data().committer.submit(Step(run))
         return epoch
+
+    @guarded
+    def raise_epoch(self, scope: str, epoch: int) -> None:
+        def run(txn: Txn) -> None:
+            known = read_epoch(txn, self._scope, scope)
+            check_epoch(known, Fence(scope, epoch))
+            if epoch > known:
+                txn.put(self._scope.key(b"E", scope), _U64.pack(epoch))
+
+        self._store.sync_data().committer.submit(Step(run))
 
     @guarded
     def epoch(self, scope: str) -> int:

@@ -161,9 +161,9 @@ class EmbeddedMagazines(MagazineStore):
         return self._retire_expired(info, walk)
 
     @guarded
-    def reload(self, magazine: str, pointers: Pointers) -> int:
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         place = self._place(magazine)
-        count: int = self._directory.data(place.info.durability).committer.submit(Reload(place, pointers))
+        count: int = self._directory.data(place.info.durability).committer.submit(Reload(place, pointers, fence))
         self.calls["reloads"] += 1
         return count
 

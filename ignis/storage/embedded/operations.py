@@ -156,12 +156,14 @@ class Reload(MagazineOperation):
     """Puts fired records at their shards' tails; the result is how many. A corrupt one cannot be appended anew without
     passing for a good one: it stays where it is, claimed from now on anew."""
 
-    def __init__(self, place: Place, pointers: Pointers) -> None:
+    def __init__(self, place: Place, pointers: Pointers, fence: Fence | None = None) -> None:
         super().__init__(place)
         self.notify = place.event
         self._runs = {shard: segments.runs_of(many) for shard, many in pointers.items()}
+        self._fence = fence
 
     def run(self, txn: Txn) -> int:
+        self.place.check_fence(txn, self._fence)
         info = self.place.current(txn)
         self.touched = []
         self.restamp = False

@@ -49,6 +49,8 @@ class EmbeddedStore(Store):
         self.directory.announce = lambda seen: announce(self.directory, seen)
         self.directory.settle = lambda done: settle(self.directory, done)
         self.url = f"embedded://{self.directory.path}"
+        self.client_id = client_id
+        self.farm_id = farm_id
         self.scope = Scope(farm_id, client_id)
         self.waits = Waits()
         self._owner = owner_name()
