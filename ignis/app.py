@@ -14,16 +14,26 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from ignis.config import ConsumerSettings, PublisherSettings, SweeperSettings, load_file, resolve
+from ignis.config import (
+    ConsumerSettings,
+    PublisherSettings,
+    RefresherSettings,
+    SweeperSettings,
+    load_file,
+    resolve,
+)
 from ignis.consumer import Consumer
 from ignis.errors import ConfigError, IgnisError, QueueMismatchError
 from ignis.handler import Middleware
+from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import make_leader
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.message import BodyCodec
 from ignis.queue import Queue
+from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.storage import open_store
 from ignis.sweeper import Sweeper
+from ignis.template import HandlerTemplate
 
 if TYPE_CHECKING:
     from ignis.storage.base import Store
@@ -31,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Ignis"]
 
 M = TypeVar("M")
+F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("ignis.app")
 
 
@@ -43,7 +54,7 @@ class Ignis:
         farm_id: the deployment's name.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, publisher: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: seconds since the epoch, for the sweeper's thresholds; injectable for tests.
 
@@ -60,6 +71,7 @@ class Ignis:
         resources: Mapping[str, Any] | None = None,
         consumer: Mapping[str, Any] | None = None,
         sweeper: Mapping[str, Any] | None = None,
+        refresher: Mapping[str, Any] | None = None,
         publisher: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
@@ -72,6 +84,9 @@ class Ignis:
         self.layers: list[Middleware] = []
         self.consumer_settings = resolve(ConsumerSettings, consumer or {}, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper or {}, self.file)
+        self.refresher = Refresher(self, resolve(RefresherSettings, refresher or {}, self.file), clock)
+        self.hooks = Hooks()
+        self.templates: list[HandlerTemplate] = []
         self._publisher_given = dict(publisher or {})
         self._store_options = dict(store or {})
         self._clock = clock
@@ -179,6 +194,47 @@ class Ignis:
         self.layers.append(layer)
         return layer
 
+    def handler(
+        self, pattern: str = "", type: Any = None, *, handler_type: str = "", **options: Any
+    ) -> Callable[[F], F]:
+        """Decorator: registers a handler for queues that are found in the store, now or later, without a restart.
+
+        Args:
+            pattern: of queue names, as in a shell: ``orders.*``; empty = none.
+            type: of the messages, see `queue`.
+            handler_type: takes queues that name this handler type too (default: the function's name).
+            options: see ``queue.handler``; without ``concurrency`` each queue's stored one counts.
+
+        What several fit is taken by the first registered; a queue with a handler of its own keeps that. Found by
+        the refresher while the application runs.
+        """
+
+        def register(fn: F) -> F:
+            self.templates.append(
+                HandlerTemplate(self, fn, pattern=pattern, handler_type=handler_type, type=type, options=options)
+            )
+            return fn
+
+        return register
+
+    def discard(self, queue: Queue[Any]) -> None:
+        """Forgets a queue object that was made for a found queue."""
+        with self._lock:
+            if self._queues.get(queue.name) is queue:
+                del self._queues[queue.name]
+
+    def after_publish(self, fn: AfterPublish) -> AfterPublish:
+        """Decorator: ``fn(queue, count)`` after so many messages became durable, in the thread that stored them. What it
+        raises is logged."""
+        self.hooks.add_after_publish(fn)
+        return fn
+
+    def after_handling(self, fn: AfterHandling) -> AfterHandling:
+        """Decorator: ``fn(queue, handled, sidelined)`` after a batch of acknowledgements was stored. What it raises is
+        logged."""
+        self.hooks.add_after_handling(fn)
+        return fn
+
     def publisher_settings(self, given: Mapping[str, Any]) -> PublisherSettings:
         return resolve(PublisherSettings, {**self._publisher_given, **given}, self.file)
 
@@ -193,8 +249,8 @@ class Ignis:
     # -- life
 
     def start(self, queues: Iterable[str] | None = None) -> None:
-        """Starts consumers and shovels of the queues that have a handler (or of those named), and the sweeper.
-        Returns at once.
+        """Starts consumers and shovels of the queues that have a handler (or of those named), the sweeper and the
+        refresher. Returns at once.
 
         Raises ConfigError when there is nothing to run or a named queue has no handler.
         """
@@ -203,24 +259,44 @@ class Ignis:
             if queues is not None:
                 wanted = set(queues)
                 missing = wanted - {queue.name for queue in chosen}
-                if missing:
+                if missing and not self.templates:
                     raise ConfigError(f"no handler is registered for {', '.join(sorted(missing))}")
                 chosen = [queue for queue in chosen if queue.name in wanted]
-            if not chosen:
+            if not chosen and not self.templates:
                 raise ConfigError("no queue of this application has a handler")
             self._failure = None
             self._running = True
             try:
                 for queue in chosen:
-                    queue.open()
-                    if queue.consumer is None and queue.spec is not None:
-                        queue.consumer = Consumer(queue, queue.spec, self.consumer_settings)
-                        queue.consumer.start()
-                    queue.shovel.start()
+                    queue.start()
                 self.sweeper().start()
+                self.refresher.start(None if queues is None else wanted)
             except BaseException:
                 self.stop(0)
                 raise
+        if self.templates:
+            self.refresh()  # the queues that are there already do not wait for the first pass
+
+    def refresh(self) -> RefreshResult:
+        """A pass of the refresher now: discovers, expires, reconciles. Raises the store's error when it cannot be asked."""
+        return self.refresher.run_once()
+
+    def pause(self) -> None:
+        """Stops claiming on all queues here; what was claimed is finished. See `quiet`."""
+        for queue in self.queues():
+            if queue.consumer is not None:
+                queue.consumer.pause()
+
+    def resume(self) -> None:
+        """Claims again after `pause`."""
+        for queue in self.queues():
+            if queue.consumer is not None:
+                queue.consumer.resume()
+
+    @property
+    def quiet(self) -> bool:
+        """Paused, with nothing claimed and every outcome stored: this instance may go without touching any message."""
+        return all(queue.consumer is None or queue.consumer.quiet for queue in self.queues())
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are
@@ -230,22 +306,19 @@ class Ignis:
         timeout = self.consumer_settings.stop_timeout_s if timeout is None else timeout
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
+            self._running = False
+            # First: it would start again what is stopped here.
+            self.refresher.stop(timeout)
             queues = self.queues()
-            consumers = [queue.consumer for queue in queues if queue.consumer is not None]
             clean: list[bool] = []
-            threads = [threading.Thread(target=lambda c=one: clean.append(c.stop(timeout))) for one in consumers]
+            threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
             for thread in threads:
                 thread.start()
-            for queue in queues:
-                queue.shovel.stop(timeout)
             if self._sweeper is not None:
                 self._sweeper.stop(timeout)
             for thread in threads:
                 thread.join(timeout + 10)
-            for queue in queues:
-                queue.consumer = None
-            self._running = False
-            return len(clean) == len(consumers) and all(clean)
+            return len(clean) == len(queues) and all(clean)
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
         """`start`, then blocks until SIGTERM or SIGINT (or `request_stop`), then `stop`.
@@ -289,8 +362,13 @@ class Ignis:
         return self._running
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store and of every queue of this process."""
-        return {"store": self.store.stats(), "queues": [queue.stats() for queue in self.queues()]}
+        """Figures of the store and of every queue of this process, and what the refresher knows of all queues."""
+        states = self.refresher.states
+        return {
+            "store": self.store.stats(),
+            "queues": [queue.stats() for queue in self.queues() if states.get(queue.name) != REMOVED],
+            "refresher": self.refresher.stats(),
+        }
 
     def close(self, timeout: float | None = None) -> None:
         """Stops, then closes the store. Close publishers before. Idempotent."""

@@ -38,6 +38,7 @@ __all__ = [
     "LockSettings",
     "PublisherSettings",
     "QueueSettings",
+    "RefresherSettings",
     "SweeperSettings",
     "check_name",
     "load_file",
@@ -159,6 +160,7 @@ class QueueSettings(_Settings):
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400
     )
     shovel_concurrency: int = _setting(4, "parallel shovel workers", 1, 50)
+    handler_type: str = _setting("", "name of the handler that is to run it; default: the function's name")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,6 +221,19 @@ class SweeperSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class RefresherSettings(_Settings):
+    """The refresher, on every instance: follows what others change in the store."""
+
+    section: ClassVar[str] = "refresher"
+
+    interval_s: float = _setting(300, "time between looks at all queues of the store", 0.01, 86_400)
+    initial_delay_s: float = _setting(60, "wait before the first of these", 0, 86_400)
+    watch_s: float = _setting(
+        5, "time between looks at the settings of the queues that run here; 0 = only with all queues", 0, 3_600
+    )
+
+
+@dataclass(frozen=True)
 class LockSettings(_Settings):
     """Distributed locks."""
 
@@ -235,7 +250,7 @@ class LockSettings(_Settings):
 
 
 SECTIONS: tuple[type[_Settings], ...] = (
-    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, LockSettings,
+    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LockSettings,
 )  # fmt: skip
 
 

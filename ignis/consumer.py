@@ -21,20 +21,19 @@ from typing import TYPE_CHECKING, Any
 from ignis.config import ConsumerSettings
 from ignis.errors import (
     ClosedError,
-    ConfigError,
-    ConsumerLimitError,
     ForkedHandleError,
     IgnisError,
     MessageTooLargeError,
     StoreFailedError,
     WaitTimeoutError,
 )
-from ignis.handler import Failure, HandlerSpec
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, corrupt_record, failed_record
-from ignis.storage.base import Claim, Transfer
+from ignis.handler import Failure, HandlerSpec, check_consumers
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE
+from ignis.storage.base import Claim
 from ignis.workers import Chunk, Worker, make_pool
 from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
 from ignis.workers.cutting import Mixed, bytes_of, cut
+from ignis.workers.settling import sideline_items
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -75,8 +74,12 @@ class Consumer:
         self._corrupt: deque[tuple[int, int]] = deque()
         self._bytes = 0
         self._unacked = 0
-        self._lock = threading.Lock()  # over _bytes, _unacked and every chunk's count of what is left
+        self._lock = threading.Lock()  # over _bytes, _unacked, _paused, _parked, times and what is left of each chunk
         self._waiting_for_load = False
+        self._paused = False
+        self._parked = True  # the fetcher is not claiming and has seen the pause; only it makes this false again
+        self._settling = False
+        self._timed_s = 0.0
         self._stopping = threading.Event()
         self._acked_all = threading.Event()
         self._ack_until = 0.0
@@ -150,15 +153,41 @@ class Consumer:
 
     def resize(self, count: int) -> None:
         """Sets the number of workers. Raises ConsumerLimitError, ConfigError."""
-        if count < 0:
-            raise ConfigError(f"consumers = {count} is below 0")
-        if count > self.settings.max_consumers:
-            raise ConsumerLimitError(count, self.settings.max_consumers)
+        check_consumers(count, self.settings.max_consumers)
         with self._pool_lock:
             self._target = count
             if self._threads and not self._stopping.is_set():
                 self._pool.resize(count)
         self._room.set()
+
+    def pause(self) -> None:
+        """Stops claiming; what was claimed is finished. Returns at once, see `quiet`. Idempotent."""
+        with self._lock:
+            self._paused = True
+        self._room.set()
+        if self._threads:
+            with contextlib.suppress(IgnisError):
+                self._magazines.wake(self.queue.main.name)
+
+    def resume(self) -> None:
+        """Claims again after `pause`. Idempotent."""
+        with self._lock:
+            self._paused = False
+        self._room.set()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def quiet(self) -> bool:
+        """Paused, nothing claimed, every outcome stored: this consumer may go without touching any message."""
+        with self._lock:
+            if not (self._paused and self._parked):
+                return False
+        # In the order in which a message passes: what has left one is seen in a later one.
+        waiting = self.in_flight or self._returned or self._unacked or self._failures or self._corrupt
+        return not waiting and not self._settling
 
     @property
     def concurrency(self) -> int:
@@ -181,7 +210,9 @@ class Consumer:
             "concurrency": self._target,
             "workers": len(self._pool.workers),
             "in_flight": self.in_flight,
+            "paused": self._paused,
             "handle_s": self._handle_s,
+            "timed_s": self._timed_s,
             "worker_deaths": getattr(self._pool, "deaths", 0),
             "lost_threads": getattr(self._pool, "lost_threads", 0),
             **self.counts,
@@ -215,6 +246,9 @@ class Consumer:
                 self._magazines.wake(self.queue.main.name)
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
+        with self._lock:
+            self._timed_s += elapsed_s
+            self.counts["timed"] += messages
         each = elapsed_s / messages
         # A slow message must shrink the next chunk at once; speed is trusted slowly.
         weight = 0.5 if each > self._handle_s else 0.2
@@ -240,6 +274,11 @@ class Consumer:
         while not self._stopping.is_set():
             self._room.clear()
             self._hand_out_again()
+            with self._lock:
+                self._parked = self._paused
+            if self._parked:
+                self._room.wait(0.5)
+                continue
             want = self._wanted()
             if want <= 0:
                 self._room.wait(0.5)
@@ -408,7 +447,15 @@ class Consumer:
 
     def _ack_round(self) -> None:
         """One delete and one transfer for everything that has gathered."""
-        main, sideline = self.queue.main.name, self.queue.sideline.name
+        self._settling = True
+        try:
+            self._settle_done()
+            self._settle_failed()
+        finally:
+            self._settling = False
+
+    def _settle_done(self) -> None:
+        main = self.queue.main.name
         taken = [self._done.popleft() for _ in range(len(self._done))]
         if taken:
             pointers: dict[int, list[int]] = {}
@@ -425,26 +472,14 @@ class Consumer:
             self._room.set()
             self.counts["handled"] += asked
             self.counts["late_acks"] += asked - gone
+            self.queue.app.hooks.handled(self.queue.name, gone, 0)
+
+    def _settle_failed(self) -> None:
+        main, sideline = self.queue.main.name, self.queue.sideline.name
         failures = [self._failures.popleft() for _ in range(len(self._failures))]
         corrupt = [self._corrupt.popleft() for _ in range(len(self._corrupt))]
         if failures or corrupt:
-            items = [
-                Transfer(
-                    *chunk.place(index),
-                    failed_record(
-                        chunk.records[index],
-                        failure.reason,
-                        failure.error,
-                        handler=self.spec.name,
-                        crashed=failure.reason == "crash",
-                    ),
-                    chunk.place(index)[0],
-                )
-                for chunk, index, failure in failures
-            ]
-            items += [
-                Transfer(shard, pointer, corrupt_record(main, shard, pointer), shard) for shard, pointer in corrupt
-            ]
+            items = sideline_items(main, self.spec.name, failures, corrupt)
             try:
                 moved = self._magazines.transfer(main, sideline, items, self.queue.settings.message_expiry_s)
             except BaseException:
@@ -457,6 +492,7 @@ class Consumer:
                 self.counts[f"sidelined_{REASON_CORRUPT}"] += len(corrupt)
             self.counts["sidelined"] += moved
             self.counts["late_acks"] += len(items) - moved
+            self.queue.app.hooks.handled(self.queue.name, 0, moved)
 
     def _give_back_rest(self) -> None:
         """At the end: what was claimed and not started goes back to the queue's tail."""

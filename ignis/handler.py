@@ -33,7 +33,7 @@ from ignis.message import (
 )
 from ignis.native import Record
 
-__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner"]
+__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner", "check_consumers"]
 
 POOLS = ("thread", "async", "process")
 BATCH_SIZE_RANGE = (2, 200_000)
@@ -120,6 +120,8 @@ class HandlerSpec:
     batch_wait_s: float = 1.0
     middleware: list[Middleware] = field(default_factory=list)
     max_consumers: int = 100
+    declared: int | None = None
+    """The concurrency that the code asks for; `concurrency` is the one in force."""
 
     def __post_init__(self) -> None:
         if not callable(self.fn):
@@ -134,10 +136,8 @@ class HandlerSpec:
         if is_async != (self.pool == "async"):
             kind = "a coroutine function" if is_async else "a plain function"
             raise ConfigError(f"handler {self.name} is {kind}: pool={self.pool!r} cannot run it")
-        if self.concurrency < 0:
-            raise ConfigError(f"concurrency = {self.concurrency} is below 0 (0 = publish only)")
-        if self.concurrency > self.max_consumers:
-            raise ConsumerLimitError(self.concurrency, self.max_consumers)
+        check_consumers(self.concurrency, self.max_consumers)
+        self.declared = self.concurrency if self.declared is None else self.declared
         if self.attempts < 1:
             raise ConfigError(f"attempts = {self.attempts} is below 1")
         if self.timeout_s is not None and self.timeout_s <= 0:
@@ -164,6 +164,15 @@ class HandlerSpec:
                 "pool='process' needs a function at module level"
             )
         return module, name
+
+
+def check_consumers(count: int, limit: int) -> int:
+    """Returns the number of consumers, or raises ConfigError, ConsumerLimitError (over ``limit``)."""
+    if count < 0:
+        raise ConfigError(f"concurrency = {count} is below 0 (0 = publish only)")
+    if count > limit:
+        raise ConsumerLimitError(count, limit)
+    return count
 
 
 def _in_range(name: str, value: float, bounds: tuple[float, float]) -> None:

@@ -39,11 +39,16 @@ class Publisher(Generic[M]):
 
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 
+    ``on_stored`` is called by the flusher with the size of each batch that became durable; it must not raise.
+
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
     """
 
-    def __init__(self, magazine: Magazine[M], settings: PublisherSettings) -> None:
+    def __init__(
+        self, magazine: Magazine[M], settings: PublisherSettings, *, on_stored: Callable[[int], None] | None = None
+    ) -> None:
         self._magazine = magazine
+        self._on_stored = on_stored
         self._settings = settings
         self._encode = magazine.codec.encode_checked
         self._flags = magazine.codec.flags
@@ -191,6 +196,8 @@ class Publisher(Generic[M]):
                 outbox.fail(count, exc)
             else:
                 outbox.settle(count)
+                if self._on_stored is not None:
+                    self._on_stored(count)
             if settings.linger_s:
                 self._hurry.clear()
                 if outbox.settled >= self._awaited and not self._closing:

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ignis.config import QueueSettings, check_name, resolve
+from ignis.consumer import Consumer
 from ignis.errors import ConfigError, InvalidNameError, QueueMismatchError
-from ignis.handler import HandlerSpec, Middleware, Runner
+from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec
 from ignis.publisher import Publisher
 from ignis.shovel import Shovel
-from ignis.storage.base import QueueRecord
+from ignis.storage.base import QueueRecord, QueueStore
 
 if TYPE_CHECKING:
     from ignis.app import Ignis
-    from ignis.consumer import Consumer
+    from ignis.template import HandlerTemplate
 
-__all__ = ["Queue"]
+__all__ = ["DECLARED", "Queue"]
+
+log = logging.getLogger("ignis.queue")
+
+DECLARED = "declared_concurrency"
+"""Where the stored queue keeps the concurrency that its handler's code asked for last: what was set by hand since then
+stays until the code asks for another."""
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,12 +56,17 @@ class Queue(Generic[M]):
         self._settings = resolve(QueueSettings, self._given, app.file, name=name)
         self._codec: BodyCodec[M] = BodyCodec(type, self._settings.codec)
         self._lock = threading.RLock()
+        self._counting = threading.Lock()
+        self._life = threading.Lock()  # the refresher starts and stops as well as the application
         self._main: Magazine[M] | None = None
         self._sideline: Magazine[M] | None = None
         self._middleware: list[Middleware] = []
         self.spec: HandlerSpec | None = None
         self.consumer: Consumer | None = None
         self.shovel = Shovel(self)
+        self.published = 0
+        self.template: HandlerTemplate | None = None
+        """What made this queue when it was found in the store; None for one that the code names."""
 
     # -- what it is made of
 
@@ -66,18 +82,19 @@ class Queue(Generic[M]):
     @property
     def main(self) -> Magazine[M]:
         """The main magazine."""
-        if self._main is None:
-            self.open()
-        assert self._main is not None
-        return self._main
+        return self._main or self._opened()[0]
 
     @property
     def sideline(self) -> Magazine[M]:
         """The sideline magazine, where failures wait."""
-        if self._sideline is None:
+        return self._sideline or self._opened()[1]
+
+    def _opened(self) -> tuple[Magazine[M], Magazine[M]]:
+        with self._lock:
             self.open()
-        assert self._sideline is not None
-        return self._sideline
+            assert self._main is not None
+            assert self._sideline is not None
+            return self._main, self._sideline
 
     def open(self) -> None:
         """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use.
@@ -120,34 +137,60 @@ class Queue(Generic[M]):
                 )
                 for name in (self.name, sideline)
             ]
-            record = self._record(stored)
-            if record != stored:
-                queues.put(record)
+            record = self._register(queues, stored)
+            if self.spec is not None:
+                self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
+
+    @property
+    def opened(self) -> bool:
+        """Whether the store was asked for it already."""
+        return self._main is not None
+
+    def forget(self) -> None:
+        """After the queue was removed from the store: the next use registers it again."""
+        with self._lock:
+            self._main = self._sideline = None
 
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type
 
-    def _record(self, stored: QueueRecord | None) -> QueueRecord:
+    def _register(self, queues: QueueStore, stored: QueueRecord | None) -> QueueRecord:
+        if stored is None:
+            record = QueueRecord(self.name, created_at_ms=time.time_ns() // 1_000_000)
+            self._describe(record)
+            queues.put(record)
+            return record
+        record = copy.deepcopy(stored)
+        self._describe(record)
+        # Applied to what is stored by then: others count and set there too.
+        return stored if record == stored else queues.update(self.name, self._describe)
+
+    def _describe(self, record: QueueRecord) -> None:
+        """Writes what this process knows of the queue into its record."""
         settings, spec = self._settings, self.spec
-        record = QueueRecord(self.name) if stored is None else QueueRecord(**vars(stored))
         record.shards = settings.shards
         record.message_expiry_s = int(settings.message_expiry_s)
         record.queue_expiry_s = int(settings.queue_expiry_s)
         record.stuck_after_s = int(settings.stuck_after_s)
         record.durability = settings.durability
         record.codec = self._codec.name
-        record.shovel_interval_s = int(settings.shovel_interval_s)
+        record.shovel_interval_s = math.ceil(settings.shovel_interval_s)
         record.shovel_concurrency = settings.shovel_concurrency
         record.active = True
-        if stored is None:
-            record.created_at_ms = time.time_ns() // 1_000_000
+        record.handler_type = settings.handler_type or record.handler_type
         if spec is not None:
-            record.handler_type = spec.name
-            record.concurrency = spec.concurrency
+            record.handler_type = settings.handler_type or self._type_name(record, spec)
+            if spec.declared is not None and record.extra.get(DECLARED) != spec.declared:
+                record.extra[DECLARED] = spec.declared
+                record.concurrency = spec.concurrency
             record.max_batch_size = spec.batch_size or 0
             record.max_wait_s = spec.batch_wait_s if spec.batch_size else 0
-        return record
+
+    def _type_name(self, record: QueueRecord, spec: HandlerSpec) -> str:
+        if self.template is None:
+            return spec.name
+        return record.handler_type or self.template.handler_type
 
     # -- publishing
 
@@ -164,7 +207,9 @@ class Queue(Generic[M]):
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, StoreUnreachableError.
         """
-        return self.main.load(message, key=key, headers=headers)
+        published = self.main.load(message, key=key, headers=headers)
+        self._stored(1)
+        return published
 
     def publish_many(
         self,
@@ -186,7 +231,16 @@ class Queue(Generic[M]):
                 raise ConfigError("give key or keys, not both")
             messages = list(messages)
             keys = [key(message) for message in messages]
-        return self.main.load_many(messages, keys=keys, headers=headers)
+        ids = self.main.load_many(messages, keys=keys, headers=headers)
+        self._stored(len(ids))
+        return ids
+
+    def _stored(self, count: int) -> None:
+        """After every batch that was made durable, by whatever way it came."""
+        with self._counting:
+            self.published += count
+        if self.app.hooks.after_publish:
+            self.app.hooks.published(self.name, count)
 
     async def apublish(
         self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
@@ -204,7 +258,7 @@ class Queue(Generic[M]):
         Args:
             settings: any of ``[publisher]`` in ``docs/settings.md``: ``capacity``, ``linger_s``, ``max_batch``, ...
         """
-        return Publisher(self.main, self.app.publisher_settings(settings))
+        return Publisher(self.main, self.app.publisher_settings(settings), on_stored=self._stored)
 
     # -- handling
 
@@ -303,23 +357,74 @@ class Queue(Generic[M]):
         return self.consumer.concurrency if self.consumer is not None else (self.spec.concurrency if self.spec else 0)
 
     def increase_consumers(self, count: int = 1) -> int:
-        """Adds workers now; returns the new number. Raises ConsumerLimitError, and changes nothing, over the limit."""
-        return self._set_consumers(self.consumers + count)
+        """Adds workers; returns the new number. Stored first, then done here; other instances follow within the refresher's
+        ``watch_s``. Durable on return. Raises ConsumerLimitError over the limit: nothing changed anywhere."""
+        return self._change_consumers(count)
 
     def decrease_consumers(self, count: int = 1) -> int:
-        """Removes workers: each finishes the message it is at, what it had not started goes to the others."""
-        return self._set_consumers(self.consumers - count)
+        """Removes workers everywhere, like `increase_consumers`: each finishes the message it is at, what it had not
+        started goes to the others. With 0 left the queue is only published to."""
+        return self._change_consumers(-count)
 
-    def _set_consumers(self, count: int) -> int:
+    def _change_consumers(self, by: int) -> int:
         if self.spec is None:
             raise ConfigError(f"queue {self.name!r} has no handler here")
-        if self.consumer is not None:
-            self.consumer.resize(count)
-        HandlerSpec(**{**vars(self.spec), "concurrency": count})  # the same checks as at registration
-        self.spec.concurrency = count
-        if self._main is not None:
-            self.app.store.queues.update(self.name, lambda record: setattr(record, "concurrency", count))
+        limit = self.app.consumer_settings.max_consumers
+        if self._main is None:
+            count = check_consumers(self.spec.concurrency + by, limit)
+            self.spec.declared = count  # nothing is stored yet: this is what the code asks for
+        else:
+
+            def change(record: QueueRecord) -> None:
+                record.concurrency = check_consumers(record.concurrency + by, limit)
+
+            count = self.app.store.queues.update(self.name, change).concurrency
+        self.set_local_consumers(count)
         return count
+
+    def set_local_consumers(self, count: int) -> None:
+        """Applies a stored number of workers to this process, at most its own limit."""
+        if self.spec is None:
+            return
+        limit = self.app.consumer_settings.max_consumers
+        if count > limit:
+            log.warning(
+                "%s is to have %d consumers, here are at most %d (consumer.max_consumers)", self.name, count, limit
+            )
+            count = limit
+        self.spec.concurrency = count
+        if self.consumer is not None and self.consumer.concurrency != count:
+            self.consumer.resize(count)
+
+    # -- running, by the application and the refresher
+
+    def start(self) -> None:
+        """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent."""
+        with self._life:
+            self.open()
+            if self.consumer is None and self.spec is not None:
+                self.consumer = Consumer(self, self.spec, self.app.consumer_settings)
+                self.consumer.start()
+            self.shovel.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Stops both; True when nothing is left claimed. Idempotent."""
+        with self._life:
+            self.shovel.stop(timeout)
+            clean = self.consumer.stop(timeout) if self.consumer is not None else True
+            self.consumer = None
+            return clean
+
+    def set_shovel(self, interval_s: float, concurrency: int) -> None:
+        """Applies stored settings of the shovel, in whole seconds, to this process, its schedule included."""
+        if (interval_s, concurrency) != (
+            math.ceil(self._settings.shovel_interval_s),
+            self._settings.shovel_concurrency,
+        ):
+            self._settings = dataclasses.replace(
+                self._settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency
+            )
+            self.shovel.reschedule()
 
     # -- looking
 
@@ -334,6 +439,8 @@ class Queue(Generic[M]):
             "sideline": sideline.pending(),
             "sideline_in_flight": sideline.in_flight(),
             "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
+            "published": self.published,
+            "shovel": dataclasses.asdict(self.shovel.total),
         }
         if self.consumer is not None:
             out["consumer"] = self.consumer.stats()

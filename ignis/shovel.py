@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ignis.errors import IgnisError, UnreadableMessageError
+from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
 from ignis.storage.base import Claim, Transfer, group_pointers
 
@@ -21,17 +22,28 @@ __all__ = ["Shovel", "ShovelResult"]
 
 log = logging.getLogger("ignis.shovel")
 
+Where = Callable[[Message], bool]
+Progress = Callable[[int], None]
+
 BATCH = 1_000
 ONE_SHOT_RETRY_S = 10.0
+_PACED_BATCH_S = 0.1
+"""With a rate, a batch holds what may move in this time: claimed late, so that little is in hand while it waits."""
 
 
 @dataclass
 class ShovelResult:
-    """What one pass did: moved to the main magazine, kept in the sideline, refused by the store and put back."""
+    """What one pass did: moved to the main magazine (in a dry run: would have), kept in the sideline; refused counts
+    those of the kept that the store did not take."""
 
     moved: int = 0
     kept: int = 0
     refused: int = 0
+
+    def add(self, other: ShovelResult) -> None:
+        self.moved += other.moved
+        self.kept += other.kept
+        self.refused += other.refused
 
 
 class Shovel:
@@ -44,75 +56,133 @@ class Shovel:
     def __init__(self, queue: Queue[Any]) -> None:
         self._queue = queue
         self._stop = threading.Event()
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._once: threading.Thread | None = None
+        self._owed: list[tuple[int, int]] = []
+        self._running = False
         self.total = ShovelResult()
 
     def run_once(
         self,
         *,
         limit: int | None = None,
-        where: Callable[[Message], bool] | None = None,
-        progress: Callable[[int], None] | None = None,
+        where: Where | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> ShovelResult:
         """One pass over what is in the sideline now; what arrives meanwhile waits for the next.
 
         Args:
             limit: look at no more than this many messages.
             where: only messages for which this is true; the others go back to the sideline's tail.
+            rate: move no more than so many messages a second, so that whoever handles them is not overrun.
+            dry_run: count what would move, and change nothing: nothing is claimed.
             progress: called with the number of messages looked at since the last call.
 
         Returns:
             The counts. Raises the store's error when it cannot claim at all.
         """
-        if self._thread is None:
+        if rate is not None and not rate > 0:
+            raise ConfigError(f"rate = {rate:g} is not above 0 messages a second")
+        if self._thread is None and self._once is None:
             self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
+        if dry_run:
+            return self._count(limit, where, progress)
+        self._give_back()
         pending = self._queue.sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
-        workers = min(self._queue.settings.shovel_concurrency, max(1, budget.left // BATCH))
+        pace = None if rate is None else _Pace(rate, self._stop)
+        workers = 1 if rate is not None else min(self._queue.settings.shovel_concurrency, max(1, budget.left // BATCH))
         if workers <= 1:
-            results = [self._work(budget, where, progress)]
+            results = [self._work(budget, where, pace, progress)]
         else:
             with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
-                futures = [pool.submit(self._work, budget, where, progress) for _ in range(workers)]
+                futures = [pool.submit(self._work, budget, where, pace, progress) for _ in range(workers)]
                 results = [future.result() for future in futures]
-        result = ShovelResult(
-            sum(one.moved for one in results), sum(one.kept for one in results), sum(one.refused for one in results)
-        )
-        self.total.moved += result.moved
-        self.total.kept += result.kept
-        self.total.refused += result.refused
+        result = ShovelResult()
+        for one in results:
+            result.add(one)
+        with self._lock:
+            self.total.add(result)
         return result
 
     def run_until_done(self, timeout: float, **options: Any) -> ShovelResult:
-        """The one-shot: a pass that fails is tried again after 10 s, until the timeout has passed.
-        Raises the last error."""
+        """The one-shot: a pass that fails, or that the main magazine refuses something of, is tried again after 10 s, until
+        the timeout has passed. Returns the counts of all passes (kept: of the last). Raises the last error."""
         deadline = time.monotonic() + timeout
+        result = ShovelResult()
         while True:
             try:
-                return self.run_once(**options)
+                one = self.run_once(**options)
+                result = ShovelResult(result.moved + one.moved, one.kept, one.refused)
+                if not one.refused or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
+                    return result
+                log.warning(
+                    "%d message(s) of %s were refused, trying again in %g s",
+                    one.refused, self._queue.name, ONE_SHOT_RETRY_S,
+                )  # fmt: skip
             except IgnisError as exc:
                 if not exc.retryable or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
                     raise
                 log.warning("shovel of %s failed, trying again in %g s: %s", self._queue.name, ONE_SHOT_RETRY_S, exc)
             if self._stop.wait(ONE_SHOT_RETRY_S):
-                return ShovelResult()
+                return result
+
+    def start_once(self, timeout: float = 86_400.0, **options: Any) -> threading.Thread:
+        """`run_until_done` in a thread of its own, beside any schedule; returns the thread. One at a time: while one runs
+        it is returned and nothing is started. What it could not do is in the log."""
+        with self._lock:
+            if self._once is not None and self._once.is_alive():
+                return self._once
+            if self._thread is None:
+                self._stop.clear()
+            self._once = threading.Thread(
+                target=self._run_once_logged, args=(timeout, options), name=f"ignis-shovel-once-{self._queue.name}",
+                daemon=True,
+            )  # fmt: skip
+            self._once.start()
+            return self._once
+
+    def _run_once_logged(self, timeout: float, options: dict[str, Any]) -> None:
+        try:
+            result = self.run_until_done(timeout, **options)
+            log.info("one-shot shovel of %s moved %d message(s)", self._queue.name, result.moved)
+        except Exception as exc:
+            log.error("one-shot shovel of %s gave up: %s", self._queue.name, exc, exc_info=exc)
+
+    # -- the schedule
 
     def start(self) -> None:
-        """Starts the schedule (``shovel_interval_s``; 0 = none)."""
-        if self._thread is None and self._queue.settings.shovel_interval_s > 0:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._loop, name=f"ignis-shovel-{self._queue.name}", daemon=True)
-            self._thread.start()
+        """Starts the schedule (``shovel_interval_s``; 0 = none). Idempotent."""
+        with self._lock:
+            self._running = True
+            if self._thread is None and self._queue.settings.shovel_interval_s > 0:
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._loop, name=f"ignis-shovel-{self._queue.name}", daemon=True)
+                self._thread.start()
+
+    def reschedule(self) -> None:
+        """Follows a changed ``shovel_interval_s`` at once: the wait in progress begins anew."""
+        self._changed.set()
+        if self._running:
+            self.start()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the schedule; a pass in progress ends after its batch."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
-            self._thread = None
+        """Ends the schedule and the one-shot; a pass in progress ends after its batch. Idempotent."""
+        with self._lock:
+            self._running = False
+            threads, self._thread, self._once = (self._thread, self._once), None, None
+            self._stop.set()
+            self._changed.set()
+        for thread in threads:
+            if thread is not None:
+                thread.join(timeout)
 
     def _loop(self) -> None:
-        while not self._stop.wait(self._queue.settings.shovel_interval_s):
+        while self._wait():
             try:
                 result = self.run_once()
                 if result.moved:
@@ -120,21 +190,55 @@ class Shovel:
             except Exception:
                 log.exception("shovel pass of %s failed", self._queue.name)
 
+    def _wait(self) -> bool:
+        """Until the next pass is due; False when there is to be none any more."""
+        while not self._stop.is_set():
+            # Interval 0 = by hand only; the thread stays, for somebody may change that again.
+            self._changed.clear()
+            if self._stop.is_set():
+                break
+            interval_s = self._queue.settings.shovel_interval_s
+            if not self._changed.wait(interval_s or None):
+                return True
+        return False
+
+    # -- one pass
+
+    def _count(self, limit: int | None, where: Where | None, progress: Progress | None) -> ShovelResult:
+        sideline, result = self._queue.sideline, ShovelResult()
+        for _, _, record in itertools.islice(self._pending(), limit):
+            wanted = record is not None and _wanted(record, where)
+            result.moved += wanted
+            result.kept += not wanted
+            if progress is not None:
+                progress(1)
+        log.debug("dry run over %s", sideline.name)
+        return result
+
+    def _pending(self) -> Iterator[tuple[int, int, bytes | None]]:
+        sideline = self._queue.sideline
+        after: dict[int, int] = {}
+        while page := sideline.store.scan(sideline.name, after=after, limit=BATCH, pending_only=True):
+            yield from page
+            after.update({shard: pointer for shard, pointer, _ in page})
+
     def _work(
-        self, budget: _Budget, where: Callable[[Message], bool] | None, progress: Callable[[int], None] | None
+        self, budget: _Budget, where: Where | None, pace: _Pace | None, progress: Progress | None
     ) -> ShovelResult:
         sideline, result = self._queue.sideline, ShovelResult()
         # Goes back only at the end: a pass would meet again what it has put back, instead of what it has not seen.
         staying: list[tuple[int, int]] = []
+        most = BATCH if pace is None else pace.batch
         try:
             while not self._stop.is_set():
-                size = budget.take(BATCH)
+                size = budget.take(most)
                 if not size:
                     break
                 fired = sideline.store.fire(sideline.name, size, self._queue.app.store.owner)
                 if not fired.claims:
                     break
                 claimed = [(claim.shard, pointer) for claim in fired.claims for pointer in claim.pointers]
+                before = result.moved
                 try:
                     moved = [self._move(claim, where, result) for claim in fired.claims]
                 except BaseException:
@@ -144,14 +248,34 @@ class Shovel:
                 if progress is not None:
                     progress(len(claimed))
                 budget.give_back(size - len(claimed))
+                if pace is not None:
+                    pace.wait_after(result.moved - before)
         finally:
             if staying:
-                result.kept += sideline.store.reload(sideline.name, group_pointers(staying))
+                result.kept += len(staying)
+                with self._lock:
+                    self._owed += staying
+                self._give_back()
         return result
 
-    def _move(
-        self, claim: Claim, where: Callable[[Message], bool] | None, result: ShovelResult
-    ) -> list[tuple[int, int]]:
+    def _give_back(self) -> None:
+        """Puts what stays back at the sideline's tail. What the store does not take even there stays claimed by this
+        process, is tried again at the next pass, and is the sweeper's when this process ends."""
+        with self._lock:
+            owed, self._owed = self._owed, []
+        if not owed:
+            return
+        sideline = self._queue.sideline
+        try:
+            sideline.store.reload(sideline.name, group_pointers(owed))
+        except BaseException as exc:
+            with self._lock:
+                self._owed += owed
+            if not isinstance(exc, IgnisError):
+                raise
+            log.warning("%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc)
+
+    def _move(self, claim: Claim, where: Where | None, result: ShovelResult) -> list[tuple[int, int]]:
         """Moves what is to be moved; returns (shard, pointer) of what stays."""
         main, sideline = self._queue.main, self._queue.sideline
         moving: list[Transfer] = []
@@ -171,7 +295,7 @@ class Shovel:
         return staying
 
 
-def _wanted(record: bytes, where: Callable[[Message], bool] | None) -> bool:
+def _wanted(record: bytes, where: Where | None) -> bool:
     try:
         message = Message.from_bytes(record)
         return message.reason != REASON_CORRUPT and (where is None or bool(where(message)))
@@ -195,3 +319,19 @@ class _Budget:
     def give_back(self, count: int) -> None:
         with self._lock:
             self.left += count
+
+
+class _Pace:
+    """Holds one worker to a number of messages a second. An unused second is not made up for later."""
+
+    def __init__(self, rate: float, stop: threading.Event) -> None:
+        self._rate = rate
+        self._stop = stop
+        self._free_at = time.monotonic()
+        self.batch = max(1, min(BATCH, int(rate * _PACED_BATCH_S)))
+
+    def wait_after(self, moved: int) -> None:
+        """Until as many more may move, or the shovel is stopped."""
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now) + moved / self._rate
+        self._stop.wait(max(0.0, self._free_at - now))

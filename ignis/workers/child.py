@@ -117,7 +117,12 @@ def find_handler(module: str, name: str, queue_name: str, codec: str) -> tuple[Q
     target: Any = importlib.import_module(module)
     for part in name.split("."):
         target = getattr(target, part)
-    registered = getattr(target, "__ignis_handlers__", {})
+    registered = vars(target).setdefault("__ignis_handlers__", {})
+    if queue_name not in registered:
+        # A handler of many queues: which of them there are is the store's knowledge, which the parent has looked at.
+        for template in getattr(target, "__ignis_templates__", ()):
+            template.adopt(queue_name)
+            break
     if queue_name not in registered:
         raise ConfigError(f"{module}.{name} is not registered as the handler of queue {queue_name!r} when imported")
     queue, spec = registered[queue_name]

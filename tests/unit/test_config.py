@@ -192,7 +192,10 @@ def test_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[queues]\n", r"unknown section \[queues\]; known: consumer, locks, publisher, queue, sweeper, url"),
+        (
+            "[queues]\n",
+            r"unknown section \[queues\]; known: consumer, locks, publisher, queue, refresher, sweeper, url",
+        ),
         ("queue = 5\n", "queue = 5 is not a table"),
         ("url = 5\n", "url = 5 is not text"),
         ("[queue\n", "ignis.toml"),

@@ -22,7 +22,7 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"config", "native"}),
+    frozenset({"config", "hooks", "native"}),
     frozenset({"message"}),
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),
@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"workers"}),
     frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),
+    frozenset({"refresher", "template"}),
     frozenset({"app"}),
 )
 
