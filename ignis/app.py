@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ignis.config import (
     ConsumerSettings,
+    LeaderSettings,
     PublisherSettings,
     RefresherSettings,
     SweeperSettings,
@@ -26,13 +27,13 @@ from ignis.consumer import Consumer
 from ignis.errors import ConfigError, IgnisError, QueueMismatchError
 from ignis.handler import Middleware
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
-from ignis.leader import make_leader
+from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.message import BodyCodec
 from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.storage import open_store
-from ignis.sweeper import Sweeper
+from ignis.sweeper import Sweeper, SweepResult
 from ignis.template import HandlerTemplate
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Ignis:
         farm_id: the deployment's name.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: seconds since the epoch, for the sweeper's thresholds; injectable for tests.
 
@@ -73,6 +74,7 @@ class Ignis:
         sweeper: Mapping[str, Any] | None = None,
         refresher: Mapping[str, Any] | None = None,
         publisher: Mapping[str, Any] | None = None,
+        leader: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -87,6 +89,7 @@ class Ignis:
         self.refresher = Refresher(self, resolve(RefresherSettings, refresher or {}, self.file), clock)
         self.hooks = Hooks()
         self.templates: list[HandlerTemplate] = []
+        self.leader_settings = resolve(LeaderSettings, leader or {}, self.file)
         self._publisher_given = dict(publisher or {})
         self._store_options = dict(store or {})
         self._clock = clock
@@ -96,6 +99,7 @@ class Ignis:
         self._codecs: dict[tuple[Any, str], BodyCodec[Any]] = {}
         self._queues: dict[str, Queue[Any]] = {}
         self._sweeper: Sweeper | None = None
+        self._deciders: Deciders | None = None
         self._running = False
         self._stop_lock = threading.Lock()
         # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
@@ -242,9 +246,19 @@ class Ignis:
         """The sweeper of this store; sweeps only while this instance leads."""
         with self._lock:
             if self._sweeper is None:
-                leader = make_leader(self.store, "sweeper")
-                self._sweeper = Sweeper(self.store, leader, self.sweeper_settings, self._clock)
+                self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self._clock)
             return self._sweeper
+
+    def sweep_queue(self, name: str) -> SweepResult:
+        """Sweeps one queue now, by hand; see `Sweeper.sweep_queue`. Raises LockHeldError when another instance leads."""
+        return self.sweeper().sweep_queue(name)
+
+    def leader(self, scope: str = "sweeper") -> Leadership:
+        """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
+        with self._lock:
+            if self._deciders is None:
+                self._deciders = Deciders(self.store, self.leader_settings)
+            return self._deciders.of(scope)
 
     # -- life
 
@@ -362,13 +376,19 @@ class Ignis:
         return self._running
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store and of every queue of this process, and what the refresher knows of all queues."""
+        """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
+        and the part in elections, once there are any."""
         states = self.refresher.states
-        return {
+        figures: dict[str, Any] = {
             "store": self.store.stats(),
             "queues": [queue.stats() for queue in self.queues() if states.get(queue.name) != REMOVED],
             "refresher": self.refresher.stats(),
         }
+        if self._sweeper is not None:
+            figures["sweeper"] = self._sweeper.stats()
+        if self._deciders is not None:
+            figures["leaders"] = {scope: one.stats() for scope, one in self._deciders.known().items()}
+        return figures
 
     def close(self, timeout: float | None = None) -> None:
         """Stops, then closes the store. Close publishers before. Idempotent."""
@@ -376,7 +396,10 @@ class Ignis:
             self.stop(timeout)
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
+            deciders, self._deciders = self._deciders, None
             self._queues.clear()
+            if deciders is not None:
+                deciders.close()
             if store is not None:
                 store.close()
 

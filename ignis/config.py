@@ -35,6 +35,7 @@ else:  # pragma: no cover - 3.10 only
 __all__ = [
     "NAME_PATTERN",
     "ConsumerSettings",
+    "LeaderSettings",
     "LockSettings",
     "PublisherSettings",
     "QueueSettings",
@@ -77,9 +78,16 @@ def check_name(name: object, what: str = "queue") -> str:
 
 
 def _setting(
-    default: Any, does: str, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
+    default: Any,
+    does: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    secret: bool = False,
 ) -> Any:
-    return field(default=default, metadata={"does": does, "low": low, "high": high, "choices": choices})
+    """``secret``: left out of the repr."""
+    metadata = {"does": does, "low": low, "high": high, "choices": choices}
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,39 @@ class RefresherSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class LeaderSettings(_Settings):
+    """Who runs what only one instance may run: the sweeper first of all. See leader.md."""
+
+    section: ClassVar[str] = "leader"
+
+    kind: str = _setting(
+        "auto",
+        "who decides; auto: zookeeper where it is set, else file where all users share a directory, else lease",
+        choices=("auto", "file", "lease", "zookeeper"),
+    )
+    zookeeper: str = _setting(
+        "", "zk://host:2181,host2:2181/chroot; user:password@ before the hosts for digest permissions", secret=True
+    )
+    refresh_s: float = _setting(30, "how often leadership and assignments are looked at without a cause", 0.05, 3_600)
+    lease_s: float = _setting(30, "lease: free so long after the last sign of its holder", 0.5, 3_600)
+    session_timeout_s: float = _setting(
+        10, "zookeeper: a silent instance is replaced after this; the server bounds it by its tickTime", 0.5, 300
+    )
+    instance: str = _setting("", "zookeeper: this instance's name, which no other may have; empty: host, pid, chance")
+    partitions: int = _setting(32, "zookeeper: shares that the leader deals out to all instances in turn", 0, 65_536)
+    epoch_base: int = _setting(
+        0, "zookeeper: added to every epoch; to be raised when the servers lost their data", 0, 1 << 62
+    )
+    user: str = _setting("", "zookeeper: digest user; its nodes are then open to this user alone")
+    password: str = _setting("", "zookeeper: digest password", secret=True)
+    tls: bool = _setting(False, "zookeeper: connect with TLS")
+    tls_cafile: str = _setting("", "zookeeper: PEM file of the authorities that the servers' certificates come from")
+    tls_certfile: str = _setting("", "zookeeper: PEM file of this client's certificate")
+    tls_keyfile: str = _setting("", "zookeeper: PEM file of its key")
+    tls_check_hostname: bool = _setting(True, "zookeeper: the certificate must name the host that was connected to")
+
+
+@dataclass(frozen=True)
 class LockSettings(_Settings):
     """Distributed locks."""
 
@@ -250,7 +291,8 @@ class LockSettings(_Settings):
 
 
 SECTIONS: tuple[type[_Settings], ...] = (
-    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LockSettings,
+    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
+    LockSettings,
 )  # fmt: skip
 
 

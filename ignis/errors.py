@@ -308,6 +308,19 @@ class LockHeldError(IgnisError):
     retryable = True
 
 
+class CoordinatorError(IgnisError):
+    """ZooKeeper refused what the election asked for: a permission, a certificate, a node that somebody else keeps."""
+
+    code = "coordinator"
+
+
+class CoordinatorUnreachableError(CoordinatorError):
+    """ZooKeeper does not answer, so who leads is not known: nobody sweeps from here until it does."""
+
+    code = "coordinator_unreachable"
+    retryable = True
+
+
 # -- distributed locks: the codes are those that the Java lock manager uses ------------------------------------
 
 

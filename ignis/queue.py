@@ -24,6 +24,7 @@ from ignis.storage.base import QueueRecord, QueueStore
 
 if TYPE_CHECKING:
     from ignis.app import Ignis
+    from ignis.sweeper import SweepResult
     from ignis.template import HandlerTemplate
 
 __all__ = ["DECLARED", "Queue"]
@@ -425,6 +426,13 @@ class Queue(Generic[M]):
                 self._settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency
             )
             self.shovel.reschedule()
+
+    # -- looking after
+
+    def sweep(self) -> SweepResult:
+        """Recovers at once, by hand, what dead or stuck workers hold of this queue. Raises LockHeldError when another
+        instance leads the sweeping: call it there."""
+        return self.app.sweep_queue(self.name)
 
     # -- looking
 

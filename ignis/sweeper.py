@@ -3,6 +3,9 @@
 Runs on the leader only; every write carries the leader's epoch. From the main magazine an abandoned message goes to
 the sideline with the reason ``abandoned``. In the sideline itself an abandoned claim is a shovel's: it goes back to the
 sideline's tail, and only after ``min(now - stuck_after, now - 2 x shovel interval)``.
+
+What is abandoned is told by the age of a claim, or by the proof that its owner is dead. Where the age cannot be known,
+because the clock was set, time is not used: what a dead process held is recovered all the same, the rest waits.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ignis.config import SweeperSettings
-from ignis.errors import LockHeldError, StaleEpochError
+from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
+from ignis.sweep_clock import ClockGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,13 +36,49 @@ log = logging.getLogger("ignis.sweeper")
 
 @dataclass
 class SweepResult:
-    """What one pass did. ``failed_queues`` could not be swept; the log says why."""
+    """What one pass did.
+
+    Attributes:
+        queues: looked at.
+        swept: messages moved from main magazines into sidelines.
+        sideline_swept: put back within a sideline.
+        expired: retired because their time to live had run out.
+        failed_queues: could not be swept; the log says why.
+        untimed_queues: swept by proof of death alone, because the age of their claims cannot be known.
+    """
 
     queues: int = 0
     swept: int = 0
     sideline_swept: int = 0
     expired: int = 0
     failed_queues: int = 0
+    untimed_queues: int = 0
+
+    def add(self, part: SweepResult) -> None:
+        """Adds another's figures, but for the number of queues."""
+        for name in ("swept", "sideline_swept", "expired", "failed_queues", "untimed_queues"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+
+
+@dataclass
+class _Queue:
+    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; and what was reached."""
+
+    record: QueueRecord
+    fence: Fence
+    stuck_before_ms: int
+    sideline_before_ms: int
+    result: SweepResult = field(default_factory=SweepResult)
+    pointers: dict[int, int] = field(default_factory=dict)
+    sideline_pointers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def main(self) -> str:
+        return self.record.name
+
+    @property
+    def sideline(self) -> str:
+        return self.record.name + SIDELINE_SUFFIX
 
 
 class Sweeper:
@@ -49,22 +89,37 @@ class Sweeper:
         leader: decides whether this instance may sweep.
         settings: see ``ignis.config``.
         clock: seconds since the epoch; injectable for tests.
+        guard: notices when the machine's clock is set.
     """
 
     def __init__(
-        self, store: Store, leader: Leadership, settings: SweeperSettings, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        leader: Leadership,
+        settings: SweeperSettings,
+        clock: Callable[[], float] = time.time,
+        guard: ClockGuard | None = None,
     ) -> None:
         self._store = store
         self._leader = leader
         self._settings = settings
         self._clock = clock
+        self._guard = guard or ClockGuard()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self.total = SweepResult()
+        self.passes = 0
+        self.failed_passes = 0
         self.refused = 0
+        self._last_at_s: float | None = None
+        self._last_took_s = 0.0
+        leader.on_change(self._wake.set)
+
+    # -- life
 
     def start(self) -> None:
-        """Starts the schedule."""
+        """Starts the schedule, and enters the contest for the lead."""
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._loop, name="ignis-sweeper", daemon=True)
@@ -73,125 +128,231 @@ class Sweeper:
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and gives the leadership up; a pass in progress ends after its batch."""
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout)
             self._thread = None
         self._leader.relinquish()
 
+    def stats(self) -> dict[str, Any]:
+        """Figures since the start of this process; ``leader`` as in `Leadership.stats`."""
+        total = self.total
+        return {
+            "running": self._thread is not None,
+            "passes": self.passes,
+            "failed_passes": self.failed_passes,
+            "refused_writes": self.refused,
+            "swept": total.swept,
+            "sideline_swept": total.sideline_swept,
+            "expired": total.expired,
+            "failed_queues": total.failed_queues,
+            "untimed_queues": total.untimed_queues,
+            "last_pass_at_s": self._last_at_s,
+            "last_pass_took_s": round(self._last_took_s, 3),
+            "leader": self._leader.stats(),
+        }
+
+    def _loop(self) -> None:
+        """A pass every ``interval_s``, and one at once on taking office: nobody knows when the last one was."""
+        begin_s = due_s = time.monotonic() + self._settings.initial_delay_s
+        ask_s = min(self._leader.refresh_s, self._settings.interval_s)
+        under: Fence | None = None
+        self._attempt(self._leader.start)
+        while True:
+            fence = None
+            now_s = time.monotonic()
+            if now_s >= begin_s:
+                fence = self._attempt(self._leader.try_lead)
+                if fence is not None and (fence != under or now_s >= due_s):
+                    under = fence
+                    done = self._attempt(self._scheduled)
+                    due_s = time.monotonic() + (self._settings.interval_s if done else ask_s)
+            # Before the first pass a change of leaders is nothing to wake up for.
+            rest_s = begin_s - now_s if now_s < begin_s else ask_s
+            if fence is not None:
+                rest_s = min(ask_s, max(0.0, due_s - time.monotonic()))
+            self._wake.wait(rest_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+
+    def _scheduled(self) -> bool:
+        try:
+            self.run_once()
+        except LockHeldError:
+            return False
+        except StaleEpochError as exc:
+            log.warning("sweep refused: %s", exc)
+            return False
+        return True
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        """The schedule goes on whatever happens."""
+        try:
+            return call()
+        except IgnisError as exc:
+            self.failed_passes += 1
+            log.warning("nothing is swept for now: %s", exc)
+        except Exception:
+            self.failed_passes += 1
+            log.exception("sweep pass failed")
+        return None
+
+    # -- passes
+
     def run_once(self, queues: Iterable[str] | None = None) -> SweepResult:
-        """One pass over all active queues, or over those named. Raises LockHeldError when another instance leads."""
+        """One pass over all active queues, or over those named.
+
+        Raises:
+            LockHeldError: another instance leads.
+            CoordinatorUnreachableError: nobody can tell who leads.
+            StaleEpochError: another has taken over meanwhile; what was moved before is moved.
+        """
         if self._thread is None:
             self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
         fence = self._leader.lead()
+        began_s = time.monotonic()
+        self._last_at_s = time.time()
         wanted = None if queues is None else set(queues)
         records = [one for one in self._store.queues.list(active=True) if wanted is None or one.name in wanted]
+        self._guard.look()
         result = SweepResult(queues=len(records))
         workers = max(1, min(self._settings.parallel_queues, len(records)))
+        replaced: StaleEpochError | None = None
         with ThreadPoolExecutor(workers, thread_name_prefix="ignis-sweep") as pool:
-            for record, future in [(one, pool.submit(self.sweep_queue, one, fence)) for one in records]:
+            for record, future in [(one, pool.submit(self._sweep, one, fence)) for one in records]:
                 try:
-                    part = future.result()
-                except StaleEpochError:
+                    result.add(future.result())
+                except StaleEpochError as exc:
                     # Somebody else leads now: nothing of this pass may be written any more.
-                    self.refused += 1
-                    self._leader.relinquish()
-                    raise
+                    replaced = exc
                 except Exception:
                     # One queue's failure never stops the others.
                     log.exception("sweep of %s failed", record.name)
                     result.failed_queues += 1
-                else:
-                    result.swept += part.swept
-                    result.sideline_swept += part.sideline_swept
-                    result.expired += part.expired
-        self.total.swept += result.swept
-        self.total.sideline_swept += result.sideline_swept
-        self.total.expired += result.expired
-        self.total.failed_queues += result.failed_queues
+        self.passes += 1
+        self._last_took_s = time.monotonic() - began_s
+        self.total.queues = result.queues
+        self.total.add(result)
+        if replaced is not None:
+            self.refused += 1
+            self._leader.relinquish()
+            raise replaced
         return result
 
-    def sweep_queue(self, queue: QueueRecord, fence: Fence) -> SweepResult:
-        """Sweeps one queue, its shards in turn."""
-        main, sideline = queue.name, queue.name + SIDELINE_SUFFIX
-        now_ms = int(self._clock() * 1000)
-        stuck_before_ms = now_ms - int(queue.stuck_after_s * 1000)
-        sideline_before_ms = min(stuck_before_ms, now_ms - 2 * queue.shovel_interval_s * 1000)
-        result = SweepResult()
-        pointers: dict[int, int] = {}
-        sideline_pointers: dict[int, int] = {}
-        for shard in range(queue.shards):
-            while not self._stop.is_set():
-                found = self._abandoned(main, shard, stuck_before_ms)
-                if found:
-                    pointers[shard] = found[-1].pointer
-                    result.swept += self._sideline(queue, main, sideline, found, fence)
-                if len(found) < self._settings.batch:
-                    break
-            while not self._stop.is_set():
-                found = self._abandoned(sideline, shard, int(sideline_before_ms))
-                if found:
-                    self._check(fence)
-                    sideline_pointers[shard] = found[-1].pointer
-                    result.sideline_swept += self._store.magazines.reload(
-                        sideline, group_pointers((one.shard, one.pointer) for one in found)
-                    )
-                if len(found) < self._settings.batch:
-                    break
-        result.expired = self._store.magazines.expire(main) + self._store.magazines.expire(sideline)
-        if pointers or sideline_pointers:
-            self._note(queue.name, pointers, sideline_pointers, result, fence)
+    def sweep_queue(self, name: str) -> SweepResult:
+        """Sweeps one queue now, active or not. Raises as `run_once`, QueueNotFoundError, and what the store raises."""
+        if self._thread is None:
+            self._stop.clear()
+        fence = self._leader.lead()
+        record = self._store.queues.get(name)
+        if record is None:
+            raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+        self._guard.look()
+        result = self._sweep(record, fence)
+        self.total.add(result)
+        result.queues = 1
+        return result
+
+    def _sweep(self, record: QueueRecord, fence: Fence) -> SweepResult:
+        """One queue, its shards in turn."""
+        one = self._thresholds(record, fence)
+        for shard in range(record.shards):
+            while self._sweep_batch(one, shard, main=True):
+                pass
+            while self._sweep_batch(one, shard, main=False):
+                pass
+        self._check(fence)
+        one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
+        if one.pointers or one.sideline_pointers:
+            self._note(one)
             log.warning(
                 "swept %d abandoned message(s) of %s into the sideline, %d within it",
-                result.swept, queue.name, result.sideline_swept,
+                one.result.swept, record.name, one.result.sideline_swept,
             )  # fmt: skip
-        return result
+        return one.result
 
-    def _abandoned(self, magazine: str, shard: int, before_ms: int) -> list[Abandoned]:
-        return self._store.magazines.abandoned(
-            magazine, shard, before_ms, self._settings.batch, dead_owners=self._settings.dead_owners
+    def _thresholds(self, record: QueueRecord, fence: Fence) -> _Queue:
+        """Raises ConfigError for a queue whose claims would all be taken for abandoned."""
+        if not record.stuck_after_s > 0:
+            raise ConfigError(
+                f"queue {record.name!r} is stored with stuck_after_s = {record.stuck_after_s!r}: what is abandoned cannot "
+                "be told from what is being worked on"
+            )
+        if not self._guard.trusted(record.stuck_after_s):
+            log.error(
+                "the clock was set by %+.0f s: claims of %s that are older than %g s cannot be told for now, only what dead "
+                "processes held is recovered", self._guard.jumped_s, record.name, record.stuck_after_s,
+            )  # fmt: skip
+            return _Queue(record, fence, 0, 0, SweepResult(untimed_queues=1))
+        now_ms = int(self._clock() * 1000)
+        stuck_before_ms = now_ms - int(record.stuck_after_s * 1000)
+        sideline_before_ms = min(stuck_before_ms, now_ms - int(2 * record.shovel_interval_s * 1000))
+        return _Queue(record, fence, stuck_before_ms, sideline_before_ms)
+
+    def _sweep_batch(self, one: _Queue, shard: int, *, main: bool) -> bool:
+        """One step; whether there may be more."""
+        if self._stop.is_set():
+            return False
+        if self._leader.fence != one.fence:
+            raise StaleEpochError(
+                f"{one.fence.scope}: this instance does not lead under epoch {one.fence.epoch} any more"
+            )
+        found = self._store.magazines.abandoned(
+            one.main if main else one.sideline,
+            shard,
+            one.stuck_before_ms if main else one.sideline_before_ms,
+            self._settings.batch,
+            dead_owners=self._settings.dead_owners,
         )
+        if not found:
+            return False
+        if main:
+            one.pointers[shard] = found[-1].pointer
+            moved = self._sideline(one, found)
+            one.result.swept += moved
+        else:
+            one.sideline_pointers[shard] = found[-1].pointer
+            pointers = group_pointers((each.shard, each.pointer) for each in found)
+            moved = self._store.magazines.reload(one.sideline, pointers, one.fence)
+            one.result.sideline_swept += moved
+        # Where nothing moved, others are at it: looking again at once would show the same.
+        return moved > 0 and len(found) >= self._settings.batch
 
     def _check(self, fence: Fence) -> None:
-        """Raises StaleEpochError when another leads by now. For writes that cannot carry the fence themselves: a reload
-        changes nothing that somebody else has finished, so what slips through between look and write is harmless."""
+        """Raises StaleEpochError when another leads by now. For what needs no authority of itself: retiring what ran out
+        of time is what any consumer does on its way."""
         epoch = self._store.locks.epoch(fence.scope)
         if epoch > fence.epoch:
             raise StaleEpochError(f"{fence.scope}: epoch {fence.epoch} was replaced by {epoch}")
 
-    def _sideline(self, queue: QueueRecord, main: str, sideline: str, found: list[Abandoned], fence: Fence) -> int:
+    def _sideline(self, one: _Queue, found: list[Abandoned]) -> int:
         items = []
-        for one in found:
-            why = "its worker's process is dead" if one.owner_dead else f"not finished after {queue.stuck_after_s:g} s"
+        for each in found:
+            why = (
+                "its worker's process is dead"
+                if each.owner_dead
+                else f"not finished after {one.record.stuck_after_s:g} s"
+            )
             record = (
-                corrupt_record(main, one.shard, one.pointer)
-                if one.record is None
+                corrupt_record(one.main, each.shard, each.pointer)
+                if each.record is None
                 else failed_record(
-                    one.record, REASON_ABANDONED, f"claimed by {one.owner}: {why}", crashed=one.owner_dead
+                    each.record, REASON_ABANDONED, f"claimed by {each.owner}: {why}", crashed=each.owner_dead
                 )
             )
-            items.append(Transfer(one.shard, one.pointer, record, one.shard))
-        return self._store.magazines.transfer(main, sideline, items, queue.message_expiry_s, fence)
+            items.append(Transfer(each.shard, each.pointer, record, each.shard))
+        return self._store.magazines.transfer(one.main, one.sideline, items, one.record.message_expiry_s, one.fence)
 
-    def _note(
-        self, name: str, pointers: dict[int, int], sideline_pointers: dict[int, int], result: SweepResult, fence: Fence
-    ) -> None:
+    def _note(self, one: _Queue) -> None:
+        """In the queue's record: how far the pass came, what it moved, and under which epoch."""
+        at_ms = int(self._clock() * 1000)
+
         def change(record: QueueRecord) -> None:
-            record.sweep_pointers.update(pointers)
-            record.sideline_sweep_pointers.update(sideline_pointers)
-            record.swept_count += result.swept
-            record.sideline_swept_count += result.sideline_swept
+            record.sweep_pointers.update(one.pointers)
+            record.sideline_sweep_pointers.update(one.sideline_pointers)
+            record.swept_count += one.result.swept
+            record.sideline_swept_count += one.result.sideline_swept
+            record.extra["sweep"] = {"epoch": one.fence.epoch, "at_ms": at_ms}
 
-        self._store.queues.update(name, change, fence)
-
-    def _loop(self) -> None:
-        wait_s = self._settings.initial_delay_s
-        while not self._stop.wait(wait_s):
-            wait_s = self._settings.interval_s
-            try:
-                self.run_once()
-            except LockHeldError:
-                continue
-            except StaleEpochError as exc:
-                log.warning("sweep refused: %s", exc)
-            except Exception:
-                log.exception("sweep pass failed")
+        self._store.queues.update(one.main, change, one.fence)

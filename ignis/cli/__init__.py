@@ -16,6 +16,7 @@ from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.bench import bench
 from ignis.cli.demo import demo
+from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
 from ignis.cli.publish import publish
 from ignis.cli.sideline import sideline
@@ -40,7 +41,7 @@ def cli(context: click.Context) -> None:
     context.ensure_object(State)
 
 
-for command in (worker, publish, queues, stats, peek, sideline, sweep, demo, bench):
+for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, demo, bench):
     cli.add_command(command)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ignis.errors import (
     ConfigError,
+    CoordinatorUnreachableError,
     IgnisError,
     InvalidMessageError,
     LockHeldError,
@@ -20,7 +21,7 @@ ERROR = 1
 USAGE = 2
 """A wrong option, argument or setting: the same call will fail again."""
 UNREACHABLE = 3
-"""There is no store at the URL, or it cannot be opened."""
+"""There is no store at the URL, or it cannot be opened; or ZooKeeper does not answer."""
 HELD = 4
 """Another process holds the leadership or the store's write lock."""
 NOTHING = 5
@@ -42,7 +43,7 @@ def code_of(exc: BaseException) -> int:
         return INTERRUPTED
     if isinstance(exc, (QueueNotFoundError, Nothing)):
         return NOTHING
-    if isinstance(exc, StoreUnreachableError):
+    if isinstance(exc, (StoreUnreachableError, CoordinatorUnreachableError)):
         return UNREACHABLE
     if isinstance(exc, (LockHeldError, StaleEpochError, StoreBusyError)):
         return HELD

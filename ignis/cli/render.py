@@ -24,6 +24,7 @@ __all__ = [
     "document",
     "error",
     "line",
+    "moment",
     "number",
     "on_terminal",
     "pairs",
@@ -154,10 +155,15 @@ def _cell(name: str, value: object) -> str:
     if not isinstance(value, (int, float)):
         return str(value)
     if name.endswith("_at_ms"):
-        return dt.datetime.fromtimestamp(value / 1000, dt.timezone.utc).isoformat(" ", "seconds")
+        return moment(value)
     if name.endswith("_s"):
         return age(value)
     return size(value) if "bytes" in name else number(value)
+
+
+def moment(at_ms: float) -> str:
+    """A point in time, given in milliseconds since 1970, in UTC."""
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.timezone.utc).isoformat(" ", "seconds")
 
 
 def number(value: float | None) -> str:

@@ -93,7 +93,7 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "demo", "bench"]
+    "command", ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "demo", "bench"]
 )
 def test_help(run: Run, command: str) -> None:
     result = run(*filter(None, [command]), "--help")
@@ -370,7 +370,14 @@ def test_sweep(run: Run, url: str, app: Ignis) -> None:
     app.queue("q").publish(1)
     result = run("sweep", "q", "-u", url, "--json")
     assert result.code == 0
-    assert result.document() == {"queues": 1, "swept": 0, "sideline_swept": 0, "expired": 0, "failed_queues": 0}
+    assert result.document() == {
+        "queues": 1,
+        "swept": 0,
+        "sideline_swept": 0,
+        "expired": 0,
+        "failed_queues": 0,
+        "untimed_queues": 0,
+    }
     assert run("sweep", "-u", url).out.startswith("swept 0 abandoned message(s) of 1 queue(s)")
     sweeper = app.sweeper()
     sweeper.run_once()

@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"message"}),
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),
-    frozenset({"handler", "leader", "publisher"}),
+    frozenset({"handler", "leader", "publisher", "sweep_clock"}),
     frozenset({"workers"}),
     frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),

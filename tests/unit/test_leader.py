@@ -9,12 +9,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ignis
-from ignis.errors import LockHeldError
-from ignis.leader import FileLeader, LeaseLeader, SoleLeader, make_leader
+from ignis.config import LeaderSettings
+from ignis.errors import ConfigError, LockHeldError, StoreTimeoutError
+from ignis.leader import FileLeader, LeaderStatus, LeaseLeader, SoleLeader, make_leader
 from tests.support import WAIT_S, eventually
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -92,6 +94,43 @@ def test_the_lock_file_is_private(embedded_url: str, new_app: MakeApp) -> None:
     leader.relinquish()
 
 
+def test_applications_in_one_directory_are_led_apart(embedded_url: str, new_app: MakeApp) -> None:
+    apps = [
+        new_app(embedded_url),
+        new_app(embedded_url, client_id="billing"),
+        new_app(embedded_url, client_id="billing", farm_id="far"),
+    ]
+    leaders = [app.leader() for app in apps]
+    assert [leader.lead().epoch for leader in leaders] == [1, 1, 1]
+    assert [leader.status().leader for leader in leaders] == [app.store.owner for app in apps]
+    assert [leader.status().members for leader in leaders] == [(app.store.owner,) for app in apps]
+
+
+def test_who_is_there(embedded_url: str, new_app: MakeApp, other: subprocess.Popen[str]) -> None:
+    assert says(other) == "1"
+    app = new_app(embedded_url)
+    leader = app.leader()
+    leader.start()
+    status = leader.status()
+    assert status.members is not None
+    assert len(status.members) == 2
+    assert app.store.owner in status.members
+    assert (status.leader in status.members, status.sweeping, status.epoch, status.here) == (
+        True, status.leader, 1, False,
+    )  # fmt: skip
+    other.kill()
+    other.wait(WAIT_S)
+    status = leader.status()
+    assert (status.leader, status.since_ms, status.epoch, status.members) == ("", None, 1, (app.store.owner,))
+    leader.lead()
+    status = leader.status()
+    assert leader.since_s is not None
+    assert (status.leader, status.since_ms, status.here) == (app.store.owner, int(leader.since_s * 1000), True)
+    assert len(list(Path(str(app.store.local_dir)).glob("member-*"))) == 1, "what the dead one left is gone"
+    app.close()
+    assert list(Path(embedded_url.removeprefix("embedded://")).glob("member-*")) == []
+
+
 def test_a_forked_child_does_not_keep_its_dead_parents_lead(
     embedded_url: str, new_app: MakeApp, tmp_path: Path
 ) -> None:
@@ -136,7 +175,7 @@ def test_a_store_of_one_process_has_one_candidate(memory_app: ignis.Ignis) -> No
     leader.relinquish()
     assert leader.fence is None
     assert leader.lead().epoch == fence.epoch + 1
-    assert leader.describe() == memory_app.store.owner
+    assert leader.describe() == f"{memory_app.store.owner} epoch {fence.epoch + 1}"
 
 
 # -- a lease in the store: on both stores, though they would choose another decider themselves
@@ -180,6 +219,67 @@ def test_a_lease_that_ran_out_is_somebody_elses(app: ignis.Ignis, monkeypatch: p
     eventually(lambda: leader.fence is None)
     assert leader.try_lead() is None
     rival.relinquish()
+
+
+def test_who_holds_a_lease_is_shown(app: ignis.Ignis) -> None:
+    leader = LeaseLeader(app.store, "sweeper")
+    assert leader.status() == LeaderStatus("lease", "sweeper")
+    fence = leader.lead()
+    status = leader.status()
+    assert (status.leader, status.sweeping, status.epoch, status.here) == (
+        app.store.owner,
+        app.store.owner,
+        fence.epoch,
+        True,
+    )
+    assert status.since_ms is not None
+    assert status.members is None, "the store lists no candidates"
+    leader.relinquish()
+    assert leader.status().leader == ""
+
+
+def test_a_store_that_is_away_is_said(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: object) -> None:
+        raise StoreTimeoutError("lock", 100)
+
+    leader = LeaseLeader(app.store, "sweeper", lease_s=0.6)
+    leader.lead()
+    monkeypatch.setattr(app.store.locks, "renew", away)
+    monkeypatch.setattr(app.store.locks, "get", away)
+    eventually(lambda: not leader.stats()["available"])
+    assert not leader.status().available
+    assert "no answer within 100 ms" in leader.describe()
+    monkeypatch.undo()
+    eventually(lambda: leader.stats()["available"] or leader.try_lead())
+    leader.relinquish()
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [({"kind": "file"}, "file"), ({"kind": "lease"}, "lease"), ({}, "file"), ({"kind": "lease", "lease": 5}, "lease")],
+)
+def test_the_decider_that_the_settings_name(
+    embedded_url: str, new_app: MakeApp, given: dict[str, Any], kind: str
+) -> None:
+    app = new_app(embedded_url, leader=given)
+    assert app.leader().kind == kind
+    assert app.leader() is app.leader("sweeper")
+    app.leader().lead()
+    assert app.stats()["leaders"]["sweeper"]["leading"]
+
+
+def test_deciders_that_cannot_be(memory_app: ignis.Ignis, new_app: MakeApp) -> None:
+    with pytest.raises(ConfigError, match="share no directory"):
+        make_leader(memory_app.store, "sweeper", LeaderSettings(kind="file"))
+    with pytest.raises(ConfigError, match=r"leader\.zookeeper names no hosts"):
+        make_leader(memory_app.store, "sweeper", LeaderSettings(kind="zookeeper"))
+    with pytest.raises(ConfigError, match=r"leader\.kind = 'raft' is not one of"):
+        new_app("memory://", leader={"kind": "raft"})
+
+
+def test_a_password_is_not_shown() -> None:
+    settings = LeaderSettings(zookeeper="zk://ann:s3cret@h1", password="s3cret")
+    assert "s3cret" not in repr(settings)
 
 
 def test_which_decider_fits(memory_app: ignis.Ignis, embedded_url: str, new_app: MakeApp) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.errors import LockHeldError, StaleEpochError, StoreBusyError
-from ignis.leader import make_leader
+from ignis.errors import ConfigError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreBusyError
+from ignis.leader import SoleLeader, make_leader
 from ignis.native import CODEC_JSON, encode_record
 from ignis.storage.base import Fence
-from ignis.sweeper import SweepResult
+from ignis.sweep_clock import ClockGuard
+from ignis.sweeper import Sweeper, SweepResult
 from tests.support import WAIT_S, eventually, reasons, sidelined
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -242,13 +243,156 @@ def test_a_stale_fence_moves_nothing(app: ignis.Ignis) -> None:
     queue.publish(1)
     queue.main.fire(1)
     app.store.locks.next_epoch("sweeper")
-    fence = Fence("sweeper", 0)
+    leader = SoleLeader(app.store, "sweeper")
+    leader._fence = Fence("sweeper", 0)
+    sweeper = Sweeper(app.store, leader, app.sweeper_settings, lambda: time.time() + 10_000)
+    with pytest.raises(StaleEpochError):
+        sweeper.sweep_queue("jobs")
+    assert (queue.main.in_flight(), sidelined(queue)) == (1, [])
+
+
+def test_one_queue_by_hand(app: ignis.Ignis, clock: Clock) -> None:
+    queues = [app.queue(f"q{n}", int, stuck_after="10m") for n in range(2)]
+    for queue in queues:
+        queue.publish(1)
+        queue.main.fire(1)
+    clock.ahead_s = 10_000
+    assert queues[1].sweep() == SweepResult(queues=1, swept=1)
+    assert [len(sidelined(queue)) for queue in queues] == [0, 1]
+    assert app.sweep_queue("q0").swept == 1
+    with pytest.raises(QueueNotFoundError, match="'q7'"):
+        app.sweep_queue("q7")
+    assert app.stats()["sweeper"]["swept"] == 2
+
+
+def test_by_hand_only_on_the_leader(embedded_url: str, new_app: MakeApp) -> None:
+    first, second = new_app(embedded_url), new_app(embedded_url)
+    open_queue(first)
+    first.sweeper().run_once()
+    with pytest.raises(LockHeldError, match="another instance leads sweeper"):
+        second.sweep_queue("jobs")
+
+
+def test_a_leader_that_gave_up_stops_within_the_pass(app: ignis.Ignis, clock: Clock) -> None:
+    """It need not ask the store: its own fence is gone."""
+    queue = open_queue(app, shards=1)
+    queue.publish_many(range(30))
+    queue.main.fire(30)
+    clock.ahead_s = 10_000
+    sweeper = app.sweeper()
+    moved = app.store.magazines.transfer
+
+    def then_give_up(*args: Any, **kwargs: Any) -> int:
+        count = moved(*args, **kwargs)
+        app.leader().relinquish()
+        return count
+
+    app.store.magazines.transfer = then_give_up  # type: ignore[method-assign]
+    with pytest.raises(StaleEpochError, match="does not lead under epoch 1 any more"):
+        sweeper.run_once()
+    assert len(sidelined(queue)) == 10, "one batch"
+    assert sweeper.stats()["refused_writes"] == 1
+    app.store.magazines.transfer = moved  # type: ignore[method-assign]
+    assert sweeper.run_once().swept == 20
+
+
+def test_under_which_epoch_is_kept(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    app.store.locks.raise_epoch("sweeper", 41)
+    clock.ahead_s = 10_000
+    app.sweeper().run_once()
     record = app.store.queues.get("jobs")
     assert record is not None
-    record.stuck_after_s = -10_000
-    with pytest.raises(StaleEpochError):
-        app.sweeper().sweep_queue(record, fence)
-    assert (queue.main.in_flight(), sidelined(queue)) == (1, [])
+    assert record.extra["sweep"]["epoch"] == 42
+
+
+def test_batches_that_move_nothing_do_not_go_on_for_ever(app: ignis.Ignis, clock: Clock) -> None:
+    """Somebody else is moving the same messages at this moment."""
+    queue = open_queue(app, shards=1)
+    queue.publish_many(range(30))
+    queue.main.fire(30)
+    clock.ahead_s = 10_000
+    app.store.magazines.transfer = lambda *args, **kwargs: 0  # type: ignore[method-assign]
+    assert app.sweeper().run_once().swept == 0
+
+
+# -- what cannot be known
+
+
+class TwoClocks:
+    def __init__(self) -> None:
+        self.wall_s = 1_700_000_000.0
+        self.steady_s = 50.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+    def guard(self) -> ClockGuard:
+        return ClockGuard(lambda: self.wall_s, lambda: self.steady_s)
+
+
+@pytest.mark.parametrize("by_s", [3_600, -3_600])
+def test_age_says_nothing_after_the_clock_was_set(
+    app: ignis.Ignis, clock: Clock, caplog: pytest.LogCaptureFixture, by_s: float
+) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    clocks = TwoClocks()
+    sweeper = Sweeper(app.store, app.leader(), app.sweeper_settings, clock, clocks.guard())
+    clocks.pass_by(100)
+    assert sweeper.run_once() == SweepResult(queues=1)
+    clocks.wall_s += by_s
+    clock.ahead_s = 3_600
+    assert sweeper.run_once() == SweepResult(queues=1, untimed_queues=1), "it may be seconds old"
+    assert f"the clock was set by {by_s:+.0f} s" in caplog.text
+    clocks.pass_by(599)
+    assert sweeper.run_once().untimed_queues == 1
+    clocks.pass_by(2)
+    assert sweeper.run_once() == SweepResult(queues=1, swept=1), "now it is older than 600 s by any clock"
+    assert sweeper.stats()["untimed_queues"] == 2
+
+
+def test_the_dead_are_known_by_any_clock(embedded_url: str, new_app: MakeApp) -> None:
+    app = new_app(embedded_url)
+    queue = open_queue(app)
+    queue.publish_many(range(8))
+    clocks = TwoClocks()
+    sweeper = Sweeper(app.store, app.leader(), app.sweeper_settings, guard=clocks.guard())
+    with claim_elsewhere(embedded_url) as process:
+        process.kill()
+    clocks.wall_s += 3_600
+    assert sweeper.run_once() == SweepResult(queues=1, swept=5, untimed_queues=1)
+
+
+def test_slow_drift_is_no_jump() -> None:
+    clocks = TwoClocks()
+    guard = clocks.guard()
+    for _ in range(100):
+        clocks.pass_by(900)
+        clocks.wall_s += 5
+        guard.look()
+    assert guard.trusted(300)
+    assert guard.jumps == 0
+
+
+def test_a_queue_without_a_limit_is_refused_and_the_others_are_swept(
+    app: ignis.Ignis, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("bad", "good"):
+        queue = app.queue(name, int, stuck_after="10m")
+        queue.publish(1)
+        queue.main.fire(1)
+    app.store.queues.update("bad", lambda record: setattr(record, "stuck_after_s", 0))
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once() == SweepResult(queues=2, swept=1, failed_queues=1)
+    assert "stuck_after_s = 0: what is abandoned cannot be told" in caplog.text
+    assert app.stats()["sweeper"]["failed_queues"] == 1
+    with pytest.raises(ConfigError):
+        app.sweep_queue("bad")
 
 
 # -- dead owners
@@ -356,3 +500,22 @@ def test_the_schedule_survives_failures_and_other_leaders(
     rival.relinquish()
     eventually(lambda: len(sidelined(queue)) == 1)
     assert listed.is_set()
+
+
+def test_coming_to_lead_sweeps_at_once(embedded_url: str, new_app: MakeApp, clock: Clock) -> None:
+    """Not at the next turn of the schedule, an hour away."""
+    settings = {"interval": 3_600, "initial_delay": 0}
+    apps = [new_app(embedded_url, clock=clock, sweeper=settings, leader={"refresh": 0.1}) for _ in range(2)]
+    queue = open_queue(apps[0])
+    apps[0].sweeper().start()
+    eventually(lambda: apps[0].sweeper().passes == 1)
+    apps[1].sweeper().start()
+    eventually(lambda: len(apps[1].leader().status().members or ()) == 2)
+    queue.publish(1)
+    queue.main.fire(1)
+    clock.ahead_s = 10_000
+    assert apps[1].sweeper().passes == 0
+    apps[0].sweeper().stop()
+    eventually(lambda: len(sidelined(queue)) == 1)
+    assert apps[1].sweeper().passes == 1
+    assert apps[1].stats()["sweeper"]["leader"]["leading"]

@@ -129,9 +129,7 @@ class AerospikeMagazines(MagazineStore):
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before
         the mark and before the load."""
         with self._call("reloads"):
-            count = self._retiring.reload(
-                self._catalogue.get(magazine), pointers, lambda: self._check_fence(fence)
-            )
+            count = self._retiring.reload(self._catalogue.get(magazine), pointers, lambda: self._check_fence(fence))
             self.waits.ring(magazine)
             return count
 

@@ -1,0 +1,235 @@
+"""One session with ZooKeeper: the only file that imports the driver.
+
+Connects in the background and goes on trying for ever. Every call has a bound; what cannot be done now raises
+CoordinatorUnreachableError, what is refused CoordinatorError. All nodes made here end with the session, except those on
+the way to them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
+from kazoo.security import make_digest_acl
+
+from ignis.config import LeaderSettings
+from ignis.errors import CoordinatorError, CoordinatorUnreachableError
+from ignis.leader.address import Address
+
+__all__ = ["Node", "Session"]
+
+log = logging.getLogger("ignis.leader")
+
+Poke = Callable[..., None]
+
+_AWAY = (
+    ConnectionClosedError, ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError,
+    SessionMovedError,
+)  # fmt: skip
+_LONGEST_PAUSE_S = 1.0
+_CLOSE_S = 5.0
+_CLOSE_AWAY_S = 1.0
+
+
+class Node(NamedTuple):
+    """A node: what it holds, the transaction that made it, when that was, and whether this session did."""
+
+    data: bytes
+    czxid: int
+    created_at_ms: int
+    mine: bool
+
+
+class Session:
+    """Thread-safe. Not usable in a child after ``fork``.
+
+    Args:
+        settings: where, as whom, and how long a silence may last.
+    """
+
+    def __init__(self, settings: LeaderSettings) -> None:
+        self.address = Address.of(settings)
+        self.timeout_s = settings.session_timeout_s
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[bool], None]] = []
+        self._started = False
+        self._closed = False
+        self._client = _client(settings, self.address)
+        self._client.add_listener(self._on_state)
+        self.since_s = time.time()
+        """When the session was last lost or found, in seconds since 1970."""
+
+    # -- life
+
+    def start(self) -> None:
+        """Begins to connect. Returns at once. Idempotent."""
+        with self._lock:
+            if self._started or self._closed:
+                return
+            self._started = True
+            self._client.start_async()
+
+    def close(self) -> None:
+        """Ends the session, and with it its nodes. Bounded: a server that does not answer lets it run out."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            started = self._started
+        if started:
+            # The driver waits for its threads, for as long as an address takes to refuse.
+            ending = threading.Thread(target=self._end, name="ignis-zookeeper-end", daemon=True)
+            ending.start()
+            ending.join(_CLOSE_S if self._client.connected else _CLOSE_AWAY_S)
+
+    def _end(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except (KazooException, OSError) as exc:
+            log.debug("closing the session with %r: %s", self.address, exc)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a server answers and the session lives, as far as is known here."""
+        return bool(self._client.connected) and not self._closed
+
+    def wait_connected(self, timeout_s: float) -> bool:
+        """`start`, then waits for a server."""
+        self.start()
+        deadline = time.monotonic() + timeout_s
+        while not self.connected and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.connected
+
+    def listen(self, call: Callable[[bool], None]) -> None:
+        """``call(connected)`` at every change, from the driver's thread: it must return at once. The first False after a
+        True means that the session may end."""
+        with self._lock:
+            self._listeners.append(call)
+
+    def unlisten(self, call: Callable[[bool], None]) -> None:
+        with self._lock:
+            if call in self._listeners:
+                self._listeners.remove(call)
+
+    def _on_state(self, state: str) -> None:
+        self.since_s = time.time()
+        for call in list(self._listeners):
+            call(state == KazooState.CONNECTED)
+
+    # -- nodes
+
+    def get(self, path: str, watch: Poke | None = None) -> Node | None:
+        """The node, or None when there is none. ``watch`` is called once when it changes or ends."""
+        found = self._ask(path, lambda client: client.get_async(self._full(path), watch=watch), NoNodeError)
+        return None if found is None else self._node(*found)
+
+    def exists(self, path: str, watch: Poke | None = None) -> Node | None:
+        """As `get`, without the data; ``watch`` also when it comes into being."""
+        stat = self._ask(path, lambda client: client.exists_async(self._full(path), watch=watch), NoNodeError)
+        return None if stat is None else self._node(b"", stat)
+
+    def children(self, path: str, watch: Poke | None = None) -> list[str]:
+        """Names directly below a node; none when it is not there. ``watch`` only where it is."""
+        found = self._ask(path, lambda client: client.get_children_async(self._full(path), watch=watch), NoNodeError)
+        return list(found or ())
+
+    def create(self, path: str, data: bytes, *, sequence: bool = False) -> bool:
+        """Makes a node that ends with the session; False when there is one of that name. ``sequence`` appends a number
+        that rises."""
+        made = self._ask(
+            path,
+            lambda client: client.create_async(
+                self._full(path), data, ephemeral=True, sequence=sequence, makepath=True
+            ),
+            NodeExistsError,
+        )
+        return made is not None
+
+    def ensure(self, path: str) -> None:
+        """Makes a node that stays, and those above it. Idempotent."""
+        self._ask(path, lambda client: client.ensure_path_async(self._full(path)), NodeExistsError)
+
+    def set(self, path: str, data: bytes) -> bool:
+        """Replaces a node's data; False when there is none."""
+        return self._ask(path, lambda client: client.set_async(self._full(path), data), NoNodeError) is not None
+
+    def delete(self, path: str) -> bool:
+        """Removes a node without children; False when there is none."""
+        done = self._ask(path, lambda client: client.delete_async(self._full(path)), NoNodeError)
+        return done is not None
+
+    def _full(self, path: str) -> str:
+        return self.address.root + path
+
+    def _node(self, data: bytes, stat: Any) -> Node:
+        client_id = self._client.client_id
+        mine = client_id is not None and stat.ephemeralOwner == client_id[0]
+        return Node(data, stat.czxid, stat.ctime, mine)
+
+    def _ask(self, path: str, call: Callable[[Any], Any], absent: type[Exception]) -> Any:
+        """The answer; None for ``absent``. Raises CoordinatorUnreachableError, CoordinatorError."""
+        if not self.connected:
+            raise CoordinatorUnreachableError(f"{self.address!r} cannot be reached")
+        try:
+            return call(self._client).get(timeout=self.timeout_s)
+        except absent:
+            return None
+        except _AWAY as exc:
+            raise CoordinatorUnreachableError(f"{self.address!r} does not answer: {type(exc).__name__}") from exc
+        except AuthFailedError as exc:
+            raise CoordinatorError(f"{self.address!r} does not accept the user of leader.user") from exc
+        except KazooException as exc:
+            raise CoordinatorError(f"{self.address!r} refuses {self._full(path)}: {type(exc).__name__}") from exc
+
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # Python 3.10 cannot be told of what
+
+
+class _Quiet(_Adapter):
+    """The driver warns of every attempt to connect, once a second while a server is away; the leader says that once."""
+
+    def log(self, level: int, *args: Any, **kwargs: Any) -> None:
+        super().log(logging.DEBUG if level <= logging.WARNING else level, *args, **kwargs)
+
+
+def _client(settings: LeaderSettings, address: Address) -> Any:
+    options: dict[str, Any] = {}
+    if address.user:
+        options["auth_data"] = [("digest", f"{address.user}:{address.password}")]
+        options["default_acl"] = [make_digest_acl(address.user, address.password, all=True)]
+    if settings.tls:
+        options["use_ssl"] = True
+        options["check_hostname"] = settings.tls_check_hostname
+        files = {"ca": settings.tls_cafile, "certfile": settings.tls_certfile, "keyfile": settings.tls_keyfile}
+        options.update({name: value for name, value in files.items() if value})
+    pause = min(_LONGEST_PAUSE_S, settings.session_timeout_s / 4)
+    return KazooClient(
+        address.hosts,
+        timeout=settings.session_timeout_s,
+        connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": pause},
+        command_retry={"max_tries": 1},
+        logger=_Quiet(logging.getLogger("ignis.leader.zookeeper"), {}),
+        **options,
+    )
