@@ -190,7 +190,9 @@ def test_a_lease_is_held_and_given_up(app: ignis.Ignis) -> None:
     assert rival.try_lead() is None
     with pytest.raises(LockHeldError, match=f"epoch {first.epoch}"):
         rival.lead()
-    assert LeaseLeader(app.store, "other").lead().epoch == 1, "scopes are apart"
+    other = LeaseLeader(app.store, "other")
+    assert other.lead().epoch == 1, "scopes are apart"
+    other.relinquish()
     leader.relinquish()
     leader.relinquish()
     assert leader.fence is None
