@@ -29,13 +29,24 @@ if TYPE_CHECKING:
     from ignis.app import Ignis
     from ignis.queue import Queue
 
-__all__ = ["FAILED", "INACTIVE", "NO_HANDLER", "PUBLISH_ONLY", "REMOVED", "RUNNING", "RefreshResult", "Refresher"]
+__all__ = [
+    "EXPIRED",
+    "FAILED",
+    "INACTIVE",
+    "NO_HANDLER",
+    "PUBLISH_ONLY",
+    "REMOVED",
+    "RUNNING",
+    "RefreshResult",
+    "Refresher",
+]
 
 log = logging.getLogger("ignis.refresher")
 
 USED = "used"
 """Where the stored queue keeps ``[how often it was loaded or fired, when that was seen first, in ms]``."""
 EXPIRED = "expired"
+"""Where a queue that was deactivated for want of use keeps when, in ms; one deactivated by hand has none."""
 
 RUNNING = "running"
 NOT_STARTED = "not started"

@@ -13,9 +13,10 @@ from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, Message
+from ignis.refresher import EXPIRED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
-__all__ = ["message_dict", "peek", "queues", "shard_states", "stats"]
+__all__ = ["message_dict", "peek", "queue_state", "queues", "shard_states", "stats"]
 
 
 @click.command()
@@ -37,7 +38,7 @@ def queues(state: State, everything: bool) -> int:
     rows = []
     for record, depths in found:
         figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
-        name = record.name if record.active else f"{record.name} (inactive)"
+        name = record.name if record.active else f"{record.name} ({queue_state(record)})"
         rows.append(
             [
                 name,
@@ -220,11 +221,27 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
         "shovel_interval_s",
         "created_at_ms",
     )
-    return {name: getattr(record, name) for name in names}
+    return {"state": queue_state(record), **{name: getattr(record, name) for name in names}}
+
+
+def queue_state(record: QueueRecord) -> str:
+    """What the store knows of it: ``active``, ``publish only`` (no consumers wanted), ``no handler`` (no application has
+    ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
+    if not record.active:
+        return "expired" if EXPIRED in record.extra else "inactive"
+    if not record.handler_type:
+        return "no handler"
+    return "active" if record.concurrency else "publish only"
 
 
 def _handler(record: QueueRecord) -> str:
-    return f"{record.handler_type} x {record.concurrency}" if record.handler_type else "-"
+    if not record.handler_type:
+        return "no handler"
+    return (
+        f"{record.handler_type} x {record.concurrency}"
+        if record.concurrency
+        else f"{record.handler_type}: publish only"
+    )
 
 
 def _json_text(value: object) -> str:

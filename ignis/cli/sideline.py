@@ -121,10 +121,34 @@ def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...])
 @sideline.command("shovel")
 @click.argument("queue")
 @reason_option
+@click.option("--error", metavar="TEXT", help="Only messages whose error contains this.")
+@click.option("--key", metavar="KEY", help="Only messages of this key.")
 @click.option("--limit", type=click.IntRange(min=1), help="Bring back no more than so many messages.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="No more than N messages a second."
+)
+@click.option("--dry-run", is_flag=True, help="Only count what would be brought back; nothing is claimed or moved.")
+@click.option(
+    "--retry-for",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="SECONDS",
+    help="When the pass fails, or the queue refuses something, try again every 10 s for so long.",
+)
 @common_options
 @pass_state
-def shovel_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
+def shovel_command(
+    state: State,
+    queue: str,
+    reasons: tuple[str, ...],
+    error: str | None,
+    key: str | None,
+    limit: int | None,
+    rate: float | None,
+    dry_run: bool,
+    retry_for: float,
+) -> int:
     """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
 
     One pass over what is there now. Corrupt messages have no body to handle and always stay.
@@ -132,16 +156,22 @@ def shovel_command(state: State, queue: str, reasons: tuple[str, ...], limit: in
     state.log_to_stderr("warning")
     with state.app() as app:
         queue_record(app.store, queue)
-        wanted = _Wanted(reasons, limit) if reasons else None
+        chosen = bool(reasons) or error is not None or key is not None
+        wanted = _Wanted(reasons, error, key, limit) if chosen else None
         with _looked_at(state) as progress:
-            result: ShovelResult = app.queue(queue).shovel.run_once(
+            result: ShovelResult = app.queue(queue).shovel.run_until_done(
+                retry_for,
                 # With a filter the limit counts what is moved, not what is looked at.
                 limit=None if wanted is not None else limit,
                 where=wanted,
+                rate=rate,
+                dry_run=dry_run,
                 progress=progress,
             )
     if state.json:
-        render.document({"queue": queue, **vars(result)})
+        render.document({"queue": queue, "dry_run": dry_run, **vars(result)})
+    elif dry_run:
+        render.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
     else:
         refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
         render.line(
@@ -151,15 +181,21 @@ def shovel_command(state: State, queue: str, reasons: tuple[str, ...], limit: in
 
 
 class _Wanted:
-    """The filter of a shovel pass: messages of these reasons, at most ``limit`` of them. Shared by its workers."""
+    """The filter of a shovel pass: messages that meet every condition, at most ``limit``. Shared by its workers."""
 
-    def __init__(self, reasons: tuple[str, ...], limit: int | None) -> None:
+    def __init__(self, reasons: tuple[str, ...], error: str | None, key: str | None, limit: int | None) -> None:
         self._reasons = frozenset(reasons)
+        self._error = error
+        self._key = key
         self._left = limit
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> bool:
-        if (message.reason or _UNKNOWN) not in self._reasons:
+        if self._reasons and (message.reason or _UNKNOWN) not in self._reasons:
+            return False
+        if self._error is not None and self._error not in (message.error or ""):
+            return False
+        if self._key is not None and message.key != self._key:
             return False
         if self._left is None:
             return True

@@ -330,6 +330,23 @@ def test_publish_nothing(run: Run, url: str) -> None:
     assert result.document()["published"] == 0
 
 
+def test_the_state_of_a_queue(run: Run, url: str, app: Ignis) -> None:
+    app.queue("plain").open()
+    for name, concurrency in (("busy", 2), ("zero", 0), ("gone", 1), ("old", 1)):
+        app.queue(name).handler(lambda body: None, concurrency=concurrency)
+        app.queue(name).open()
+    app.store.queues.update("gone", lambda record: setattr(record, "active", False))
+    app.store.queues.update("old", lambda record: vars(record).update(active=False, extra={"expired": 1}))
+    listed = run("queues", "--all", "-u", url, "--json").document()["queues"]
+    assert {one["queue"]: one["state"] for one in listed} == {
+        "plain": "no handler", "busy": "active", "zero": "publish only", "gone": "inactive", "old": "expired",
+    }  # fmt: skip
+    shown = run("queues", "--all", "-u", url).out
+    assert "no handler" in shown
+    assert ": publish only" in shown
+    assert "old (expired)" in shown
+
+
 # -- the sideline
 
 
@@ -354,7 +371,15 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     assert "slow" in run("sideline", "show", "q", "-u", url).out
     assert run("sideline", "show", "q", "--reason", "crash", "-u", url).code == 5
 
-    moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json")
+    dry = ("sideline", "shovel", "q", "--dry-run", "-u", url)
+    assert run(*dry).out == "5 message(s) of q would be brought back, 0 would stay\n"
+    assert run(*dry, "--error", "Key", "--json").document() == {
+        "queue": "q", "dry_run": True, "moved": 3, "kept": 2, "refused": 0,
+    }  # fmt: skip
+    assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
+    assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5
+    assert run("sideline", "shovel", "q", "--rate", "0", "-u", url).code == 2
+    moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json", "--rate", "99")
     assert moved.code == 0
     assert (moved.document()["moved"], moved.document()["kept"]) == (2, 3)
     moved = run("sideline", "shovel", "q", "--limit", "1", "-u", url, "--json")

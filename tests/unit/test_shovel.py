@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from typing import Any
@@ -14,6 +15,7 @@ from ignis.errors import StoreBusyError, StoreFailedError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
 from ignis.native import CODEC_JSON, encode_record
 from ignis.shovel import ShovelResult
+from ignis.storage.base import Transfer
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, eventually, idle, sidelined, wait_idle
 
@@ -217,3 +219,201 @@ def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:
     queue.shovel.start()
     assert not [thread for thread in threading.enumerate() if thread.name == "ignis-shovel-jobs"]
     queue.shovel.stop()
+
+
+# -- a part of it, slowly, or only looked at
+
+
+def test_a_dry_run_counts_and_changes_nothing(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shovel_module, "BATCH", 3)
+    queue = app.queue("jobs", int, shards=2)
+    fill(queue, 7, "timeout", shards=2)
+    fill(queue, 4, "crash", shards=2, first=7)
+    queue.sideline.store.load_records("jobs_SIDELINE", 0, [corrupt_record("jobs", 0, 1)])
+    before = [(one.shard, one.pointer, one.record) for one in queue.sideline.peek(100)]
+    looked: list[int] = []
+    crashed = queue.shovel.run_once(dry_run=True, where=lambda one: one.reason == "crash", progress=looked.append)
+    assert (crashed, sum(looked)) == (ShovelResult(moved=4, kept=8), 12)
+    assert queue.shovel.run_once(dry_run=True) == ShovelResult(moved=11, kept=1)
+    assert queue.shovel.run_once(dry_run=True, limit=5) == ShovelResult(moved=5)
+    assert [(one.shard, one.pointer, one.record) for one in queue.sideline.peek(100)] == before
+    assert (queue.main.pending(), queue.sideline.in_flight(), queue.shovel.total) == (0, 0, ShovelResult())
+    assert queue.shovel.run_once(where=lambda one: one.reason == "crash") == crashed, "it told the truth"
+
+
+def test_a_rate_is_kept_in_small_steps(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the waits it asks for, not by a clock: so many messages, so many seconds."""
+    queue = memory_app.queue("jobs", int, shards=2, shovel_concurrency=4)
+    fill(queue, 100, shards=2)
+    waits: list[float] = []
+    sizes: list[int] = []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return False
+
+    class Frozen:
+        @staticmethod
+        def monotonic() -> float:
+            return sum(waits)
+
+    fire = queue.sideline.store.fire
+
+    def counting(name: str, limit: int, *args: Any) -> Any:
+        sizes.append(limit)
+        return fire(name, limit, *args)
+
+    monkeypatch.setattr(queue.shovel, "_stop", Stop())
+    monkeypatch.setattr(shovel_module, "time", Frozen)
+    monkeypatch.setattr(queue.sideline.store, "fire", counting)
+    assert queue.shovel.run_once(rate=50).moved == 100
+    assert sizes == [5] * 20
+    assert sum(waits) == pytest.approx(2.0)
+    with pytest.raises(ignis.errors.ConfigError, match="rate = 0 is not above 0"):
+        queue.shovel.run_once(rate=0)
+
+
+def test_what_is_kept_does_not_count_for_the_rate(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("jobs", int, shards=1)
+    fill(queue, 500, "timeout")
+    # At one a second a wait for each would take minutes.
+    assert queue.shovel.run_once(rate=1, where=lambda one: False) == ShovelResult(kept=500)
+
+
+def test_a_paced_pass_is_stopped_at_once(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=1)
+    fill(queue, 10)
+    begun = threading.Event()
+    thread = queue.shovel.start_once(rate=0.0001, progress=lambda count: begun.set())
+    assert begun.wait(WAIT_S)
+    queue.shovel.stop(WAIT_S)
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert (queue.main.pending(), queue.sideline.pending(), queue.sideline.in_flight()) == (1, 9, 0)
+
+
+def test_the_one_shot_in_the_background_ends_by_itself(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shovel_module, "ONE_SHOT_RETRY_S", 0.01)
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0)
+    fill(queue, 5)
+    transfer, left = queue.main.store.transfer, [3]
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise StoreFullError("no room")
+        return transfer(*args, **kwargs)
+
+    monkeypatch.setattr(queue.main.store, "transfer", full)
+    thread = queue.shovel.start_once()
+    assert queue.shovel.start_once() is thread or not thread.is_alive(), "one at a time"
+    eventually(lambda: queue.main.pending() == 5)
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert left == [0], "what was refused was tried again"
+
+
+def test_a_one_shot_that_is_refused_says_so_in_the_end(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = app.queue("jobs", int, shards=1)
+    fill(queue, 2)
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(queue.main.store, "transfer", full)
+    assert queue.shovel.run_until_done(0) == ShovelResult(kept=2, refused=2)
+    assert queue.sideline.pending() == 2
+
+
+# -- nothing is lost
+
+
+def test_a_full_store_loses_nothing(embedded_url: str, new_app: MakeApp) -> None:
+    """It refuses loads and keeps room for moves: the sideline can be brought back all the same."""
+    app = new_app(embedded_url, store={"max_store_bytes": 3 << 20, "map_size_bytes": 1 << 20, "sync_interval_ms": 20})
+    queue = app.queue("jobs", bytes, shards=1, shovel_interval=0)
+    failing = [b"%04d" % n + b"x" * 4_000 for n in range(350)]
+    queue.publish_many(failing)
+    fired = queue.main.fire(1_000)
+    items = [Transfer(one.shard, one.pointer, failed_record(one.record or b"", "exception", "e"), 0) for one in fired]
+    for start in range(0, 350, 50):
+        assert queue.main.store.transfer("jobs", "jobs_SIDELINE", items[start : start + 50], None) == 50
+    ballast = app.magazine("ballast", bytes, shards=1)
+    with contextlib.suppress(StoreFullError):
+        for _ in range(10_000):
+            ballast.load(b"y" * 4_000)
+    assert 0 < ballast.pending() < 10_000
+    with pytest.raises(StoreFullError):
+        queue.publish(b"y" * 4_000)
+    result = queue.shovel.run_once()
+    assert result.moved + result.kept == 350
+    assert queue.main.pending() + queue.sideline.pending() + queue.sideline.in_flight() == 350
+    while claimed := ballast.fire(1_000):
+        ballast.delete(claimed)
+    queue.shovel.run_once()
+    assert sorted(one.message for one in queue.main.fire(1_000)) == failing
+
+
+def test_what_not_even_the_sideline_takes_back_is_kept_in_hand(
+    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = new_app(store_url)
+    queue = app.queue("jobs", int, shards=1)
+    fill(queue, 4)
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise StoreFullError("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue.main.store, "transfer", full)
+        patched.setattr(queue.main.store, "reload", full)
+        assert queue.shovel.run_once() == ShovelResult(kept=4, refused=4)
+        assert (queue.sideline.pending(), queue.sideline.in_flight()) == (0, 4)
+        # For the sweeper too, should this process end now.
+        assert len(new_app(store_url).store.magazines.abandoned("jobs_SIDELINE", 0, 1 << 52, 10)) == 4
+        queue.shovel.run_once()
+        assert queue.sideline.in_flight() == 4
+    assert queue.shovel.run_once() == ShovelResult(moved=4)
+    assert sorted(one.message for one in queue.main.fire(10)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("at", ["before the transfer", "after the transfer", "before the reload"])
+def test_an_end_between_two_steps_leaves_each_message_once(
+    store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """The process ends there: what the next one and the sweeper find is everything, in one place each."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        raise Killed
+
+    app = new_app(store_url)
+    queue = app.queue("jobs", int, shards=1)
+    fill(queue, 6)
+    store = queue.main.store
+    transfer, reload = store.transfer, store.reload
+
+    def after(*args: Any, **kwargs: Any) -> Any:
+        transfer(*args, **kwargs)
+        monkeypatch.setattr(store, "reload", killed)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        # A process that is gone gives nothing back either.
+        patched.setattr(store, "reload", killed)
+        if at == "before the transfer":
+            patched.setattr(store, "transfer", killed)
+        elif at == "after the transfer":
+            patched.setattr(store, "transfer", after)
+        with pytest.raises(Killed):
+            queue.shovel.run_once(where=lambda message: message.headers["h"] % 2 == 0)
+    monkeypatch.setattr(store, "reload", reload)
+    other = new_app(store_url).queue("jobs", int, shards=1)
+    held = other.sideline.store.abandoned("jobs_SIDELINE", 0, 1 << 52, 100)
+    other.sideline.store.reload("jobs_SIDELINE", {0: [one.pointer for one in held]})
+    other.shovel.run_once()
+    assert sorted(one.message for one in other.main.fire(100)) == list(range(6))
+    assert (other.sideline.pending(), other.sideline.in_flight()) == (0, 0)
