@@ -220,11 +220,19 @@ class MagazineStore(abc.ABC):
 
     @abc.abstractmethod
     def abandoned(
-        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
     ) -> list[Abandoned]:
         """Records fired before ``fired_before_ms`` that still exist, in pointer order, at most ``limit``; with
         ``dead_owners`` also those whose owner is provably dead, whenever they were fired (a store that cannot prove
-        a death returns none of these). Claims whose records are all gone are forgotten on the way."""
+        a death returns none of these). With ``owner`` only what that one claimed, whenever it was fired: for a caller
+        who knows that its process is gone. Claims whose records are all gone are forgotten on the way."""
 
     @abc.abstractmethod
     def expire(self, magazine: str, limit: int = 10_000) -> int:

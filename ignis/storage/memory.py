@@ -361,16 +361,23 @@ class MemoryMagazines(MagazineStore):
             return len(moving)
 
     def abandoned(
-        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
     ) -> list[Abandoned]:
         with self._store.open_content():
             found = self._get(magazine)
             if not 0 <= shard < len(found.shards):
                 return []
             return [
-                Abandoned(shard, pointer, held.data, held.fired_at_ms, held.owner, False)
+                Abandoned(shard, pointer, held.data, held.fired_at_ms, held.owner, owner is not None)
                 for pointer, held in found.shards[shard].records.items()
-                if held.owner and held.fired_at_ms < fired_before_ms
+                if held.owner and (held.fired_at_ms < fired_before_ms if owner is None else held.owner == owner)
             ][:limit]
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:

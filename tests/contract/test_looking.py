@@ -61,6 +61,25 @@ def test_abandoned_by_time(magazines: MagazineStore) -> None:
     assert [one.pointer for one in magazines.abandoned("m", 0, after, 2)] == [1, 2]
 
 
+def test_abandoned_of_one_owner(magazines: MagazineStore) -> None:
+    """Whoever knows that a process is gone asks for its claims by name, however young they are."""
+    magazines.load_records("m", 0, numbered(6))
+    for owner, count in (("gone", 2), ("living", 2), ("gone", 1)):
+        magazines.fire("m", count, owner)
+    found = magazines.abandoned("m", 0, 0, 10, owner="gone")
+    assert [(one.pointer, one.owner, one.owner_dead) for one in found] == [
+        (1, "gone", True),
+        (2, "gone", True),
+        (5, "gone", True),
+    ]
+    assert [one.record for one in found] == [magazines.peek("m", {0: [one]})[0][one] for one in (1, 2, 5)]
+    assert [one.pointer for one in magazines.abandoned("m", 0, FOREVER_MS, 2, owner="gone")] == [1, 2]
+    assert magazines.abandoned("m", 0, FOREVER_MS, 10, owner="nobody") == []
+    magazines.delete("m", {0: [1, 2, 5]})
+    assert magazines.abandoned("m", 0, FOREVER_MS, 10, owner="gone") == []
+    assert [one.pointer for one in magazines.abandoned("m", 0, FOREVER_MS, 10)] == [3, 4]
+
+
 def test_abandoned_forgets_what_was_finished(magazines: MagazineStore) -> None:
     magazines.load_records("m", 0, numbered(4))
     magazines.fire("m", 4, "me")

@@ -22,13 +22,13 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"config", "hooks", "native"}),
+    frozenset({"config", "hooks", "httpd", "native"}),
     frozenset({"message"}),
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),
     frozenset({"handler", "leader", "publisher", "sweep_clock"}),
     frozenset({"workers"}),
-    frozenset({"consumer", "shovel", "sweeper"}),
+    frozenset({"consumer", "recovery", "shovel", "sweeper"}),
     frozenset({"queue"}),
     frozenset({"refresher", "template"}),
     frozenset({"app"}),

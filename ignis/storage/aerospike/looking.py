@@ -209,14 +209,21 @@ class Looking:
     # -- sweeping
 
     def abandoned(
-        self, magazine: Magazine, shard: int, fired_before_ms: int, limit: int, dead_owners: bool
+        self,
+        magazine: Magazine,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        dead_owners: bool,
+        gone_owner: str | None = None,
     ) -> list[Abandoned]:
         """See `MagazineStore.abandoned`.
 
         Begins at the low-water mark, reads 1,000 records a batch, and stops at the first one that was fired at
         ``fired_before_ms`` or later: claims of a shard go up in time. With ``dead_owners`` it goes on to the fire pointer
-        for those whose owner was a process of this machine that is dead. A claimed record without a fire time was taken by
-        somebody who died before he could stamp it, or came too late for its claim: the time it was written counts.
+        for those whose owner was a process of this machine that is dead, with ``gone_owner`` for that one's alone. A
+        claimed record without a fire time was taken by somebody who died before he could stamp it, or came too late for
+        its claim: the time it was written counts.
         """
         pointers = self._catalogue.pointers(magazine, [shard])[shard]
         view = magazine.views[shard]
@@ -225,8 +232,8 @@ class Looking:
             self._check_below(magazine, shard)
         settle_ms = int(time.time() * 1000 - self._connection.options.settle_s * 1000)
         found: list[Abandoned] = []
-        settled, ended, recent = view.settled, False, False
-        dead: dict[str, bool] = {}
+        settled, ended, recent = view.settled, False, gone_owner is not None
+        dead: dict[str, bool] = {} if gone_owner is None else {gone_owner: True}
         absent: list[int] = []
         claims: list[tuple[int, int]] = []
         for places in self._places(magazine, shard, view.low + 1, pointers.fire, SWEEP_BATCH):
@@ -239,10 +246,10 @@ class Looking:
                 fired_at_ms = int(bins.get(layout.FIRED_AT) or bins.get(layout.MODIFIED_AT) or 0)
                 owner = bins.get(layout.OWNER)
                 owner = owner if isinstance(owner, str) else ""
-                if dead_owners and owner not in dead:
-                    dead[owner] = provably_dead(owner, self._here)
+                if owner not in dead:
+                    dead[owner] = dead_owners and gone_owner is None and provably_dead(owner, self._here)
                 recent = recent or fired_at_ms >= fired_before_ms
-                if len(found) >= limit or (recent and not dead_owners):
+                if len(found) >= limit or (recent and not dead_owners and gone_owner is None):
                     ended = True
                     break
                 if recent and not dead[owner]:
@@ -253,12 +260,7 @@ class Looking:
                 if record is None:
                     absent.append(pointer)
                     continue
-                owner = bins.get(layout.OWNER)
-                found.append(
-                    Abandoned(
-                        shard, pointer, record.record, fired_at_ms, owner if isinstance(owner, str) else "", False
-                    )
-                )
+                found.append(Abandoned(shard, pointer, record.record, fired_at_ms, owner, dead[owner]))
             if ended:
                 break
         self._raise_low(magazine, shard, absent, settled, pointers.fire)

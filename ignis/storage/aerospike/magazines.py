@@ -167,14 +167,21 @@ class AerospikeMagazines(MagazineStore):
             check_epoch(self._store.locks.epoch(fence.scope), fence)
 
     def abandoned(
-        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
     ) -> list[Abandoned]:
         """A death is proved only for processes of this machine; for those of others time counts."""
         with self._call():
             found = self._catalogue.with_shard(magazine, shard)
             if not 0 <= shard < found.shards:
                 return []
-            return self._looking.abandoned(found, shard, fired_before_ms, limit, dead_owners)
+            return self._looking.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._call():

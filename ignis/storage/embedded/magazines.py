@@ -242,7 +242,14 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def abandoned(
-        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
     ) -> list[Abandoned]:
         info = self._find(magazine)
         found: list[Abandoned] = []
@@ -253,15 +260,19 @@ class EmbeddedMagazines(MagazineStore):
             for claim, stop in claims.with_ends(txn, data, info.id, info.shards, shard):
                 if len(found) >= limit:
                     break
-                owner, dead = owners.get(claim.owner_id) or self._owner(txn, claim.owner_id, owners)
-                if claim.fired_at_ms >= fired_before_ms and not (dead and dead_owners):
+                holder, dead = owners.get(claim.owner_id) or self._owner(txn, claim.owner_id, owners)
+                if owner is not None:
+                    if holder != owner:
+                        continue
+                    dead = True
+                elif claim.fired_at_ms >= fired_before_ms and not (dead and dead_owners):
                     continue
                 before = len(found)
                 for segment, low, high, bitmap, value in segments.walk(data, info.id, shard, claim.first, stop):
                     pointers = segments.live(segment, bitmap, low, high)
                     records = segments.read_live(value, segment, low, high, bitmap)
                     found += [
-                        Abandoned(shard, pointer, record, claim.fired_at_ms, owner, dead)
+                        Abandoned(shard, pointer, record, claim.fired_at_ms, holder, dead)
                         for pointer, record in zip(pointers, records, strict=True)
                     ]
                 if len(found) == before:

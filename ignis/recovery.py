@@ -1,0 +1,74 @@
+"""Gives back at once what a process held that is known to be dead, without waiting until its claims look old.
+
+For whoever has seen the death itself, as a parent does of its child. The sweeper does the same for deaths that it can
+prove or has to wait out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ignis.errors import QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
+from ignis.storage.base import Abandoned, QueueRecord, Store, Transfer, group_pointers
+
+__all__ = ["Recovered", "recover_owner"]
+
+_BATCH = 1_000
+
+
+@dataclass
+class Recovered:
+    """How many messages went to their queue's sideline, and how many to the tail of a sideline they were shovelled from."""
+
+    sidelined: int = 0
+    returned: int = 0
+
+
+def recover_owner(store: Store, owner: str, why: str) -> Recovered:
+    """Moves what ``owner`` has claimed in any queue to the sideline, with the reason ``abandoned`` and one crash more: one
+    of these messages may be what killed it. What it had claimed in a sideline goes back to that sideline's tail.
+
+    Safe beside the sweeper and beside others that do the same: what one has moved the other skips. Durable on return.
+
+    Args:
+        store: any.
+        owner: the name under which the dead process claimed (``store.owner`` there). It must be dead.
+        why: what is known of its end, for the message's error.
+
+    Raises:
+        StoreError. What was moved until then stays moved; call it again.
+    """
+    result = Recovered()
+    for queue in store.queues.list():
+        sideline = queue.name + SIDELINE_SUFFIX
+        for shard in range(queue.shards):
+            while found := _held(store, queue.name, shard, owner):
+                result.sidelined += _set_aside(store, queue, found, why)
+            while found := _held(store, sideline, shard, owner):
+                pointers = group_pointers((one.shard, one.pointer) for one in found)
+                result.returned += store.magazines.reload(sideline, pointers)
+    return result
+
+
+def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned]:
+    try:
+        return store.magazines.abandoned(magazine, shard, 0, _BATCH, owner=owner)
+    except QueueNotFoundError:  # registered, and never used
+        return []
+
+
+def _set_aside(store: Store, queue: QueueRecord, found: list[Abandoned], why: str) -> int:
+    items = [
+        Transfer(
+            one.shard,
+            one.pointer,
+            corrupt_record(queue.name, one.shard, one.pointer)
+            if one.record is None
+            else failed_record(one.record, REASON_ABANDONED, f"claimed by {one.owner}: {why}", crashed=True),
+            one.shard,
+        )
+        for one in found
+    ]
+    return store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, items, queue.message_expiry_s)
