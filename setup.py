@@ -21,7 +21,7 @@ CHANNEL = ["channel", "region", "bytering", "ring", "slab", "wait", "error"]
 # Each extension links the C files it needs, so that no shared library has to be found at run time. The few globals
 # of those files (fork counter, SIGBUS registry) are made to exist several times in a process.
 SOURCES = {
-    "record": ["record", "crc32c"],
+    "record": ["record", "column", "crc32c"],
     "slab": ["slab", "error"],
     "ring": ["ring", "error"],
     "frame": ["frame", "error"],

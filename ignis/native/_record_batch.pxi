@@ -61,11 +61,13 @@ cdef struct Chunk:
 
 
 cdef struct Packing:
-    # Borrowed tuples of bytes or None; NULL where there is none.
-    PyObject *bodies
-    PyObject *keys
-    PyObject *metas
+    Source bodies
+    Source keys
+    Source metas
+    Source given_ids            # used when has_ids, and then no ids are drawn
+    bint has_ids
     Py_ssize_t count
+    size_t max_body_bytes
     uint8_t flags
     uint16_t shards
     uint16_t any_shard
@@ -118,10 +120,11 @@ cdef int pack_all(Packing *p, uint64_t at_us, uint64_t random) noexcept nogil:
 
     A shard has one open chunk at a time, so its records keep the order of the bodies.
     """
-    cdef size_t body_len = 0, key_len = 0, meta_len = 0, size
+    cdef size_t body_len = 0, key_len = 0, meta_len = 0, id_len = 0, size
     cdef const uint8_t *body
     cdef const uint8_t *key
     cdef const uint8_t *meta
+    cdef const uint8_t *id
     cdef uint64_t drawn
     cdef uint16_t shard, any_shard = p.any_shard
     cdef int32_t at
@@ -131,16 +134,16 @@ cdef int pack_all(Packing *p, uint64_t at_us, uint64_t random) noexcept nogil:
     cdef Chunk *chunk
 
     p.chunk_of = <uint32_t *>malloc(<size_t>p.count * sizeof(uint32_t))
-    p.ids = <uint8_t *>malloc(<size_t>p.count * ID_BYTES)
+    p.ids = <uint8_t *>malloc(<size_t>(1 if p.has_ids else p.count) * ID_BYTES)
     p.open_chunk = <int32_t *>malloc(<size_t>p.shards * sizeof(int32_t))
     if p.chunk_of == NULL or p.ids == NULL or p.open_chunk == NULL:
         return IGN_E_NOMEM
     memset(p.open_chunk, 0xFF, <size_t>p.shards * sizeof(int32_t))
 
     for i in range(p.count):
-        data_at(p.bodies, i, &body_len)
-        key = data_at(p.keys, i, &key_len)
-        data_at(p.metas, i, &meta_len)
+        source_at(&p.bodies, i, &body_len)
+        key = source_at(&p.keys, i, &key_len)
+        source_at(&p.metas, i, &meta_len)
         size = record_bytes(key_len, meta_len, body_len)
         shard = any_shard if key_len == 0 else ign_shard_for_key(key, key_len, p.shards)
         at = p.open_chunk[shard]
@@ -164,13 +167,17 @@ cdef int pack_all(Packing *p, uint64_t at_us, uint64_t random) noexcept nogil:
     # The process's generator was asked once, under the GIL; from there a private sequence.
     drawn = first_drawn(splitmix64(&random))
     for i in range(p.count):
-        body = data_at(p.bodies, i, &body_len)
-        key = data_at(p.keys, i, &key_len)
-        meta = data_at(p.metas, i, &meta_len)
+        body = source_at(&p.bodies, i, &body_len)
+        key = source_at(&p.keys, i, &key_len)
+        meta = source_at(&p.metas, i, &meta_len)
         chunk = &p.chunks[p.chunk_of[i]]
-        ign_uuid7(at_us, drawn, p.ids + i * ID_BYTES)
-        drawn = next_drawn(drawn, splitmix64(&random))
-        encode_into(builder_reserve(&chunk.builder), p.flags, p.ids + i * ID_BYTES, at_us,
+        if p.has_ids:
+            id = source_at(&p.given_ids, i, &id_len)
+        else:
+            ign_uuid7(at_us, drawn, p.ids + i * ID_BYTES)
+            drawn = next_drawn(drawn, splitmix64(&random))
+            id = p.ids + i * ID_BYTES
+        encode_into(builder_reserve(&chunk.builder), p.flags, id, at_us,
                     key, key_len, meta, meta_len, body, body_len)
         builder_commit(&chunk.builder, record_bytes(key_len, meta_len, body_len))
     return IGN_OK
@@ -180,6 +187,48 @@ cdef int raise_packing(int code) except -1:
     if code == IGN_E_NOMEM:
         raise MemoryError("packed batch")
     raise ValueError(f"a batch holds 1..{IGN_SEGMENT_MAX_RECORDS} records and less than 4 GiB of them")
+
+
+cdef int packing_options(Packing *p, flags, shards, any_shard, max_records, max_bytes) except -1:
+    p.flags = <uint8_t>in_range(flags, "flags", 0, FLAGS_MAX)
+    p.shards = <uint16_t>in_range(shards, "shards", 1, SHARDS_MAX)
+    p.any_shard = <uint16_t>in_range(any_shard, "any_shard", 0, p.shards - 1)
+    p.max_records = <uint32_t>in_range(max_records, "max_records", 1, IGN_SEGMENT_MAX_RECORDS)
+    p.max_bytes = <size_t>in_range(max_bytes, "max_bytes", 1, UINT32_MAX)
+    return 0
+
+
+cdef list pack_sources(Packing *p):
+    """The batches as (shard, batch); `packing_free` is due afterwards in any case."""
+    cdef size_t body_len = 0, key_len = 0, meta_len = 0, size, total = 0
+    cdef Py_ssize_t i
+    cdef uint32_t c
+    cdef int code
+    cdef list batches = []
+    if p.count == 0:
+        return batches
+    # Everything that can be refused is refused here, so that the walks without the GIL only run out of memory.
+    for i in range(p.count):
+        source_at(&p.bodies, i, &body_len)
+        source_at(&p.keys, i, &key_len)
+        source_at(&p.metas, i, &meta_len)
+        size = record_bytes(key_len, meta_len, body_len)
+        if size == SIZE_MAX:
+            refuse_size(key_len, meta_len, body_len)
+        if body_len > p.max_body_bytes:
+            raise MessageTooLargeError(body_len, p.max_body_bytes, "queue.max_message_bytes")
+        total += size
+    cdef uint64_t at_us = now_us(), random = random_u64()
+    if total < NOGIL_FROM_BYTES:
+        code = pack_all(p, at_us, random)
+    else:
+        with nogil:
+            code = pack_all(p, at_us, random)
+    if code != IGN_OK:
+        raise_packing(code)
+    for c in range(p.chunk_count):
+        batches.append((p.chunks[c].shard, builder_close(&p.chunks[c].builder)))
+    return batches
 
 
 @cython.final
@@ -271,53 +320,72 @@ cdef class PackedBatch:
         cdef tuple held_keys = all_bytes(keys, "keys", True) if keys is not None else None
         cdef tuple held_metas = all_bytes(metas, "metas", False) if metas is not None else None
         cdef Py_ssize_t i
-        cdef size_t body_len = 0, key_len = 0, meta_len = 0, size, total = 0
-        cdef int code
         cdef Packing p
+        cdef list batches, ids
         memset(&p, 0, sizeof(Packing))
-        p.bodies = <PyObject *>held_bodies
-        p.count = PyTuple_GET_SIZE(p.bodies)
-        p.flags = <uint8_t>in_range(flags, "flags", 0, FLAGS_MAX)
-        p.shards = <uint16_t>in_range(shards, "shards", 1, SHARDS_MAX)
-        p.any_shard = <uint16_t>in_range(any_shard, "any_shard", 0, p.shards - 1)
-        p.max_records = <uint32_t>in_range(max_records, "max_records", 1, IGN_SEGMENT_MAX_RECORDS)
-        p.max_bytes = <size_t>in_range(max_bytes, "max_bytes", 1, UINT32_MAX)
+        p.bodies.items = <PyObject *>held_bodies
+        p.count = PyTuple_GET_SIZE(p.bodies.items)
+        p.max_body_bytes = UINT32_MAX
+        packing_options(&p, flags, shards, any_shard, max_records, max_bytes)
         if held_keys is not None:
             if len(held_keys) != p.count:
                 raise ValueError(f"keys has {len(held_keys)} entries for {p.count} bodies")
-            p.keys = <PyObject *>held_keys
+            p.keys.items = <PyObject *>held_keys
         if held_metas is not None:
             if len(held_metas) != p.count:
                 raise ValueError(f"metas has {len(held_metas)} entries for {p.count} bodies")
-            p.metas = <PyObject *>held_metas
-        if p.count == 0:
-            return [], []
-        # Everything that can be refused is refused here, so that the walks without the GIL only run out of memory.
-        for i in range(p.count):
-            data_at(p.bodies, i, &body_len)
-            data_at(p.keys, i, &key_len)
-            data_at(p.metas, i, &meta_len)
-            size = record_bytes(key_len, meta_len, body_len)
-            if size == SIZE_MAX:
-                refuse_size(key_len, meta_len, body_len)
-            total += size
-
-        cdef uint64_t at_us = now_us(), random = random_u64()
-        cdef list batches = [], ids
+            p.metas.items = <PyObject *>held_metas
         try:
-            if total < NOGIL_FROM_BYTES:
-                code = pack_all(&p, at_us, random)
-            else:
-                with nogil:
-                    code = pack_all(&p, at_us, random)
-            if code != IGN_OK:
-                raise_packing(code)
-            for i in range(p.chunk_count):
-                batches.append((p.chunks[i].shard, builder_close(&p.chunks[i].builder)))
+            batches = pack_sources(&p)
             ids = PyList_New(p.count)
             for i in range(p.count):
                 put_item(ids, i, PyBytes_FromStringAndSize(<char *>p.ids + i * ID_BYTES, ID_BYTES))
             return batches, ids
+        finally:
+            packing_free(&p)
+
+    @staticmethod
+    def pack_columns(bodies, *, flags, shards, any_shard, keys=None, ids=None, max_body_bytes=UINT32_MAX,
+                     max_records=8192, max_bytes=1048576):
+        """`pack_bodies` for columns: no Python object is made for a row.
+
+        Args:
+            bodies: a column of binary or text values without nulls: any object with ``__arrow_c_array__`` (the Arrow
+                C data interface), for example a ``pyarrow.Array``.
+            flags, shards, any_shard: as for `pack_bodies`.
+            keys: a column of as many values, null where a body has no key; or None.
+            ids: a column of as many fixed-size binary values of 16 bytes, not null; None draws new ones.
+            max_body_bytes: a longer body is refused.
+            max_records, max_bytes: as for `pack_bodies`, with larger defaults.
+
+        Returns the batches as (shard, batch) in the order of their first bodies. Nothing in gives nothing out.
+
+        Raises MessageTooLargeError (a body, a key over 65,535 bytes), ValueError (a null body or id, columns of
+        different lengths, a number outside its range), TypeError (another column type). Gives the GIL up for large
+        inputs.
+        """
+        cdef Packing p
+        cdef list held = []     # the capsules: they own the memory that the columns lie in
+        memset(&p, 0, sizeof(Packing))
+        take_column(bodies, "bodies", &p.bodies, held)
+        p.count = <Py_ssize_t>p.bodies.column.count
+        if keys is not None:
+            take_column(keys, "keys", &p.keys, held)
+            if p.keys.column.count != p.bodies.column.count:
+                raise ValueError(f"keys has {p.keys.column.count} entries for {p.count} bodies")
+        if ids is not None:
+            take_column(ids, "ids", &p.given_ids, held)
+            p.has_ids = True
+            if p.given_ids.column.count != p.bodies.column.count:
+                raise ValueError(f"ids has {p.given_ids.column.count} entries for {p.count} bodies")
+            if p.given_ids.column.value_bytes != ID_BYTES:
+                raise TypeError(f"ids are not values of {ID_BYTES} bytes each")
+            refuse_nulls(&p.given_ids, p.count, "ids")
+        refuse_nulls(&p.bodies, p.count, "bodies")
+        packing_options(&p, flags, shards, any_shard, max_records, max_bytes)
+        p.max_body_bytes = <size_t>in_range(max_body_bytes, "max_body_bytes", 1, UINT32_MAX)
+        try:
+            return pack_sources(&p)
         finally:
             packing_free(&p)
 
@@ -378,6 +446,28 @@ cdef class PackedBatch:
                 ign_segment_seal(self._segment, magazine, place, first)
             self._sealing = False
         self._finished = True
+
+    def ids(self):
+        """The ids of the records in order, 16 bytes each; empty bytes for what is no record of this version."""
+        cdef ign_segment seg
+        cdef ign_record rec
+        cdef const uint8_t *data = NULL
+        cdef size_t size = 0
+        cdef uint32_t i
+        cdef list ids
+        if self._segment == NULL or self._sealing:
+            raise ValueError("the batch is empty or being sealed")
+        self._finish()
+        if ign_segment_open(self._segment, self._nbytes, &seg) != IGN_OK:
+            raise SystemError("a batch in memory does not match its own index")
+        ids = PyList_New(seg.count)
+        for i in range(seg.count):
+            ign_segment_get(&seg, i, 0, 0, 0, &data, &size)
+            if ign_record_decode(data, size, &rec) == IGN_OK:
+                put_item(ids, i, PyBytes_FromStringAndSize(<char *>rec.id, ID_BYTES))
+            else:
+                put_item(ids, i, b"")
+        return ids
 
     def records(self):
         """The records in order, as new bytes objects."""

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Final, final
+from typing import Final, Protocol, final, type_check_only
 
 from typing_extensions import Buffer
 
@@ -7,6 +7,10 @@ CODEC_RAW: Final[int]
 CODEC_JSON: Final[int]
 CODEC_MSGPACK: Final[int]
 ANY_SHARD: Final[int]
+
+@type_check_only
+class ArrowColumn(Protocol):
+    def __arrow_c_array__(self, requested_schema: object = None, /) -> tuple[object, object]: ...
 
 def crc32c(data: Buffer, crc: int = 0) -> int: ...
 def new_id() -> bytes: ...
@@ -63,6 +67,19 @@ class PackedBatch:
         max_records: int = 256,
         max_bytes: int = 32768,
     ) -> tuple[list[tuple[int, PackedBatch]], list[bytes]]: ...
+    @staticmethod
+    def pack_columns(
+        bodies: ArrowColumn,
+        *,
+        flags: int,
+        shards: int,
+        any_shard: int,
+        keys: ArrowColumn | None = None,
+        ids: ArrowColumn | None = None,
+        max_body_bytes: int = ...,
+        max_records: int = 8192,
+        max_bytes: int = 1048576,
+    ) -> list[tuple[int, PackedBatch]]: ...
     @property
     def count(self) -> int: ...
     @property
@@ -71,6 +88,7 @@ class PackedBatch:
     def sealed(self) -> bool: ...
     def set_expiry(self, expires_at_ms: int) -> None: ...
     def seal(self, magazine_id: int, shard: int, first_pointer: int) -> None: ...
+    def ids(self) -> list[bytes]: ...
     def records(self) -> list[bytes]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -84,3 +102,6 @@ def unpack_segment(
     skip: bytes | None = None,
 ) -> list[bytes | None]: ...
 def segment_info(data: Buffer) -> tuple[int, int]: ...
+def record_columns(
+    records: Sequence[bytes | None],
+) -> tuple[int, list[int], bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...

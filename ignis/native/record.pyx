@@ -11,9 +11,10 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport (
-    INT64_MAX, SIZE_MAX, UINT16_MAX, UINT32_MAX, int32_t, uint8_t, uint16_t, uint32_t, uint64_t,
+    INT32_MAX, INT64_MAX, SIZE_MAX, UINT16_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
@@ -24,6 +25,7 @@ from ignis.errors import CorruptRecordError, MessageTooLargeError, UnreadableMes
 cdef extern from "ignis_error.h" nogil:
     enum:
         IGN_OK
+        IGN_E_INVALID
         IGN_E_NOMEM
         IGN_E_VERSION
         IGN_E_TOO_LARGE
@@ -246,6 +248,9 @@ cdef inline const uint8_t *data_at(PyObject *items, Py_ssize_t i, size_t *size) 
     return <const uint8_t *>PyBytes_AS_STRING(item)
 
 
+include "_record_columns.pxi"
+
+
 # -- checksum and routing ---------------------------------------------------------------------------------------------
 
 def crc32c(data, crc=0):
@@ -459,3 +464,4 @@ cdef class Record:
 
 
 include "_record_batch.pxi"
+include "_record_table.pxi"

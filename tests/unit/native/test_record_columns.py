@@ -1,0 +1,143 @@
+"""Columns in and out: batches packed from Arrow columns, and records taken apart into columns."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import weakref
+from typing import Any
+
+import pytest
+
+from ignis.errors import MessageTooLargeError
+from ignis.native.record import PackedBatch, Record, encode_record, record_columns, shard_for_key
+
+pa = pytest.importorskip("pyarrow")
+
+
+def read(batches: list[tuple[int, PackedBatch]]) -> list[tuple[int, Record]]:
+    return [(shard, Record(data)) for shard, batch in batches for data in batch.records()]
+
+
+def pack(bodies: Any, **options: Any) -> list[tuple[int, PackedBatch]]:
+    return PackedBatch.pack_columns(bodies, **{"flags": 1, "shards": 4, "any_shard": 0, **options})
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()], ids=str)
+def test_bodies_of_every_type(kind: Any) -> None:
+    values = ["a", "", "b" * 300, "ü"]
+    found = read(pack(pa.array(values, kind)))
+    assert [record.body.decode() for _, record in found] == values
+    assert {record.flags for _, record in found} == {1}
+    assert len({record.id for _, record in found}) == len(values)
+
+
+def test_the_same_as_from_objects() -> None:
+    bodies = [b"m%d" % number for number in range(1_000)]
+    keys = [b"k%d" % (number % 7) if number % 3 else None for number in range(1_000)]
+    options: dict[str, Any] = {"flags": 0, "shards": 5, "any_shard": 2, "max_records": 64, "max_bytes": 4_096}
+    expected, _ = PackedBatch.pack_bodies(bodies, keys=keys, **options)
+    found = PackedBatch.pack_columns(pa.array(bodies), keys=pa.array(keys), **options)
+    assert [(shard, record.key, record.body) for shard, record in read(found)] == [
+        (shard, record.key, record.body) for shard, record in read(expected)
+    ]
+    assert [(shard, batch.count) for shard, batch in found] == [(shard, batch.count) for shard, batch in expected]
+
+
+def test_a_slice_is_what_it_shows() -> None:
+    bodies = pa.array([b"%d" % number for number in range(100)])
+    ids = pa.array([bytes([number]) * 16 for number in range(100)], pa.binary(16))
+    keys = pa.array([str(number) if number % 2 else None for number in range(100)])
+    found = read(pack(bodies.slice(11, 20), ids=ids.slice(11, 20), keys=keys.slice(11, 20)))
+    assert sorted(record.body for _, record in found) == [b"%d" % number for number in range(11, 31)]
+    for shard, record in found:
+        number = int(record.body)
+        assert record.id == bytes([number]) * 16
+        assert record.key == (record.body if number % 2 else b"")
+        assert not record.key or shard == shard_for_key(record.key, 4)
+
+
+def test_ids_of_a_batch() -> None:
+    ids = [bytes([number]) * 16 for number in range(5)]
+    ((_, batch),) = pack(pa.array(["x"] * 5), ids=pa.array(ids, pa.binary(16)))
+    assert batch.ids() == ids
+    batch.seal(1, 0, 1)
+    assert batch.ids() == ids
+    assert PackedBatch.pack([b"no record"]).ids() == [b""]
+
+
+def test_nothing() -> None:
+    assert pack(pa.array([], pa.binary())) == []
+    assert record_columns([])[:2] == (0, [])
+
+
+def test_large_input_without_the_gil() -> None:
+    bodies = pa.array([b"x" * 1_000] * 5_000)
+    assert sum(batch.count for _, batch in pack(bodies)) == 5_000
+
+
+def test_the_column_is_let_go() -> None:
+    class Column:
+        def __init__(self) -> None:
+            self.array = pa.array(["a", "b"])
+
+        def __arrow_c_array__(self, requested_schema: object = None) -> Any:
+            return self.array.__arrow_c_array__(requested_schema)
+
+    column = Column()
+    gone = weakref.ref(column)
+    batches = pack(column)
+    del column
+    gc.collect()
+    assert gone() is None
+    assert [record.body for _, record in read(batches)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("bodies", "options", "error"),
+    [
+        (pa.array([1, 2]), {}, TypeError),
+        (pa.array(["a", "a"]).dictionary_encode(), {}, TypeError),
+        (["a"], {}, TypeError),
+        (pa.array(["a", None]), {}, ValueError),
+        (pa.array(["a"]), {"keys": pa.array(["a", "b"])}, ValueError),
+        (pa.array(["a"]), {"keys": pa.array(["k" * 65_536])}, MessageTooLargeError),
+        (pa.array(["a"]), {"ids": pa.array([b"x" * 16])}, TypeError),
+        (pa.array(["a"]), {"ids": pa.array([b"x" * 8], pa.binary(8))}, TypeError),
+        (pa.array(["a"]), {"ids": pa.array([None], pa.binary(16))}, ValueError),
+        (pa.array(["a"]), {"ids": pa.array([b"x" * 16] * 2, pa.binary(16))}, ValueError),
+        (pa.array(["a" * 11]), {"max_body_bytes": 10}, MessageTooLargeError),
+        (pa.array(["a"]), {"flags": 16}, ValueError),
+        (pa.array(["a"]), {"any_shard": 4}, ValueError),
+    ],
+)
+def test_refusals(bodies: Any, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        pack(bodies, **options)
+
+
+def test_records_as_columns() -> None:
+    records = [
+        encode_record(b"b%d" % number, key=b"k" * number, meta=b"", id=bytes([number]) * 16, enqueued_at_us=10 + number,
+                      attempts=number, crashes=2 * number)
+        for number in range(4)
+    ]  # fmt: skip
+    count, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies = record_columns(
+        [records[0], None, records[1], b"damaged", records[2], b"", records[3]]
+    )
+    assert (count, bad) == (4, [1, 3, 5])
+    assert ids == b"".join(bytes([number]) * 16 for number in range(4))
+    assert struct.unpack("<4q", stamps) == (10, 11, 12, 13)
+    assert struct.unpack("<4i", attempts) == (0, 1, 2, 3)
+    assert struct.unpack("<4i", crashes) == (0, 2, 4, 6)
+    assert struct.unpack("<5i", key_ends) == (0, 0, 1, 3, 6)
+    assert keys == b"kkkkkk"
+    assert struct.unpack("<5i", meta_ends) == (0,) * 5
+    assert metas == b""
+    assert struct.unpack("<5i", body_ends) == (0, 2, 4, 6, 8)
+    assert bodies == b"b0b1b2b3"
+
+
+def test_columns_of_what_is_no_bytes() -> None:
+    with pytest.raises(TypeError):
+        record_columns(["text"])  # type: ignore[list-item]
