@@ -29,6 +29,7 @@ __all__ = [
     "Claim",
     "Fence",
     "FireResult",
+    "LoadedOnce",
     "LockRecord",
     "LockStore",
     "LockTable",
@@ -36,6 +37,7 @@ __all__ = [
     "Pointers",
     "QueueRecord",
     "QueueStore",
+    "Run",
     "ShardState",
     "Store",
     "Transfer",
@@ -73,6 +75,24 @@ class FireResult(NamedTuple):
     def total(self) -> int:
         """Number of records (corrupt ones included) in all claims."""
         return sum(len(claim.pointers) for claim in self.claims)
+
+
+class Run(NamedTuple):
+    """Claimed pointers ``first``..``last`` of one shard, of which ``messages`` had a record when they were claimed."""
+
+    shard: int
+    first: int
+    last: int
+    messages: int
+
+
+class LoadedOnce(NamedTuple):
+    """What `MagazineStore.load_once` did with one batch: where its records begin (0 when none was left), how many were
+    loaded, and how many were left out because their ids were known."""
+
+    first: int
+    loaded: int
+    repeats: int
 
 
 class Transfer(NamedTuple):
@@ -173,6 +193,23 @@ class MagazineStore(abc.ABC):
         """`load` for one shard and plain record bytes; returns the first pointer."""
         return self.load(magazine, [(shard, PackedBatch.pack(records))], ttl_s)[0]
 
+    tells_repeats = False
+    """Whether `load_once` can tell that an id was loaded before."""
+
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        """`load`, but for the records whose id an earlier `load_once` of this magazine remembers: those are left out.
+
+        Ids and records are stored in one transaction, so that of two loads of the same records, at the same time or
+        one after a crash of the other, one stores each. An id is remembered for at least ``remember_s`` seconds from
+        its load on, at most a day longer, whether its message is still there or not. It costs about 60 bytes.
+
+        Only where ``tells_repeats`` is true. The other stores load everything: at least once.
+        """
+        firsts = self.load(magazine, batches, ttl_s)
+        return [LoadedOnce(first, batch.count, 0) for first, (_, batch) in zip(firsts, batches, strict=True)]
+
     @abc.abstractmethod
     def fire(
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
@@ -183,6 +220,32 @@ class MagazineStore(abc.ABC):
         the sum of the records' sizes (at least one record is handed out). A claim survives ``kill -9`` of anybody;
         after a power cut what was claimed and not deleted is fired again.
         """
+
+    def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        """`fire` without the records, for a job whose parts `peek` them: up to ``limit`` in runs, ``[]`` when nothing is
+        pending.
+
+        ``owner`` names the job, so that `held` finds its claims again in another process. The claims end with the job
+        or, untouched for the queue's stuck time, with the sweeper; never with the death of the process that made
+        them. Durable as those of `fire`.
+        """
+        runs: list[Run] = []
+        while limit > 0:
+            result = self.fire(magazine, limit, owner, shards)
+            runs += (run for claim in result.claims for run in runs_of_pointers(claim.shard, claim.pointers))
+            limit -= result.total()
+            if not result.claims or not result.more:
+                break
+        return joined_runs(runs)
+
+    @abc.abstractmethod
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        """What is claimed in that owner's name and still there, by shard and pointer."""
+
+    def renew(self, magazine: str, owner: str) -> bool:
+        """Starts the stuck time of all claims in that owner's name anew. False where the store's claims cannot be renewed:
+        the sweeper takes what is not finished within the stuck time."""
+        return False
 
     @abc.abstractmethod
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
@@ -431,3 +494,28 @@ def group_pointers(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     for shard, pointer in pairs:
         grouped.setdefault(shard, set()).add(pointer)
     return {shard: sorted(many) for shard, many in grouped.items()}
+
+
+def runs_of_pointers(shard: int, pointers: Sequence[int]) -> Iterator[Run]:
+    """Ascending pointers of one shard, as runs without gaps."""
+    if not pointers:
+        return
+    first = last = pointers[0]
+    for pointer in pointers[1:]:
+        if pointer != last + 1:
+            yield Run(shard, first, last, last - first + 1)
+            first = pointer
+        last = pointer
+    yield Run(shard, first, last, last - first + 1)
+
+
+def joined_runs(runs: Iterable[Run]) -> list[Run]:
+    """By shard and pointer; those that touch become one."""
+    joined: list[Run] = []
+    for run in sorted(runs):
+        if joined and joined[-1].shard == run.shard and joined[-1].last + 1 == run.first:
+            before = joined[-1]
+            joined[-1] = Run(run.shard, before.first, run.last, before.messages + run.messages)
+        else:
+            joined.append(run)
+    return joined

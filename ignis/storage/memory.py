@@ -26,16 +26,21 @@ from ignis.storage.base import (
     Claim,
     Fence,
     FireResult,
+    LoadedOnce,
     LockRecord,
     MagazineStore,
     Pointers,
     QueueRecord,
+    Run,
     ShardState,
     Store,
     Transfer,
     iter_pointers,
+    joined_runs,
+    runs_of_pointers,
 )
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.identities import without_repeats
 from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
 
 __all__ = ["MemoryStore"]
@@ -85,6 +90,7 @@ class _Magazine:
         self.resize(shards)
         self.next_shard = 0
         self.sequence = 0
+        self.known_ids: dict[bytes, int] = {}  # until when, in milliseconds since the epoch
 
     def resize(self, shards: int) -> None:
         """Shards that are not asked for any more are kept aside: their pointers must not be used twice."""
@@ -246,6 +252,25 @@ class MemoryMagazines(MagazineStore):
             self._notify(found)
             return firsts
 
+    tells_repeats = True
+
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        now_ms, until_ms = _now_ms(), expiry_ms(remember_s)
+        with self._store.open_content():
+            known = self._get(magazine).known_ids
+            for old in [id for id, until in known.items() if until <= now_ms]:
+                del known[old]
+            left, repeats = without_repeats([batch for _, batch in batches], lambda id: id in known)
+            loading = [(shard, batch) for (shard, _), batch in zip(batches, left, strict=True) if batch is not None]
+            firsts = iter(self.load(magazine, loading, ttl_s))
+            known.update((id, until_ms) for _, batch in loading for id in batch.ids())
+            return [
+                LoadedOnce(0, 0, known_before) if batch is None else LoadedOnce(next(firsts), batch.count, known_before)
+                for batch, known_before in zip(left, repeats, strict=True)
+            ]
+
     def fire(
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
@@ -304,6 +329,25 @@ class MemoryMagazines(MagazineStore):
             self._store.calls["reloads"] += 1
             self._notify(found)
             return count
+
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        with self._store.open_content():
+            return joined_runs(
+                run
+                for number, shard in enumerate(self._get(magazine).shards)
+                for run in runs_of_pointers(
+                    number, [pointer for pointer, one in shard.records.items() if one.owner == owner]
+                )
+            )
+
+    def renew(self, magazine: str, owner: str) -> bool:
+        now_ms = _now_ms()
+        with self._store.open_content():
+            for shard in self._get(magazine).shards:
+                for one in shard.records.values():
+                    if one.owner == owner:
+                        one.fired_at_ms = now_ms
+            return True
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():

@@ -14,7 +14,15 @@ from ignis.storage.aerospike.client import Connection, policy, read_entry, write
 from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.owner import provably_dead
 from ignis.storage.aerospike.ranges import Ranges
-from ignis.storage.base import Abandoned, Pointers, ShardState, iter_pointers
+from ignis.storage.base import (
+    Abandoned,
+    Pointers,
+    Run,
+    ShardState,
+    iter_pointers,
+    joined_runs,
+    runs_of_pointers,
+)
 from ignis.storage.embedded.owner import this_process
 
 __all__ = ["Looking"]
@@ -207,6 +215,19 @@ class Looking:
         return min(heads, default=None)
 
     # -- sweeping
+
+    def held(self, magazine: Magazine, owner: str) -> list[Run]:
+        """See `MagazineStore.held`. Looks at every record between the low-water mark and the fire pointer."""
+        runs: list[Run] = []
+        for shard, pointers in self._catalogue.pointers(magazine, list(range(magazine.shards))).items():
+            view = magazine.views[shard]
+            mine: list[int] = []
+            for places in self._places(magazine, shard, view.low + 1, pointers.fire, SWEEP_BATCH):
+                mine += (
+                    pointer for _, pointer, bins in self._rows(magazine, places) if bins.get(layout.OWNER) == owner
+                )
+            runs += runs_of_pointers(shard, mine)
+        return joined_runs(runs)
 
     def abandoned(
         self,

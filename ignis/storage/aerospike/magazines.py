@@ -26,6 +26,7 @@ from ignis.storage.base import (
     FireResult,
     MagazineStore,
     Pointers,
+    Run,
     ShardState,
     Transfer,
     group_pointers,
@@ -124,6 +125,10 @@ class AerospikeMagazines(MagazineStore):
             if surplus:
                 self._retiring.reload(found, group_pointers(surplus))
             return result
+
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        with self._call():
+            return self._looking.held(self._catalogue.get(magazine), owner)
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before

@@ -24,10 +24,21 @@ import msgspec
 from ignis.native import crc32c
 from ignis.storage.embedded import segments
 from ignis.storage.embedded.environment import Txn
-from ignis.storage.embedded.owner import Identity
+from ignis.storage.embedded.owner import NOBODY, Identity
 from ignis.storage.embedded.segments import Retired, Touched
 
-__all__ = ["Held", "Owners", "claims_of", "fire_pointers", "forget_claims", "put_claim", "put_fire_pointers", "settle"]
+__all__ = [
+    "Held",
+    "Owners",
+    "claims_of",
+    "fire_pointers",
+    "forget_claims",
+    "named",
+    "put_claim",
+    "put_fire_pointers",
+    "renew",
+    "settle",
+]
 
 log = logging.getLogger("ignis.storage")
 
@@ -251,6 +262,28 @@ def sound(txn: Txn, data: Txn, magazine_id: int, shards: int) -> bool:
     return True
 
 
+# -- claims in one owner's name
+
+
+def named(txn: Txn, owners: Owners, magazine_id: int, owner: str) -> list[Held]:
+    """The claims of all processes that name this owner; damaged ones name nobody."""
+    names: dict[int, str] = {}
+    found: list[Held] = []
+    for claim in claims_of(txn, magazine_id):
+        if claim.length:
+            if claim.owner_id not in names:
+                names[claim.owner_id] = owners.look_up(txn, claim.owner_id)[0]
+            if names[claim.owner_id] == owner:
+                found.append(claim)
+    return found
+
+
+def renew(txn: Txn, owners: Owners, magazine_id: int, owner: str, now_ms: int) -> None:
+    """Gives them a new fire time."""
+    for claim in named(txn, owners, magazine_id, owner):
+        put_claim(txn, magazine_id, claim._replace(fired_at_ms=now_ms))
+
+
 # -- owners
 
 
@@ -267,14 +300,17 @@ class Owners:
         self._mine: dict[str, int] = {}
         self._written: set[int] = set()
 
-    def number(self, txn: Txn, owner: str) -> int:
-        """The number of an owner of this process, written to the table if it was not."""
+    def number(self, txn: Txn, owner: str, *, is_process: bool = True) -> int:
+        """The number of an owner of this process, written to the table if it was not.
+
+        ``is_process`` false: the owner is a job, which does not end with this process.
+        """
         with self._lock:
             number = self._mine.get(owner)
             if number is None:
                 number = self._mine[owner] = secrets.randbits(63) | 1
         if number not in self._written:
-            body = msgspec.msgpack.encode((owner, *self.here))
+            body = msgspec.msgpack.encode((owner, *(self.here if is_process else NOBODY)))
             txn.put(_OWNER_KEY.pack(b"O", number), _U32.pack(crc32c(body)) + body)
         return number
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ignis.storage.base import Claim
+from ignis.storage.base import Claim, Run, joined_runs
 from ignis.storage.embedded import claims, segments
 from ignis.storage.embedded.catalogue import MagazineInfo
 from ignis.storage.embedded.claims import Held
@@ -39,6 +39,7 @@ class Walk:
         limit: most records handed out; 0 = only look for expired ones at the heads.
         order: the shards to look at; each ascending part of it is walked with one cursor, so empty shards cost nothing.
         most_expired: bound on the records that are claimed because they expired.
+        is_process: whether the owner is this process; otherwise a job that may outlive it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Walk:
         order: Sequence[int],
         max_bytes: int,
         most_expired: int = _MOST_EXPIRED,
+        is_process: bool = True,
     ) -> None:
         self._directory = directory
         self._env: Environment = directory.data(info.durability).env
@@ -59,6 +61,7 @@ class Walk:
         self._order = order
         self._max_bytes = max_bytes
         self._most_expired = most_expired
+        self._is_process = is_process
         self._data: Txn | None = None
         self._reset()
 
@@ -175,7 +178,7 @@ class Walk:
 
     def _put(self, txn: Txn, shard: int, start: int, stop: int) -> None:
         if not self._owner_id:
-            self._owner_id = self._directory.owners.number(txn, self._owner)
+            self._owner_id = self._directory.owners.number(txn, self._owner, is_process=self._is_process)
         claims.put_claim(txn, self._info.id, Held(shard, start, stop - start, self._owner_id, self._now_ms))
         self._fired[shard] = stop - 1
 
@@ -191,6 +194,14 @@ class Walk:
                 records = segments.read_live(piece.value, piece.found, piece.start, piece.stop, piece.bitmap)
             result.append(Claim(piece.found.shard, piece.pointers, records))
         return result
+
+    def runs(self) -> list[Run]:
+        """What was claimed, without reading it."""
+        if self._pieces or self.expired:
+            self._directory.owners.written(self._owner)
+        return joined_runs(
+            Run(piece.found.shard, piece.start, piece.stop - 1, len(piece.pointers)) for piece in self._pieces
+        )
 
     def expired_pointers(self) -> dict[int, list[int]]:
         return {

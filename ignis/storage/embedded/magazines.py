@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,14 @@ from ignis.storage.base import (
     Abandoned,
     Fence,
     FireResult,
+    LoadedOnce,
     MagazineStore,
     Pointers,
+    Run,
     ShardState,
     Transfer,
     group_pointers,
+    joined_runs,
 )
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
 from ignis.storage.embedded import catalogue, claims, segments
@@ -25,6 +29,7 @@ from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
 from ignis.storage.embedded.claims import Held
 from ignis.storage.embedded.environment import Environment, Txn
 from ignis.storage.embedded.firing import Walk
+from ignis.storage.embedded.known import LoadOnce
 from ignis.storage.embedded.locks import Step, read_epoch
 from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
 from ignis.storage.embedded.segments import Retired
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["EmbeddedMagazines"]
+
+_ANY_SIZE = 1 << 62
 
 
 class EmbeddedMagazines(MagazineStore):
@@ -114,6 +121,20 @@ class EmbeddedMagazines(MagazineStore):
         self.calls["loads"] += 1
         return firsts
 
+    tells_repeats = True
+
+    @guarded
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        place = self._place(magazine)
+        if not batches:
+            return []
+        load = LoadOnce(place, batches, expiry_ms(ttl_s), expiry_ms(remember_s))
+        loaded: list[LoadedOnce] = self._directory.data(place.info.durability).committer.submit(load)
+        self.calls["loads"] += 1
+        return loaded
+
     @guarded
     def fire(
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
@@ -131,6 +152,41 @@ class EmbeddedMagazines(MagazineStore):
             self._rotation[magazine] = walk.last_shard + 1
         expired = self._retire_expired(info, walk)
         return FireResult(fired, {}, expired, walk.more)
+
+    @guarded
+    def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        """See `MagazineStore.claim`. No record is read."""
+        check_limit(limit)
+        info = self._find(magazine)
+        order = self._order(info, shards)
+        walk = Walk(self._directory, info, limit, owner, order, _ANY_SIZE, is_process=False)
+        try:
+            self._directory.claims.transact(walk.run)
+            runs = walk.runs()
+        finally:
+            walk.end()
+        self.calls["fires"] += 1
+        self._retire_expired(info, walk)
+        return runs
+
+    @guarded
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        info = self._find(magazine)
+        runs: list[Run] = []
+        with self._directory.claims.reading() as txn, self._env(info).reading() as data:
+            for claim in claims.named(txn, self._directory.owners, info.id, owner):
+                for found, low, high, bitmap, _ in segments.walk(data, info.id, claim.shard, claim.first, claim.stop):
+                    count = len(segments.live(found, bitmap, low, high))
+                    if count:
+                        runs.append(Run(claim.shard, low, high - 1, count))
+        return joined_runs(runs)
+
+    @guarded
+    def renew(self, magazine: str, owner: str) -> bool:
+        info, now_ms = self._find(magazine), int(time.time() * 1000)
+        owners = self._directory.owners
+        self._directory.claims.transact(lambda txn: claims.renew(txn, owners, info.id, owner, now_ms))
+        return True
 
     def _order(self, info: MagazineInfo, shards: Sequence[int] | None) -> Sequence[int]:
         """The shards to look at, beginning behind the one that was served last."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ignis.native import process_alive, process_start_time
 
-__all__ = ["Identity", "boot_id", "this_process"]
+__all__ = ["NOBODY", "Identity", "boot_id", "this_process"]
 
 
 class Identity(NamedTuple):
@@ -28,6 +28,10 @@ class Identity(NamedTuple):
         if self.boot != here.boot or self.namespace != here.namespace or not self.start_time:
             return False
         return not process_alive(self.pid, self.start_time)
+
+
+NOBODY = Identity(0, 0, 0, "")
+"""Of an owner that is no process, so that its death cannot be proved: a job, which another process may go on with."""
 
 
 def boot_id() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DELETE", "PUT", "WRITE", "Recorder"]
+__all__ = ["DELETE", "PUT", "WRITE", "Recorder", "put_new"]
 
 WRITE = struct.Struct("<BHI")
 """What stands before each write: kind, key length, value length."""
@@ -13,7 +14,7 @@ PUT, DELETE = 1, 2
 
 
 class Recorder:
-    """See the module. Only these four of the transaction's methods: what went past it would not be in the journal."""
+    """See the module. Only these of the transaction's methods: what went past it would not be in the journal."""
 
     __slots__ = ("_delete", "_put", "cursor", "get", "nbytes", "parts")
 
@@ -40,3 +41,16 @@ class Recorder:
             self.parts += (WRITE.pack(DELETE, len(key), 0), key)
             self.nbytes += WRITE.size + len(key)
         return found
+
+    def note_put(self, key: bytes, value: bytes) -> None:
+        """A write that was made through a cursor."""
+        self.parts += (WRITE.pack(PUT, len(key), len(value)), key, value)
+        self.nbytes += WRITE.size + len(key) + len(value)
+
+
+def put_new(txn: Any, items: Sequence[tuple[bytes, bytes]]) -> None:
+    """Puts many at once, into a transaction or a recorder of one. What has one of the keys already stays as it is."""
+    txn.cursor().putmulti(items, overwrite=False)
+    if isinstance(txn, Recorder):
+        for key, value in items:
+            txn.note_put(key, value)

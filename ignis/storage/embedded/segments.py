@@ -7,6 +7,7 @@ that
   the tail of a shard is its last key, and ``set_range`` of a pointer finds the segment that holds it. The count is
   there so that a segment whose header is damaged still says which pointers it had.
 * ``T | magazine | shard | last pointer`` -> the deleted records of a partly deleted segment: CRC32C, then one bit each.
+* ``I | magazine | ...`` -> ids that were loaded, see `known`.
 * ``R | magazine`` -> CRC32C, then per shard the highest retired pointer and the number of reloaded records. Written
 only
   by deletes and reloads: the load pointer is the larger of the highest retired pointer and the last key.
@@ -295,7 +296,7 @@ def _retire_part(
 def forget_magazine(txn: Txn, magazine_id: int, limit: int) -> bool:
     """Deletes up to ``limit`` keys of the magazine; False when there are none left."""
     cursor = txn.cursor()
-    for kind in (b"S", b"T", b"R"):
+    for kind in (b"S", b"T", b"R", b"I"):
         prefix = _MAGAZINE.pack(kind, magazine_id)
         while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
             txn.delete(bytes(cursor.key()))
