@@ -40,6 +40,7 @@ __all__ = [
     "PublisherSettings",
     "QueueSettings",
     "RefresherSettings",
+    "SparkSettings",
     "SweeperSettings",
     "check_name",
     "load_file",
@@ -290,9 +291,27 @@ class LockSettings(_Settings):
     )
 
 
+@dataclass(frozen=True)
+class SparkSettings(_Settings):
+    """Spark stages, source and sink. Resolved in the driver; its tasks get the values with them."""
+
+    section: ClassVar[str] = "spark"
+
+    batch_rows: int = _setting(16_384, "most rows in one store transaction of a publishing task", 1, 1 << 20)
+    batch_bytes: int = _setting(
+        8 << 20, "most bytes of bodies in one store transaction of a publishing task", 1 << 10, 1 << 30
+    )
+    read_bytes: int = _setting(4 << 20, "about the bytes that a draining task reads at a time", 1 << 10, 1 << 30)
+    partition_rows: int = _setting(131_072, "most messages that one task drains", 1, 1 << 30)
+    max_rows: int = _setting(1_000_000, "most messages claimed for one micro-batch of a stream", 1, 1 << 40)
+    remember_ids_s: float = _setting(
+        604_800, "how long the store remembers the ids of rows that were published with ids", 1, MAX_EXPIRY_S
+    )
+
+
 SECTIONS: tuple[type[_Settings], ...] = (
     QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
-    LockSettings,
+    LockSettings, SparkSettings,
 )  # fmt: skip
 
 

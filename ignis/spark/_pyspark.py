@@ -1,0 +1,58 @@
+"""What comes from PySpark: the one file that imports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ignis.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark import TaskContext
+    from pyspark.sql import Column, DataFrame, SparkSession, functions
+    from pyspark.sql.datasource import (
+        DataSource,
+        DataSourceArrowWriter,
+        DataSourceReader,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+        InputPartition,
+        WriterCommitMessage,
+    )
+    from pyspark.sql.types import BinaryType, StringType, StructType
+else:
+    try:
+        import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
+        from pyspark import TaskContext
+        from pyspark.sql import Column, DataFrame, SparkSession, functions
+        from pyspark.sql.datasource import (
+            DataSource,
+            DataSourceArrowWriter,
+            DataSourceReader,
+            DataSourceStreamArrowWriter,
+            DataSourceStreamReader,
+            InputPartition,
+            WriterCommitMessage,
+        )
+        from pyspark.sql.types import BinaryType, StringType, StructType
+    except ImportError as exc:
+        raise ConfigError(
+            f"Spark stages need PySpark 4.1 or newer with pyarrow ({exc}): pip install 'ignis-mq[spark]'"
+        ) from exc
+
+__all__ = [
+    "BinaryType",
+    "Column",
+    "DataFrame",
+    "DataSource",
+    "DataSourceArrowWriter",
+    "DataSourceReader",
+    "DataSourceStreamArrowWriter",
+    "DataSourceStreamReader",
+    "InputPartition",
+    "SparkSession",
+    "StringType",
+    "StructType",
+    "TaskContext",
+    "WriterCommitMessage",
+    "functions",
+]

@@ -1,0 +1,139 @@
+"""The columns of messages: how a DataFrame's rows become bodies, keys and ids, and records rows again.
+
+What Spark can do for a whole column in the JVM (JSON, text, hashes) is done there; what is left for Python is a
+record batch with three columns, of which the native core makes a packed batch without an object per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ignis.errors import ConfigError, InvalidMessageError
+from ignis.native import record_columns
+from ignis.spark._pyspark import BinaryType, Column, DataFrame, StringType, functions
+
+__all__ = ["MESSAGE_FIELDS", "MESSAGE_SCHEMA", "message_batch", "to_messages"]
+
+MESSAGE_FIELDS = (
+    ("body", "binary", pa.binary()),
+    ("_id", "binary", pa.binary()),
+    ("_key", "binary", pa.binary()),
+    ("_enqueued_at", "timestamp", pa.timestamp("us", tz="UTC")),
+    ("_attempts", "int", pa.int32()),
+    ("_crashes", "int", pa.int32()),
+    ("_meta", "binary", pa.binary()),
+    ("_shard", "int", pa.int32()),
+    ("_pointer", "bigint", pa.int64()),
+)
+"""Name, type in Spark, type in Arrow. The envelope's names begin with an underscore, so that a body's may not."""
+
+MESSAGE_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in MESSAGE_FIELDS)
+_ARROW_SCHEMA = pa.schema([(name, kind) for name, _, kind in MESSAGE_FIELDS])
+
+
+def _column(df: DataFrame, named: str | Column, what: str) -> Column:
+    if isinstance(named, Column):
+        return named
+    if named not in df.columns:
+        raise ConfigError(f"{what} = {named!r} is not a column; there are {', '.join(df.columns)}")
+    return df[named]
+
+
+def _type_of(df: DataFrame, column: Column) -> type:
+    return type(df.select(column).schema.fields[0].dataType)
+
+
+def _as_bytes(df: DataFrame, column: Column) -> Column:
+    """Binary as it is, everything else as the text that Spark makes of it."""
+    return column if issubclass(_type_of(df, column), BinaryType) else column.cast("string").cast("binary")
+
+
+def _id_column(df: DataFrame, id: str | Column | Sequence[str]) -> Column:
+    """16 bytes: binary values of that length and UUIDs as they are, of everything else the MD5."""
+    if not isinstance(id, (str, Column)):
+        whole = functions.struct(*(_column(df, name, "id") for name in id))
+        return functions.unhex(functions.md5(functions.to_json(whole, {"ignoreNullFields": "false"})))
+    column = _column(df, id, "id")
+    kind = _type_of(df, column)
+    if issubclass(kind, BinaryType):
+        return functions.when(functions.length(column) == 16, column).otherwise(functions.unhex(functions.md5(column)))
+    text = column.cast("string")
+    hashed = functions.unhex(functions.md5(text))
+    if not issubclass(kind, StringType):
+        return hashed
+    uuid = functions.unhex(functions.replace(text, functions.lit("-"), functions.lit("")))
+    return functions.when((functions.length(text) == 36) & (functions.length(uuid) == 16), uuid).otherwise(hashed)
+
+
+def to_messages(
+    df: DataFrame,
+    *,
+    value: str | Column | None,
+    columns: Sequence[str] | None,
+    key: str | Column | None,
+    id: str | Column | Sequence[str] | None,
+) -> DataFrame:
+    """The DataFrame with the columns ``body``, ``key`` and ``id``, the last two only where they are asked for.
+
+    Raises ConfigError: a name is no column, or both ``value`` and ``columns`` are given.
+    """
+    if value is not None and columns is not None:
+        raise ConfigError("give value or columns, not both")
+    if value is not None:
+        column = _column(df, value, "value")
+        body = _as_bytes(df, column)
+    else:
+        names = df.columns if columns is None else columns
+        if not names:
+            raise ConfigError("columns is empty: there is nothing to make a body of")
+        body = functions.to_json(functions.struct(*(_column(df, name, "columns") for name in names))).cast("binary")
+    wanted = [body.alias("body")]
+    if key is not None:
+        wanted.append(_as_bytes(df, _column(df, key, "key")).alias("key"))
+    if id is not None:
+        wanted.append(_id_column(df, id).alias("id"))
+    return df.select(*wanted)
+
+
+def ids_of(column: pa.Array) -> pa.Array:
+    """Binary values of 16 bytes as a column of values of one size. Raises InvalidMessageError for others."""
+    if column.null_count:
+        raise InvalidMessageError("id is null in a row: a row without an id could not be told from its repetition")
+    try:
+        return column.cast(pa.binary(16))
+    except pa.ArrowInvalid as exc:
+        raise InvalidMessageError(f"id is not 16 bytes in every row: {exc}") from exc
+
+
+def message_batch(
+    shard: int, pointers: Sequence[int], records: Sequence[bytes | None]
+) -> tuple[pa.RecordBatch, list[int]]:
+    """The records of one shard as a record batch, and the pointers of those that cannot be read, which are not in it."""
+    count, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies = record_columns(
+        records
+    )
+    damaged = [pointers[index] for index in bad]
+    if bad:
+        gone = set(bad)
+        pointers = [pointer for index, pointer in enumerate(pointers) if index not in gone]
+
+    def fixed(kind: pa.DataType, data: bytes) -> pa.Array:
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
+
+    def varying(ends: bytes, data: bytes) -> pa.Array:
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+    arrays = [
+        varying(body_ends, bodies),
+        fixed(pa.binary(16), ids).cast(pa.binary()),
+        varying(key_ends, keys),
+        fixed(pa.timestamp("us", tz="UTC"), stamps),
+        fixed(pa.int32(), attempts),
+        fixed(pa.int32(), crashes),
+        varying(meta_ends, metas),
+        pa.array([shard] * count, pa.int32()),
+        pa.array(pointers, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA), damaged

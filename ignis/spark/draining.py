@@ -1,0 +1,202 @@
+"""A drain in progress: what the driver has claimed, until it is committed or given back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from ignis.config import check_name
+from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
+from ignis.spark.columns import MESSAGE_FIELDS, MESSAGE_SCHEMA
+from ignis.spark.places import Place
+from ignis.spark.reading import Reading, cut_runs
+from ignis.storage.base import MagazineStore, Run, joined_runs
+
+__all__ = ["Committed", "Drained", "claim_all", "new_job", "owner_of", "retire"]
+
+log = logging.getLogger("ignis.spark")
+
+_CLAIM_AT_ONCE = 1_000_000
+"""Messages claimed in one call: bounds what other claimers wait for."""
+_COMMIT_AT_ONCE = 262_144
+"""Pointers retired in one transaction, for the same reason."""
+_RENEWALS = 4
+"""Claims are renewed so often within the stuck time."""
+
+
+def new_job() -> str:
+    """A name that nobody else has."""
+    return uuid.uuid4().hex
+
+
+def owner_of(job: str) -> str:
+    """The name that a job's claims have in the store."""
+    return f"spark:{check_name(job, 'job')}"
+
+
+def claim_all(magazines: MagazineStore, queue: str, owner: str, limit: int | None) -> list[Run]:
+    """Claims up to ``limit`` pending messages, all of them when None: what is loaded meanwhile may be among them."""
+    runs: list[Run] = []
+    left = sum(state.pending for state in magazines.metadata(queue)) if limit is None else limit
+    while left > 0:
+        found = magazines.claim(queue, min(left, _CLAIM_AT_ONCE), owner)
+        if not found:
+            break
+        runs += found
+        left -= sum(run.messages for run in found)
+    return joined_runs(runs)
+
+
+def pieces(runs: Sequence[Run], size: int) -> Iterator[dict[int, range]]:
+    """The pointers of the runs, so many at a time, as the store takes them."""
+    for run in runs:
+        for start in range(run.first, run.last + 1, size):
+            yield {run.shard: range(start, min(run.last + 1, start + size))}
+
+
+def retire(magazines: MagazineStore, queue: str, runs: Sequence[Run]) -> int:
+    """Deletes what is left of the runs; returns how many messages that were."""
+    return sum(magazines.delete(queue, pointers) for pointers in pieces(runs, _COMMIT_AT_ONCE))
+
+
+class Committed(NamedTuple):
+    """``retired`` messages left the store by this commit; ``late`` ones were claimed, and gone before it: the sweeper had
+    taken them because the claim was too old, or they were damaged. They are in the sideline and come again."""
+
+    retired: int
+    late: int
+
+
+class Drained:
+    """What `drain` and `resume` give. Use it as a context manager: without a `commit` inside, leaving gives the messages
+    back, so that a failed action costs nothing.
+
+    Thread-safe. A thread renews the claims as long as the handle is neither committed, given back nor closed.
+
+    Attributes:
+        df: the messages: ``body`` (binary) or, with a schema, its columns; then ``_id``, ``_key`` (binary),
+            ``_enqueued_at``, ``_attempts``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``. Every
+            action on it reads the store anew and finds the same messages, until the commit.
+        job: the name for `resume`.
+        claimed: number of messages.
+        runs: where they are.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        place: Place,
+        job: str,
+        *,
+        schema: StructType | str | None,
+        limit: int | None,
+        claims: bool,
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit = {limit} is below 1")
+        self.job = job
+        self.place = place
+        self._owner = owner_of(job)
+        self._magazines = place.open().magazines
+        held = self._magazines.held(place.queue, self._owner)
+        if claims:
+            left = None if limit is None else limit - sum(run.messages for run in held)
+            if left is None or left > 0:
+                held = joined_runs([*held, *claim_all(self._magazines, place.queue, self._owner, left)])
+        self.runs = held
+        self.claimed = sum(run.messages for run in held)
+        self.df = self._frame(spark, schema)
+        self._lock = threading.Lock()
+        self._ended = ""
+        self._committed: Committed | None = None
+        self._stop = threading.Event()
+        self._renewal: threading.Thread | None = None
+        if held:
+            self._renewal = threading.Thread(target=self._renew, name=f"ignis-spark-{job}", daemon=True)
+            self._renewal.start()
+
+    def _frame(self, spark: SparkSession, schema: StructType | str | None) -> DataFrame:
+        parts = cut_runs(self.runs, self.place.settings.partition_rows, _parallelism(spark))
+        if parts:
+            numbers = spark.range(0, len(parts), 1, len(parts))
+            df = numbers.mapInArrow(Reading(self.place, tuple(parts)), MESSAGE_SCHEMA)
+        else:
+            df = spark.createDataFrame([], MESSAGE_SCHEMA)
+        if schema is None:
+            return df
+        parsed = functions.from_json(functions.col("body").cast("string"), schema)
+        envelope = [name for name, _, _ in MESSAGE_FIELDS if name != "body"]
+        return df.withColumn("body", parsed).select("body.*", *envelope)
+
+    def _renew(self) -> None:
+        while not self._stop.wait(self.place.stuck_after_s / _RENEWALS):
+            try:
+                if not self._magazines.renew(self.place.queue, self._owner):
+                    return
+            except IgnisError as exc:
+                log.warning("the claims of job %s could not be renewed: %s", self.job, exc)
+
+    def commit(self) -> Committed:
+        """Retires the messages, once the action's result is safe. Idempotent. Durable on return as the queue's setting
+        promises.
+
+        Raises ClosedError after `abandon`. StoreFailedError, StoreBusyError, StoreUnreachableError: some may be retired and
+        none is lost; call it again.
+        """
+        with self._lock:
+            if self._committed is None:
+                if self._ended:
+                    raise ClosedError(f"the drain {self.job} was {self._ended}")
+                retired = retire(self._magazines, self.place.queue, self.runs)
+                self._committed = Committed(retired, self.claimed - retired)
+                self._end("committed")
+            return self._committed
+
+    def abandon(self) -> int:
+        """Puts the messages back at their shards' tails; returns how many. Idempotent; ClosedError after `commit`."""
+        with self._lock:
+            if self._ended == "given back":
+                return 0
+            if self._ended:
+                raise ClosedError(f"the drain {self.job} was {self._ended}")
+            count = sum(
+                self._magazines.reload(self.place.queue, pointers) for pointers in pieces(self.runs, _COMMIT_AT_ONCE)
+            )
+            self._end("given back")
+            return count
+
+    def close(self) -> None:
+        """Lets go without a decision: the messages stay claimed, for `resume` or the sweeper. Idempotent."""
+        with self._lock:
+            if not self._ended:
+                self._end("closed")
+
+    def _end(self, how: str) -> None:
+        self._ended = how
+        self._stop.set()
+
+    def __enter__(self) -> Drained:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._ended:
+            self.abandon()
+
+    def __repr__(self) -> str:
+        state = self._ended or "open"
+        return f"<Drained {self.claimed} message(s) of {self.place.queue}, job {self.job}, {state}>"
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """How many tasks run at a time, as far as it can be known."""
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except Exception:  # Spark Connect has no context; what it raises has changed between releases
+        return 1

@@ -1,0 +1,193 @@
+"""Where a stage works: a queue of a store, looked up once in the driver, opened once in each Python worker."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ignis.app import Ignis
+from ignis.config import QueueSettings, SparkSettings, load_file, resolve
+from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import BodyCodec
+from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
+from ignis.storage.base import Store
+
+__all__ = ["Place", "find_place", "make_place"]
+
+_SPARK_NAMES = {spec.name for spec in dataclasses.fields(SparkSettings)}
+_QUEUE_NAMES = {spec.name for spec in dataclasses.fields(QueueSettings)}
+_CODECS: dict[str, Any] = {"raw": bytes, "json": None, "msgpack": None}
+
+_lock = threading.Lock()
+_stores: dict[tuple[int, str, str, str], Store] = {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A queue as a task needs it. Small, and pickled into every task."""
+
+    url: str
+    client_id: str
+    farm_id: str
+    queue: str
+    shards: int
+    ttl_s: float
+    stuck_after_s: float
+    codec: str
+    max_message_bytes: int
+    settings: SparkSettings
+
+    @property
+    def flags(self) -> int:
+        """The codec as records name it."""
+        return BodyCodec(_CODECS[self.codec], self.codec).flags
+
+    @property
+    def sideline(self) -> str:
+        return self.queue + SIDELINE_SUFFIX
+
+    def open(self) -> Store:
+        """This process's handle of the store; opened at the first call, closed when the process ends.
+
+        Python workers are forked from a daemon and used for many tasks: what another process has opened is not used.
+        Thread-safe. Raises StoreUnreachableError and what else opening raises.
+        """
+        return _open(self.url, self.client_id, self.farm_id)
+
+
+def _open(url: str, client_id: str, farm_id: str) -> Store:
+    key = (os.getpid(), url, client_id, farm_id)
+    with _lock:
+        known = _stores.get(key)
+        if known is None:
+            known = open_store(url, client_id=client_id, farm_id=farm_id)
+            if known.in_process:
+                known.close()
+                raise ConfigError(f"store {url}: Spark's tasks are other processes, which cannot see a store in memory")
+            _stores[key] = known
+        return known
+
+
+@atexit.register
+def close_stores() -> None:
+    """Closes what this process has opened. Whoever needs a store later opens it again."""
+    with _lock:
+        mine = [key for key in _stores if key[0] == os.getpid()]
+        for key in mine:
+            with suppress(IgnisError):
+                _stores.pop(key).close(5)
+
+
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of Spark's stages, and those of the queue. Raises ConfigError for one that is neither."""
+    spark: dict[str, Any] = {}
+    queue: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in _SPARK_NAMES or f"{name}_s" in _SPARK_NAMES:
+            spark[name] = value
+        elif name in _QUEUE_NAMES or f"{name}_s" in _QUEUE_NAMES:
+            queue[name] = value
+        else:
+            known = ", ".join(sorted(_SPARK_NAMES | _QUEUE_NAMES))
+            raise ConfigError(f"unknown option {name!r}; known: {known}")
+    return spark, queue
+
+
+def make_place(
+    url: str,
+    queue: str,
+    options: Mapping[str, Any],
+    *,
+    codec: str,
+    client_id: str = DEFAULT_CLIENT_ID,
+    farm_id: str = DEFAULT_FARM_ID,
+    config: str | os.PathLike[str] | None = None,
+) -> Place:
+    """The place of a queue that is published to: registered in the store if it was not there.
+
+    Args:
+        options: settings of ``[spark]`` and ``[queue]``; those of the queue count like arguments of ``app.queue``.
+        codec: for a queue that is not there yet, unless the options name one.
+        config: a settings file.
+
+    Raises:
+        ConfigError, InvalidNameError, QueueMismatchError (a stored queue has other settings than asked for),
+        StoreUnreachableError.
+    """
+    spark, given = _split(options)
+    asked = str(given.pop("codec", "auto"))
+    store = _open(url, client_id, farm_id)
+    stored = store.queues.get(queue)
+    name = asked if asked != "auto" else codec if stored is None else stored.codec
+    if name not in _CODECS:
+        raise ConfigError(f"codec = {name!r} is not one of auto, {', '.join(_CODECS)}")
+    app = Ignis(url, client_id=client_id, farm_id=farm_id, config=config)
+    try:
+        app.queue(queue, _CODECS[name], codec=name, **given).open()
+        return _place(app, store, queue, spark)
+    finally:
+        app.close()
+
+
+def find_place(
+    url: str,
+    queue: str,
+    options: Mapping[str, Any],
+    *,
+    client_id: str = DEFAULT_CLIENT_ID,
+    farm_id: str = DEFAULT_FARM_ID,
+    config: str | os.PathLike[str] | None = None,
+) -> Place:
+    """The place of a queue that is read from.
+
+    Raises:
+        QueueNotFoundError: there is none of that name. ConfigError, StoreUnreachableError.
+    """
+    spark, given = _split(options)
+    if given:
+        raise ConfigError(
+            f"option {min(given)!r} is a queue's: it is set where the queue is made, not where it is read"
+        )
+    store = _open(url, client_id, farm_id)
+    if store.queues.get(queue) is None:
+        raise QueueNotFoundError(f"queue {queue!r} is not in store {url}")
+    app = Ignis(url, client_id=client_id, farm_id=farm_id, config=config)
+    try:
+        app.queue(queue).open()
+        return _place(app, store, queue, spark)
+    finally:
+        app.close()
+
+
+def _place(app: Ignis, store: Store, queue: str, spark: Mapping[str, Any]) -> Place:
+    settings = app.queue(queue).settings
+    record = store.queues.get(queue)
+    if record is None:
+        raise QueueNotFoundError(f"queue {queue!r} was removed")
+    return Place(
+        url=app.url or "",
+        client_id=app.client_id,
+        farm_id=app.farm_id,
+        queue=queue,
+        shards=settings.shards,
+        ttl_s=settings.message_expiry_s,
+        stuck_after_s=settings.stuck_after_s,
+        codec=record.codec,
+        max_message_bytes=settings.max_message_bytes,
+        settings=resolve(SparkSettings, spark, app.file),
+    )
+
+
+def spark_settings(options: Mapping[str, Any], config: str | os.PathLike[str] | None = None) -> SparkSettings:
+    """The ``[spark]`` settings alone."""
+    return resolve(SparkSettings, _split(options)[0], load_file(config))

@@ -1,0 +1,94 @@
+"""What a draining task does: peeks the runs it was given, batch by batch. Reading changes nothing, so a task may run
+again, or twice at the same time, and gives the same rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ignis.message import corrupt_record
+from ignis.spark.columns import message_batch
+from ignis.spark.places import Place
+from ignis.storage.base import Run, Transfer
+
+__all__ = ["Reading", "cut_runs", "read_runs"]
+
+log = logging.getLogger("ignis.spark")
+
+_FIRST_ROWS = 256
+_MOST_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The function of a ``mapInArrow`` over a column of part numbers: the messages of those parts."""
+
+    place: Place
+    parts: tuple[tuple[Run, ...], ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_runs(self.place, self.parts[number])
+
+
+def read_runs(place: Place, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+    """The messages of the runs that are still there. At most about ``read_bytes`` of them are held at a time.
+
+    A record that does not match its checksum is no row: it is moved to the sideline with the reason ``corrupt``, as a
+    consumer does.
+    """
+    magazines = place.open().magazines
+    rows = _FIRST_ROWS
+    for run in runs:
+        start = run.first
+        while start <= run.last:
+            stop = min(run.last + 1, start + rows)
+            found = magazines.peek(place.queue, {run.shard: range(start, stop)}).get(run.shard, {})
+            start = stop
+            if not found:
+                continue
+            batch, damaged = message_batch(run.shard, list(found), list(found.values()))
+            if damaged:
+                _put_aside(place, run.shard, damaged)
+            if batch.num_rows:
+                yield batch
+                # By the size that these had: the next ones fit, if they are alike.
+                rows = max(1, min(_MOST_ROWS, place.settings.read_bytes * batch.num_rows // max(1, batch.nbytes)))
+
+
+def _put_aside(place: Place, shard: int, pointers: list[int]) -> None:
+    """Whoever else reads the same runs finds them gone, or moves nothing."""
+    items = [Transfer(shard, pointer, corrupt_record(place.queue, shard, pointer), shard) for pointer in pointers]
+    moved = place.open().magazines.transfer(place.queue, place.sideline, items, place.ttl_s)
+    log.error("%d damaged message(s) of %s were moved to the sideline", moved, place.queue)
+
+
+def cut_runs(runs: Sequence[Run], max_messages: int, parts: int) -> list[tuple[Run, ...]]:
+    """The runs, cut into at least ``parts`` lists of about the same length where there are enough messages for it, none
+    with more than ``max_messages``."""
+    total = sum(run.messages for run in runs)
+    if not total:
+        return []
+    wanted = max(min(parts, total), -(-total // max_messages))
+    room = -(-total // wanted)
+    lists: list[list[Run]] = [[]]
+    left = room
+    for run in runs:
+        first, messages = run.first, run.messages
+        while messages:
+            if not left:
+                lists.append([])
+                left = room
+            # A run with gaps has fewer messages than pointers: what is cut off in front has no more of them than it says,
+            # and the last piece takes all the pointers that are left.
+            taken = min(left, messages)
+            last = run.last if taken == messages else first + taken - 1
+            lists[-1].append(Run(run.shard, first, last, taken))
+            first = last + 1
+            messages -= taken
+            left -= taken
+    return [tuple(one) for one in lists]
