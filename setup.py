@@ -27,7 +27,8 @@ SOURCES = {
     "frame": ["frame", "error"],
     "wait": ["board", *CHANNEL[1:]],
     "channel": CHANNEL,
-    "outbox": CHANNEL,
+    "outbox": ["board", *CHANNEL],
+    "intake": ["board", *CHANNEL, "record", "crc32c"],
 }
 
 

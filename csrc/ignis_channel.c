@@ -281,6 +281,32 @@ static int resolve(const ign_channel *ch, const ign_ring_entry *entry, const uin
     return rc;
 }
 
+static ign_message located(const ign_channel *ch, const ign_ring_entry *entry)
+{
+    const uint8_t *at = NULL;
+    int code = resolve(ch, entry, &at);
+    return (ign_message){.bytes = at,
+                         .length = code == IGN_OK ? entry->length : 0,
+                         .slot = entry->slot,
+                         .generation = entry->generation,
+                         .kind = entry->kind,
+                         .code = (int16_t)code};
+}
+
+int ign_channel_survey(ign_channel *ch, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
+{
+    int rc = ign_ring_peek_spsc(&ch->forward_in, entries, max, got);
+    for (uint32_t i = 0; i < *got; i++)
+        messages[i] = located(ch, &entries[i]);
+    return rc;
+}
+
+void ign_channel_take(ign_channel *ch, uint32_t count)
+{
+    ign_ring_release_spsc(&ch->forward_in, count);
+    ch->received += count;
+}
+
 static int look_ahead(ign_channel *ch)
 {
     ign_ring_entry entries[IGN_CHANNEL_AHEAD];
@@ -288,17 +314,8 @@ static int look_ahead(ign_channel *ch)
     int rc = ign_ring_peek_spsc(&ch->forward_in, entries, IGN_CHANNEL_AHEAD, &got);
     if (rc != IGN_OK)
         return rc;
-    for (uint32_t i = 0; i < got; i++) {
-        const ign_ring_entry *e = &entries[i];
-        const uint8_t *at = NULL;
-        int code = resolve(ch, e, &at);
-        ch->ahead[i] = (ign_message){.bytes = at,
-                                     .length = code == IGN_OK ? e->length : 0,
-                                     .slot = e->slot,
-                                     .generation = e->generation,
-                                     .kind = e->kind,
-                                     .code = (int16_t)code};
-    }
+    for (uint32_t i = 0; i < got; i++)
+        ch->ahead[i] = located(ch, &entries[i]);
     for (uint32_t i = 0; i < got && i < PREFETCH_AHEAD; i++)
         prefetch_message(&ch->ahead[i]);
     ch->ahead_at = 0;
@@ -472,4 +489,55 @@ int ign_channel_wait_space(ign_channel *ch, uint64_t timeout_ns, bool spin, bool
 {
     wait_request w = {.ch = ch, .event = &ch->region.header->space, .peer = IGN_CONSUMER, .slots = slots};
     return wait_slice(&w, timeout_ns, spin);
+}
+
+static bool progressed(ign_channel *ch, uint64_t seen, bool slots)
+{
+    if (slots)
+        return has_space(ch, true) || has_orphans(ch);
+    ign_ring_control *ring = ign_region_at(&ch->region, ch->region.ring_offset);
+    return atomic_load_explicit(&ring->read_pos, memory_order_seq_cst) != seen; /* S4 */
+}
+
+int ign_channel_wait_progress(ign_channel *ch, uint64_t seen, bool slots, uint64_t timeout_ns)
+{
+    ign_event *event = &ch->region.header->space;
+    int rc = ign_region_check(&ch->region);
+    if (rc != IGN_OK || progressed(ch, seen, slots))
+        return rc;
+    uint32_t announced = ign_event_announce(event); /* S2 */
+    if (progressed(ch, seen, slots)) /* S4 */
+        return IGN_OK;
+    if (atomic_load_explicit(&ch->closing, memory_order_seq_cst))
+        return IGN_E_CLOSED;
+    if (timeout_ns != 0)
+        (void)ign_event_sleep(event, announced, timeout_ns < IGN_CHANNEL_SLICE_NS ? timeout_ns : IGN_CHANNEL_SLICE_NS);
+    rc = ign_region_check_size(&ch->region); /* a lost file reads as zeros: a position that changed */
+    if (rc != IGN_OK)
+        return rc;
+    if (progressed(ch, seen, slots))
+        return IGN_OK;
+    return atomic_load_explicit(&ch->closing, memory_order_seq_cst) ? IGN_E_CLOSED : IGN_TIMEOUT;
+}
+
+static bool any_ready(ign_event *bell, uint64_t *seen, ign_channel *const *channels, uint32_t count)
+{
+    uint64_t sequence = atomic_load_explicit(&bell->sequence, memory_order_seq_cst); /* S4 */
+    bool rung = sequence != *seen;
+    *seen = sequence;
+    for (uint32_t i = 0; i < count && !rung; i++)
+        rung = has_items(channels[i]); /* S4 */
+    return rung;
+}
+
+int ign_channel_wait_any(ign_event *bell, uint64_t *seen, ign_channel *const *channels, uint32_t count, uint64_t timeout_ns)
+{
+    if (any_ready(bell, seen, channels, count))
+        return IGN_OK;
+    uint32_t announced = ign_event_announce(bell); /* S2 */
+    if (any_ready(bell, seen, channels, count))
+        return IGN_OK;
+    if (timeout_ns != 0)
+        (void)ign_event_sleep(bell, announced, timeout_ns < IGN_CHANNEL_SLICE_NS ? timeout_ns : IGN_CHANNEL_SLICE_NS);
+    return any_ready(bell, seen, channels, count) ? IGN_OK : IGN_TIMEOUT;
 }

@@ -23,6 +23,7 @@
 #define IGN_CHANNEL_AHEAD 64u
 #define IGN_CHANNEL_SPIN_NS 20000u
 #define IGN_CHANNEL_SLICE_NS 100000000u
+#define IGN_NOTE_REFUSED 7u /* the note of a region whose consumer will take no more of it: not 0 */
 
 typedef struct ign_message {
     const uint8_t *bytes;
@@ -94,6 +95,13 @@ int ign_channel_peek(ign_channel *channel, const ign_message **messages, uint32_
 /* Takes the first `count` of what was peeked. The bytes of those in the slab stay valid until given back; those of the
  * others (slot == IGN_BYTERING_SLOT) until here. */
 void ign_channel_advance(ign_channel *channel, uint32_t count);
+/* For who must see to the messages before it takes them: up to `max` of those that are there, from the read position on,
+ * at *messages; `entries` is room for as many. They stay where they are, for this consumer and for one that follows it.
+ * *got is set in every case. IGN_OK | IGN_EMPTY | IGN_E_CORRUPT | IGN_E_THREAD. Not to be mixed with peek and advance. */
+int ign_channel_survey(ign_channel *channel, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got);
+/* Takes the first `count` surveyed messages. Only then may their slots be given back: in the other order a slot could be
+ * written anew while an entry that a successor would read still names it. */
+void ign_channel_take(ign_channel *channel, uint32_t count);
 /* Sends a slot home; published in batches. Nothing to do for IGN_BYTERING_SLOT. IGN_OK | IGN_E_CORRUPT (more than there are slots). */
 int ign_channel_give_back(ign_channel *channel, uint32_t slot, uint32_t generation);
 /* Publishes what was given back and the read position, wakes a sleeping producer. */
@@ -108,6 +116,24 @@ void ign_channel_flush(ign_channel *channel);
 int ign_channel_wait_items(ign_channel *channel, uint64_t timeout_ns, bool spin);
 /* The same for room: in the ring, and for `slots` in the return ring (a full size class). */
 int ign_channel_wait_space(ign_channel *channel, uint64_t timeout_ns, bool spin, bool slots);
+
+/* For a producer whose messages must survive the consumer: waits until the read position is not `seen`, or with `slots`
+ * until a slot came home, whether a consumer is there or not. IGN_OK (look again) | IGN_TIMEOUT | IGN_E_CLOSED (this
+ * handle was interrupted) | IGN_E_TRUNCATED | IGN_E_FORKED. */
+int ign_channel_wait_progress(ign_channel *channel, uint64_t seen, bool slots, uint64_t timeout_ns);
+
+/* For a consumer of many channels whose producers ring one bell (an event of their own) after publishing: one slice of
+ * sleep until one of the channels has something or the bell's sequence is not *seen, which is then brought up to date.
+ * IGN_OK (look again) | IGN_TIMEOUT. */
+int ign_channel_wait_any(ign_event *bell, uint64_t *seen, ign_channel *const *channels, uint32_t count, uint64_t timeout_ns);
+
+/* How far the consumer is: everything sent before this position was taken. */
+static inline uint64_t ign_channel_read_pos(ign_channel *channel)
+{
+    ign_ring_control *ring = ign_region_at(&channel->region, channel->region.ring_offset);
+    /* Acquire: what the consumer did before it took those messages has happened. */
+    return atomic_load_explicit(&ring->read_pos, memory_order_acquire);
+}
 
 static inline uint64_t ign_channel_depth(ign_channel *channel)
 {

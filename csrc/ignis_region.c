@@ -227,10 +227,11 @@ static int plan(ign_region *region, const ign_region_config *config)
     if (config->max_message_bytes == 0 ||
         config->max_message_bytes > region->table.classes[region->table.class_count - 1].slot_bytes)
         return IGN_E_INVALID;
-    if (!ign_bytering_size_valid(config->bytering_bytes))
+    if (!ign_bytering_size_valid(config->bytering_bytes) || config->label_bytes > IGN_REGION_LABEL_MAX)
         return IGN_E_INVALID;
     region->ring_capacity = config->ring_capacity;
     region->bytering_bytes = config->bytering_bytes;
+    region->label_bytes = config->label_bytes;
     /* Room for every slot at once: sending a buffer home never has to wait. */
     region->return_capacity = power_of_two_from(region->table.slot_count);
     region->max_message_bytes = config->max_message_bytes;
@@ -259,6 +260,7 @@ static void take_role(ign_owner *owner, uint64_t attach_pos)
 
 typedef struct format_request {
     const ign_region *region;
+    const uint8_t *label;
     int role; /* -1: both */
 } format_request;
 
@@ -279,6 +281,9 @@ static int format_region(void *memory, void *arg)
     header->words_offset = region->words_offset;
     header->bytering_offset = region->bytering_offset;
     header->bytering_bytes = region->bytering_bytes;
+    header->label_bytes = region->label_bytes;
+    if (region->label_bytes != 0)
+        memcpy((uint8_t *)memory + IGN_REGION_LABEL_OFFSET, request->label, region->label_bytes);
     header->data_offset = region->data_offset;
     header->class_count = region->table.class_count;
     header->slot_count = region->table.slot_count;
@@ -303,7 +308,7 @@ int ign_region_heap(ign_region *region, const ign_region_config *config)
     void *memory = mmap(NULL, region->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return IGN_E_NOMEM;
-    format_request request = {.region = region, .role = -1};
+    format_request request = {.region = region, .label = config->label, .role = -1};
     (void)format_region(memory, &request);
     region->header = memory;
     region->fork_generation = ign_fork_generation();
@@ -330,7 +335,7 @@ int ign_region_create(ign_region *region, const char *path, const ign_region_con
     int rc = plan(region, config);
     if (rc != IGN_OK)
         return rc;
-    format_request request = {.region = region, .role = (int)role};
+    format_request request = {.region = region, .label = config->label, .role = (int)role};
     void *memory;
     rc = ign_file_create(path, region->bytes, format_region, &request, &region->fd, &memory);
     return rc == IGN_OK ? guard_mapping(region, memory) : rc;
@@ -351,6 +356,7 @@ int ign_region_check_header(ign_region *region, const ign_region_header *header,
     ign_region_config config = {
         .ring_capacity = header->ring_capacity,
         .bytering_bytes = header->bytering_bytes,
+        .label_bytes = header->label_bytes,
         .max_message_bytes = header->max_message_bytes,
         .class_count = header->class_count,
     };

@@ -9,6 +9,7 @@
  *      512  owner of the producer's side     640  owner of the consumer's side
  *      768  notes: eight words for the users
  *      896  event "items" (a consumer sleeps)   1024  event "space" (a producer sleeps)
+ *     2048  label: bytes that the maker wrote there, for whoever finds the file (may be absent)
  *     4096  forward ring: control block, entries
  *        .  return ring: control block, entries
  *        .  slab words (one per slot, written by the producer alone)
@@ -40,6 +41,8 @@
 #define IGN_REGION_VERSION 1u
 #define IGN_REGION_HEADER_BYTES 4096u
 #define IGN_REGION_NOTES 8u
+#define IGN_REGION_LABEL_OFFSET 2048u
+#define IGN_REGION_LABEL_MAX 2048u
 #define IGN_REGION_MAX_BYTES (1ull << 40)
 
 typedef enum ign_role { IGN_PRODUCER = 0, IGN_CONSUMER = 1 } ign_role;
@@ -71,7 +74,8 @@ typedef struct ign_region_header {
     uint64_t data_bytes;
     uint64_t bytering_offset;
     uint32_t bytering_bytes;
-    uint32_t reserved[7];
+    uint32_t label_bytes;
+    uint32_t reserved[6];
     ign_slab_class classes[IGN_SLAB_MAX_CLASSES];
     ign_owner owners[2];
     alignas(IGN_LINE_BYTES) _Atomic uint64_t notes[IGN_REGION_NOTES];
@@ -83,7 +87,8 @@ static_assert(offsetof(ign_region_header, owners) == 512, "layout");
 static_assert(offsetof(ign_region_header, notes) == 768, "layout");
 static_assert(offsetof(ign_region_header, items) == 896, "layout");
 static_assert(offsetof(ign_region_header, space) == 1024, "layout");
-static_assert(sizeof(ign_region_header) <= IGN_REGION_HEADER_BYTES, "layout");
+static_assert(sizeof(ign_region_header) <= IGN_REGION_LABEL_OFFSET, "layout");
+static_assert(IGN_REGION_LABEL_OFFSET + IGN_REGION_LABEL_MAX <= IGN_REGION_HEADER_BYTES, "layout");
 
 typedef struct ign_region_config {
     uint32_t ring_capacity;      /* power of two */
@@ -92,6 +97,8 @@ typedef struct ign_region_config {
     uint32_t class_count;
     uint32_t slot_bytes[IGN_SLAB_MAX_CLASSES];
     uint32_t slot_counts[IGN_SLAB_MAX_CLASSES];
+    const uint8_t *label; /* copied into the header page before the file's name appears; NULL: none */
+    uint32_t label_bytes; /* up to IGN_REGION_LABEL_MAX */
 } ign_region_config;
 
 typedef struct ign_guard ign_guard; /* one mapping as the SIGBUS handler knows it */
@@ -112,6 +119,7 @@ typedef struct ign_region {
     uint64_t bytering_offset;
     uint32_t bytering_bytes;
     uint64_t data_offset;
+    uint32_t label_bytes;
     ign_slab_table table;
 } ign_region;
 
@@ -146,6 +154,12 @@ int ign_region_check_size(ign_region *region);
 static inline void *ign_region_at(const ign_region *region, uint64_t offset)
 {
     return (uint8_t *)region->header + offset;
+}
+
+/* The label, region->label_bytes long. Shared memory like all the rest: copy it once, then check the copy. */
+static inline const uint8_t *ign_region_label(const ign_region *region)
+{
+    return ign_region_at(region, IGN_REGION_LABEL_OFFSET);
 }
 
 /* A word for the users' own purposes; index < IGN_REGION_NOTES. What was written before a note is visible to who reads

@@ -40,6 +40,7 @@ __all__ = [
     "PublisherSettings",
     "QueueSettings",
     "RefresherSettings",
+    "RelaySettings",
     "SparkSettings",
     "SweeperSettings",
     "check_name",
@@ -309,9 +310,40 @@ class SparkSettings(_Settings):
     )
 
 
+@dataclass(frozen=True)
+class RelaySettings(_Settings):
+    """The relay: the channels that producers make in its directory, and the process that empties them."""
+
+    section: ClassVar[str] = "relay"
+
+    capacity: int = _setting(4_096, "messages that one producer's channel holds; a power of two", 64, 1 << 20)
+    bytes_per_message: int = _setting(
+        256, "room a channel has for each small message, in the mean; a power of two", 64, 4_096
+    )
+    timeout_s: float = _setting(30, "how long publish() waits until the relay has stored the message", 0, 86_400)
+    scan_s: float = _setting(0.25, "how often the relay looks for new channels and producers that are gone", 0.01, 60)
+    nap_s: float = _setting(
+        0.0005, "pause between two looks while messages come in; a producer need not wake the relay then", 0, 1
+    )
+    max_batch: int = _setting(32_768, "most messages of one queue in one store transaction", 1, 1 << 20)
+    max_batch_bytes: int = _setting(32 << 20, "most bytes of one queue in one store transaction", 1 << 10, 1 << 30)
+    max_channels: int = _setting(4_096, "channels collected at a time; further ones wait", 1, 100_000)
+    retry_s: float = _setting(0.1, "wait after the store refused a batch; doubles up to max_retry_s", 0.001, 60)
+    max_retry_s: float = _setting(5, "longest such wait", 0.001, 3_600)
+    stop_timeout_s: float = _setting(5, "how long a relay that is told to stop goes on storing what comes in", 0, 3_600)
+    catalogue_s: float = _setting(2, "how often the queues' settings are written down for the producers", 0.05, 3_600)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("capacity", "bytes_per_message"):
+            value = getattr(self, name)
+            if value & (value - 1):
+                raise ConfigError(f"relay.{name} = {value} is not a power of two")
+
+
 SECTIONS: tuple[type[_Settings], ...] = (
     QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
-    LockSettings, SparkSettings,
+    LockSettings, SparkSettings, RelaySettings,
 )  # fmt: skip
 
 

@@ -424,3 +424,54 @@ class PublishError(IgnisError):
 
     def __reduce__(self) -> tuple[type, tuple[int, str]]:
         return (type(self), (self.failed, self.why))
+
+
+# -- the relay -----------------------------------------------------------------------------------------------
+
+
+class RelayAbsentError(WaitTimeoutError):
+    """No relay collects from the directory, and none came in time. What was sent before waits there for the next one.
+
+    Attributes: ``directory``.
+    """
+
+    code = "relay_absent"
+
+    def __init__(self, directory: str, what: str) -> None:
+        super().__init__(f"{what}; no relay runs on {directory} (start: ignis relay --dir {directory} --url ...)")
+        self.directory = directory
+        self.what = what
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.directory, self.what))
+
+
+class RelayRefusedError(IgnisError):
+    """The relay refused a channel: the queue has other settings, or its contents were damaged.
+
+    What it had not taken is set aside in the directory. Attributes: ``channel``, ``why``.
+    """
+
+    code = "relay_refused"
+
+    def __init__(self, channel: str, why: str) -> None:
+        super().__init__(f"the relay refused channel {channel}: {why}")
+        self.channel = channel
+        self.why = why
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.channel, self.why))
+
+
+class PublishOnlyError(StoreError):
+    """The URL leads to a relay, which takes messages in and nothing else. Attributes: ``call``, ``url``."""
+
+    code = "publish_only"
+
+    def __init__(self, call: str, url: str) -> None:
+        super().__init__(f"{url} only takes messages in: for {call} open the store that its relay was given")
+        self.call = call
+        self.url = url
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.call, self.url))

@@ -30,7 +30,10 @@ _CHUNK_BODIES = 8_192
 
 
 class Published(NamedTuple):
-    """Where a message went. Durable, as the magazine's setting promises, when this exists."""
+    """Where a message went. Durable, as the magazine's setting promises, when this exists.
+
+    ``shard`` -1 and ``pointer`` 0: another process stored it (a relay), and only that one knows where.
+    """
 
     id: str
     shard: int
@@ -146,7 +149,7 @@ class Magazine(Generic[M]):
             metas=[meta] if meta else None,
         )
         pointer = self._magazines.load(self.name, batches, self.ttl_s)[0]
-        return Published(str(UUID(bytes=ids[0])), batches[0][0], pointer)
+        return Published(str(UUID(bytes=ids[0])), batches[0][0] if pointer else -1, pointer)
 
     def load_many(
         self,

@@ -54,15 +54,23 @@ class Publisher(Generic[M]):
         self._flags = magazine.codec.flags
         self._shards = magazine.shards
         self._timeout_s = settings.send_timeout_s
-        self._outbox = Outbox(capacity=settings.capacity, max_message_bytes=magazine.max_message_bytes)
+        self._outbox = self._open_outbox()
         self._put: Callable[..., Receipt] = self._outbox.send
         self._turn = itertools.count()
         self._closing = False
         self._hurry = threading.Event()
         self._awaited = 0  # the last message that somebody waits for: up to there no lingering
-        self._flusher = threading.Thread(target=self._flush_loop, name=f"ignis-flusher-{magazine.name}", daemon=True)
-        self._flusher.start()
+        self._flusher: threading.Thread | None = self._start_flusher()
         _open.add(self)
+
+    def _open_outbox(self) -> Outbox:
+        return Outbox(capacity=self._settings.capacity, max_message_bytes=self._magazine.max_message_bytes)
+
+    def _start_flusher(self) -> threading.Thread | None:
+        name = f"ignis-flusher-{self._magazine.name}"
+        flusher = threading.Thread(target=self._flush_loop, name=name, daemon=True)
+        flusher.start()
+        return flusher
 
     def send(
         self,
@@ -112,11 +120,12 @@ class Publisher(Generic[M]):
                 return self.send(message, key=key, headers=headers, timeout=0)
             except ChannelFullError:
                 if time.monotonic() >= deadline:
-                    raise WaitTimeoutError(
-                        f"publisher's ring stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)"
-                    ) from None
+                    raise self._still_full() from None
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.01)
+
+    def _still_full(self) -> WaitTimeoutError:
+        return WaitTimeoutError(f"publisher's ring stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)")
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent before is durable (or refused: see `failed`). Raises WaitTimeoutError."""
@@ -168,7 +177,8 @@ class Publisher(Generic[M]):
             raise
         failed, first = self.failed, self._outbox.first_error
         self._outbox.close()  # wakes the flusher, which has nothing left to do
-        self._flusher.join(max(0.0, deadline - time.monotonic()) + _IDLE_S)
+        if self._flusher is not None:
+            self._flusher.join(max(0.0, deadline - time.monotonic()) + _IDLE_S)
         _open.discard(self)
         if failed:
             raise PublishError(failed, str(first)) from first

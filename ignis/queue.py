@@ -259,7 +259,9 @@ class Queue(Generic[M]):
         Args:
             settings: any of ``[publisher]`` in ``docs/settings.md``: ``capacity``, ``linger_s``, ``max_batch``, ...
         """
-        return Publisher(self.main, self.app.publisher_settings(settings), on_stored=self._stored)
+        main, chosen = self.main, self.app.publisher_settings(settings)
+        own: Publisher[M] | None = self.app.store.open_publisher(main, chosen)
+        return Publisher(main, chosen, on_stored=self._stored) if own is None else own
 
     # -- handling
 

@@ -349,6 +349,145 @@ static void killed_consumer_loses_its_slots_to_the_next(void)
     free(p), free(c);
 }
 
+/* Dies when it has looked at everything, taken the first `taken` and given back the slots of the first `home`. */
+static void survey_and_die(const char *file, uint32_t taken, uint32_t home)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        ign_channel *c = blank();
+        ign_ring_entry entries[16];
+        ign_message messages[16];
+        uint32_t got;
+        if (ign_channel_open(c, file, IGN_CONSUMER) != IGN_OK ||
+            ign_channel_survey(c, entries, messages, 16, &got) != IGN_OK || got != 8)
+            _exit(2);
+        ign_channel_take(c, taken);
+        for (uint32_t i = 0; i < home; i++)
+            (void)ign_channel_give_back(c, messages[i].slot, messages[i].generation);
+        if (home != 0)
+            ign_channel_flush(c);
+        raise(SIGKILL);
+    }
+    int status;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK(WIFSIGNALED(status));
+}
+
+static void what_was_surveyed_and_not_taken_is_the_next_consumers(void)
+{
+    const char *file = fresh_path();
+    ign_region_config config = small();
+    config.bytering_bytes = 2048;
+    ign_channel *p = blank(), *c = blank();
+    CHECK_EQ(ign_channel_create(p, file, &config, IGN_PRODUCER), IGN_OK);
+    uint8_t big[1000] = {0}; /* half of them lie in the byte ring, half in slots */
+    for (uint64_t i = 0; i < 8; i++) {
+        memcpy(big, &i, sizeof i);
+        CHECK_EQ(send_bytes(p, big, i % 2 ? 1000 : 8, (uint16_t)i), IGN_OK);
+    }
+    survey_and_die(file, 0, 0);
+    survey_and_die(file, 0, 0);
+    CHECK_EQ(ign_channel_read_pos(p), 0);
+    CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
+    ign_ring_entry entries[16];
+    ign_message messages[16];
+    uint32_t got;
+    CHECK_EQ(ign_channel_survey(c, entries, messages, 16, &got), IGN_OK);
+    CHECK_EQ(got, 8);
+    for (uint64_t i = 0; i < 8; i++) {
+        uint64_t n;
+        CHECK(messages[i].code == IGN_OK && messages[i].kind == i && messages[i].length == (i % 2 ? 1000u : 8u));
+        memcpy(&n, messages[i].bytes, sizeof n);
+        CHECK_EQ(n, i);
+    }
+    ign_channel_take(c, 3);
+    CHECK_EQ(ign_channel_read_pos(p), 3);
+    CHECK_EQ(ign_channel_survey(c, entries, messages, 2, &got), IGN_OK);
+    CHECK(got == 2 && messages[0].kind == 3);
+    ign_channel_take(c, 5);
+    CHECK_EQ(ign_channel_survey(c, entries, messages, 16, &got), IGN_EMPTY);
+    CHECK_EQ(got, 0);
+    ign_channel_close(c); /* gave nothing back: the next consumer's start is the sign that the slots are free */
+    CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
+    CHECK_EQ(ign_channel_collect(p), IGN_OK);
+    CHECK_EQ(ign_slab_active(&p->slab), 0);
+    ign_channel_close(c);
+    ign_channel_close(p);
+    unlink(file);
+    free(c);
+    free(p);
+}
+
+static void *take_two_later(void *arg)
+{
+    ign_channel *c = arg;
+    ign_ring_entry entries[4];
+    ign_message messages[4];
+    uint32_t got;
+    usleep(20000);
+    CHECK_EQ(ign_channel_survey(c, entries, messages, 4, &got), IGN_OK);
+    ign_channel_take(c, 2);
+    ign_channel_flush(c);
+    return NULL;
+}
+
+static void progress_is_waited_for_without_a_consumer(void)
+{
+    const char *file = fresh_path();
+    ign_region_config config = small();
+    ign_channel *p = blank(), *c = blank();
+    CHECK_EQ(ign_channel_create(p, file, &config, IGN_PRODUCER), IGN_OK);
+    CHECK_EQ(send_number(p, 1), IGN_OK);
+    CHECK_EQ(send_number(p, 2), IGN_OK);
+    CHECK_EQ(ign_channel_wait_progress(p, 0, false, 1000000), IGN_TIMEOUT); /* nobody was ever there */
+    CHECK_EQ(ign_channel_wait_progress(p, 0, true, 1000000), IGN_TIMEOUT);
+    CHECK_EQ(ign_channel_wait_progress(p, 7, false, 0), IGN_OK);
+    CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
+    ign_channel_close(c); /* one was there and left */
+    CHECK_EQ(ign_channel_wait_progress(p, 0, false, 1000000), IGN_TIMEOUT);
+    CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, take_two_later, c), 0);
+    int rc;
+    do
+        rc = ign_channel_wait_progress(p, 0, false, SECOND);
+    while (rc == IGN_TIMEOUT);
+    CHECK_EQ(rc, IGN_OK);
+    pthread_join(thread, NULL);
+    CHECK_EQ(ign_channel_read_pos(p), 2);
+    ign_channel_interrupt(p);
+    CHECK_EQ(ign_channel_wait_progress(p, 2, false, SECOND), IGN_E_CLOSED);
+    ign_channel_close(c);
+    ign_channel_close(p);
+    unlink(file);
+    free(c);
+    free(p);
+}
+
+static void a_label_is_what_its_maker_wrote(void)
+{
+    const char *file = fresh_path();
+    uint8_t label[IGN_REGION_LABEL_MAX + 1];
+    memset(label, 'l', sizeof label);
+    ign_region_config config = small();
+    config.label = label;
+    config.label_bytes = IGN_REGION_LABEL_MAX + 1;
+    ign_channel *p = blank(), *c = blank();
+    CHECK_EQ(ign_channel_create(p, file, &config, IGN_PRODUCER), IGN_E_INVALID);
+    config.label_bytes = IGN_REGION_LABEL_MAX;
+    CHECK_EQ(ign_channel_create(p, file, &config, IGN_PRODUCER), IGN_OK);
+    CHECK_EQ(send_number(p, 1), IGN_OK);
+    CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
+    CHECK_EQ(c->region.label_bytes, IGN_REGION_LABEL_MAX);
+    CHECK(memcmp(ign_region_label(&c->region), label, IGN_REGION_LABEL_MAX) == 0);
+    CHECK_EQ(receive_number(c), 1);
+    ign_channel_close(c);
+    ign_channel_close(p);
+    unlink(file);
+    free(c);
+    free(p);
+}
+
 static void a_child_is_refused(void)
 {
     ign_channel *c = blank();
@@ -411,7 +550,9 @@ static void foreign_and_damaged_files(void)
             uint32_t changed = word ^ bit;
             put_at(file, (long)at, &changed, 4);
             int rc = ign_channel_open(c, file, IGN_CONSUMER);
-            bool harmless = rc == IGN_OK && at == offsetof(ign_region_header, max_message_bytes);
+            /* Of the label only the length is in the header; whoever reads one checks what it says. */
+            bool harmless = rc == IGN_OK && (at == offsetof(ign_region_header, max_message_bytes) ||
+                                             (at == offsetof(ign_region_header, label_bytes) && changed <= IGN_REGION_LABEL_MAX));
             CHECK(harmless || rc == IGN_E_SIZE || rc == IGN_E_TRUNCATED);
             if (rc == IGN_OK)
                 ign_channel_close(c);
@@ -540,6 +681,9 @@ MAIN("channel", {
     RUN(roles_and_closing);
     RUN(killed_producer_leaves_what_it_sent);
     RUN(killed_consumer_loses_its_slots_to_the_next);
+    RUN(what_was_surveyed_and_not_taken_is_the_next_consumers);
+    RUN(progress_is_waited_for_without_a_consumer);
+    RUN(a_label_is_what_its_maker_wrote);
     RUN(a_child_is_refused);
     RUN(foreign_and_damaged_files);
 #ifndef IGN_TEST_TSAN

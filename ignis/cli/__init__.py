@@ -19,6 +19,7 @@ from ignis.cli.demo import demo
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
 from ignis.cli.publish import publish
+from ignis.cli.relay import relay
 from ignis.cli.sideline import sideline
 from ignis.cli.state import State, common_options
 from ignis.cli.worker import sweep, worker
@@ -41,7 +42,7 @@ def cli(context: click.Context) -> None:
     context.ensure_object(State)
 
 
-for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, demo, bench):
+for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, relay, demo, bench):
     cli.add_command(command)
 
 

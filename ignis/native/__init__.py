@@ -10,6 +10,7 @@ from ignis.native.frame import (
     encode_frames,
     encode_frames_ids,
 )
+from ignis.native.intake import Bell, Intake, pack
 from ignis.native.outbox import Outbox, Receipt
 from ignis.native.record import (
     ANY_SHARD,
@@ -37,10 +38,12 @@ __all__ = [
     "CODEC_RAW",
     "DEFAULT_MAX_FRAME_BYTES",
     "FRAME_HEADER_BYTES",
+    "Bell",
     "BufferRef",
     "Channel",
     "EventBoard",
     "FrameDecoder",
+    "Intake",
     "Outbox",
     "PackedBatch",
     "ProcessMutex",
@@ -56,6 +59,7 @@ __all__ = [
     "encode_frames_ids",
     "encode_record",
     "new_id",
+    "pack",
     "process_alive",
     "process_start_time",
     "record_columns",

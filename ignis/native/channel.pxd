@@ -3,14 +3,17 @@
 
 from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from ignis.native.ring cimport ign_ring_consumer, ign_ring_producer
+from ignis.native.ring cimport ign_ring_consumer, ign_ring_entry, ign_ring_producer
 from ignis.native.slab cimport ign_slab, ign_slab_ref, ign_slab_table
+from ignis.native.wait cimport ign_event
 
 
 cdef extern from "ignis_channel.h" nogil:
     enum:
         IGN_CHANNEL_AHEAD
+        IGN_NOTE_REFUSED
         IGN_REGION_NOTES
+        IGN_REGION_LABEL_MAX
         IGN_SLAB_MAX_CLASSES
 
     ctypedef enum ign_role:
@@ -27,6 +30,8 @@ cdef extern from "ignis_channel.h" nogil:
         uint32_t bytering_bytes
         uint32_t *slot_bytes
         uint32_t *slot_counts
+        const uint8_t *label
+        uint32_t label_bytes
 
     ctypedef struct ign_region:
         uint32_t bytering_bytes
@@ -35,6 +40,7 @@ cdef extern from "ignis_channel.h" nogil:
         uint32_t ring_capacity
         uint64_t max_message_bytes
         uint64_t data_offset
+        uint32_t label_bytes
         ign_slab_table table
 
     bint ign_bytering_size_valid(uint64_t bytes)
@@ -51,6 +57,8 @@ cdef extern from "ignis_channel.h" nogil:
     int ign_region_owner_state(ign_region *region, ign_role role)
     void ign_region_set_note(ign_region *region, uint32_t index, uint64_t value)
     uint64_t ign_region_get_note(ign_region *region, uint32_t index)
+    const uint8_t *ign_region_label(const ign_region *region)
+    int ign_region_check_size(ign_region *region)
 
     ctypedef struct ign_message:
         const uint8_t *bytes
@@ -89,6 +97,13 @@ cdef extern from "ignis_channel.h" nogil:
     void ign_channel_flush(ign_channel *channel)
     int ign_channel_wait_items(ign_channel *channel, uint64_t timeout_ns, bint spin)
     int ign_channel_wait_space(ign_channel *channel, uint64_t timeout_ns, bint spin, bint slots)
+    int ign_channel_survey(
+        ign_channel *channel, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
+    void ign_channel_take(ign_channel *channel, uint32_t count)
+    int ign_channel_wait_progress(ign_channel *channel, uint64_t seen, bint slots, uint64_t timeout_ns)
+    int ign_channel_wait_any(
+        ign_event *bell, uint64_t *seen, ign_channel **channels, uint32_t count, uint64_t timeout_ns)
+    uint64_t ign_channel_read_pos(ign_channel *channel)
     uint64_t ign_channel_depth(ign_channel *channel)
 
     uint64_t ign_now_ns()

@@ -4,6 +4,7 @@
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from ignis.native.channel cimport ign_channel, ign_message
+from ignis.native.wait cimport ign_board
 
 
 cdef struct Taken:
@@ -16,6 +17,7 @@ cdef struct Taken:
 
 
 cdef class Outbox:
+    cdef object __weakref__
     cdef ign_channel *_channel
     cdef uint64_t _sent
     cdef uint64_t _settled
@@ -30,12 +32,25 @@ cdef class Outbox:
     cdef Taken *_taken          # messages between the ring and their batches
     cdef uint32_t _taken_count
     cdef uint32_t _taken_room
+    cdef bint _mapped           # in a file: what its consumer has taken is settled
+    cdef ign_board _bell        # rung after each message; only of a mapped one
+    cdef object _refusal
+    cdef readonly object path
+    cdef public object on_waiter    # called when somebody registers for a receipt: watch() is needed from now on
+    cdef public object on_timeout   # called with the text of a WaitTimeoutError for the error to raise instead
+    cdef public object on_refusal   # called for the error when the consumer refused the file
 
     cdef int _check(self) except -1
     cdef int _wait_items(self, uint64_t until) except -1
     cdef int _complete(self, uint64_t settled) except -1
     cdef int _register(self, uint64_t sequence, object waiter) except -1
     cdef object _error_of(self, uint64_t sequence)
+    cdef bint _is_settled(self, uint64_t sequence) except -1
+    cdef object _refused(self)
+    cdef object _timed_out(self, str text)
+    cdef int _refresh(self) except -1
+    cdef int _wait_mapped(self, uint64_t sequence, object timeout) except -1
+    cdef bint _watch(self, uint64_t until) except -1
 
 
 cdef class Receipt:

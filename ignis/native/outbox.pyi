@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, final
 
@@ -28,7 +29,19 @@ class Outbox:
         capacity: int = 65536,
         size_classes: Sequence[tuple[int, int]] | None = None,
         max_message_bytes: int = ...,
+        path: str | os.PathLike[str] | None = None,
+        label: bytes = b"",
+        bell: str | os.PathLike[str] | None = None,
+        bytering_bytes: int = 0,
     ) -> Self: ...
+    path: str | os.PathLike[str] | None
+    on_waiter: Callable[[], object] | None
+    on_timeout: Callable[[str], BaseException] | None
+    on_refusal: Callable[[], BaseException] | None
+    @property
+    def mapped(self) -> bool: ...
+    def send_record(self, record: bytes, timeout: float | None = 30.0) -> int: ...
+    def watch(self, timeout: float | None) -> bool: ...
     def send(
         self,
         body: bytes,

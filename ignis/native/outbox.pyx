@@ -7,7 +7,9 @@ cost anything of their own.
 """
 
 import heapq
+import os
 import sys
+import time
 from bisect import bisect_left
 from _thread import allocate_lock
 
@@ -16,19 +18,22 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ignis.native.channel cimport (
-    IGN_CHANNEL_AHEAD, ign_channel_advance, ign_channel_close, ign_channel_depth, ign_channel_flush,
-    ign_channel_give_back, ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish,
-    ign_channel_reserve, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_space, ign_message, ign_now_ns,
-    ign_prefetch, ign_region_check, ign_region_config, ign_region_config_default,
+    IGN_BYTERING_MAX_BYTES, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
+    ign_channel_close, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
+    ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish, ign_channel_read_pos,
+    ign_channel_reserve, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
+    ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_config, ign_region_config_default,
+    ign_region_get_note,
 )
 from ignis.native.record cimport (
     BatchBuilder, PackedBatch, builder_abort, builder_add, builder_close, builder_open, encode_into, next_id, now_us,
     record_bytes,
 )
 from ignis.native.slab cimport ign_slab_ref
+from ignis.native.wait cimport ign_board_close, ign_board_open, ign_event_advance, ign_event_notify
 
 include "_errors.pxi"
 include "_time.pxi"
@@ -37,17 +42,11 @@ cdef extern from "stdlib.h" nogil:
     void *aligned_alloc(size_t alignment, size_t size)
 
 cdef enum:
-    ANY = 0xFFFF
     # What an envelope may add to a body: fixed part, the longest key, and as much again for the meta map.
     ENVELOPE_BYTES = 36 + 65535 + 65537
 
 
-cdef struct Batch:
-    BatchBuilder builder
-    uint32_t count
-    size_t bytes
-    uint32_t shard
-    bint opened
+include "_packing.pxi"
 
 
 cdef void complete_futures(list pairs) noexcept:
@@ -88,7 +87,7 @@ cdef class Receipt:
 
     def done(self) -> bool:
         """True once the message is durable or refused."""
-        return self._outbox._settled >= self._sequence
+        return self._outbox._is_settled(self._sequence)
 
     cdef int _await_done(self, object timeout) except -1:
         if self._outbox._settled < self._sequence:
@@ -118,13 +117,13 @@ cdef class Receipt:
         Exceptions of ``fn`` go to ``sys.unraisablehook``.
         """
         cdef Outbox outbox = self._outbox
-        if outbox._settled >= self._sequence:
+        if outbox._is_settled(self._sequence):
             fn(self)
         else:
             outbox._register(self._sequence, (fn, self))
 
     def __await__(self):
-        if self._outbox._settled < self._sequence:
+        if not self._outbox._is_settled(self._sequence):
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -144,12 +143,21 @@ cdef class Outbox:
     Args:
         capacity: messages in flight, a power of two up to 2**24.
         max_message_bytes: limit of a body.
+        path: of a file to be made (0600), in which the messages survive this process; None for the heap. Another process
+            empties it (`Intake`), and what that has taken is settled: nobody calls drain, settle or fail.
+        label: with ``path``: bytes for whoever finds the file, up to 2,048.
+        bell: with ``path``: the file of the `Bell` to ring after a message.
+        bytering_bytes: with ``path``: see `Channel.heap`.
 
     Any thread may send (the GIL makes them take turns); one thread, the flusher, calls drain, settle and fail.
     """
 
-    def __cinit__(self, *, capacity: int = 65536, size_classes=None, max_message_bytes: int = 1 << 20):
+    def __cinit__(
+        self, *, capacity: int = 65536, size_classes=None, max_message_bytes: int = 1 << 20, path=None,
+        bytes label=b"", bell=None, bytering_bytes: int = 0,
+    ):
         cdef ign_region_config config
+        cdef bytes encoded
         cdef int rc
         if not 0 < capacity <= 1 << 24 or capacity & (capacity - 1):
             raise ValueError(f"capacity must be a power of two from 1 to 2**24, got {capacity}")
@@ -158,7 +166,14 @@ cdef class Outbox:
         self._max_body = max_message_bytes
         if ign_region_config_default(&config, capacity, max_message_bytes + ENVELOPE_BYTES) != IGN_OK:
             raise ValueError(f"no layout for capacity={capacity}, max_message_bytes={max_message_bytes}")
-        config.bytering_bytes = 0  # a batch's messages are held until it is durable: each needs a slot of its own
+        # On the heap the messages of a batch are held beyond the read position: each needs a slot of its own.
+        if path is None and (label or bell is not None or bytering_bytes):
+            raise ValueError("label, bell and bytering_bytes go with path")
+        if not 0 <= bytering_bytes <= <int>IGN_BYTERING_MAX_BYTES or not ign_bytering_size_valid(bytering_bytes):
+            raise ValueError(f"bytering_bytes must be 0 or a power of two from 2048, got {bytering_bytes}")
+        config.bytering_bytes = bytering_bytes
+        config.label = <const uint8_t *>PyBytes_AS_STRING(label)
+        config.label_bytes = <uint32_t>PyBytes_GET_SIZE(label)
         if size_classes is not None:
             config.class_count = 0
             for size, count in size_classes:
@@ -172,17 +187,30 @@ cdef class Outbox:
         if self._channel == NULL:
             raise MemoryError("outbox")
         memset(self._channel, 0, sizeof(ign_channel))
-        rc = ign_channel_heap(self._channel, &config)
+        if path is None:
+            rc = ign_channel_heap(self._channel, &config)
+        else:
+            encoded = os.fsencode(bell)
+            rc = ign_board_open(&self._bell, encoded, 1)
+            if rc != IGN_OK:
+                raise_code(rc, str(bell))
+            encoded = os.fsencode(path)
+            rc = ign_channel_create(self._channel, encoded, &config, IGN_PRODUCER)
         if rc != IGN_OK:
-            raise_code(rc, f"outbox with capacity={capacity}, size_classes={size_classes}")
+            raise_code(rc, f"outbox with capacity={capacity}, size_classes={size_classes}, path={path}")
+        self._mapped = path is not None
+        self.path = path
         self._channel.forward_out.check_thread = False  # senders take turns under the GIL
         self._channel.back_in.check_thread = False
         self._failures = []
         self._heap = []
         self._waiting = {}
+        if self._mapped:
+            ign_event_advance(self._bell.events)  # there is a new file to be found
 
     def __dealloc__(self):
         free(self._taken)
+        ign_board_close(&self._bell)
         if self._channel != NULL:
             ign_channel_close(self._channel)
             free(self._channel)
@@ -191,6 +219,8 @@ cdef class Outbox:
         cdef int rc = IGN_E_CLOSED if self._closing else ign_region_check(&self._channel.region)
         if rc != IGN_OK:
             raise_code(rc, "outbox")
+        if self._mapped and ign_region_get_note(&self._channel.region, IGN_NOTE_REFUSED) != 0:
+            raise self._refused()
         return 0
 
     # -- sending ------------------------------------------------------------------------------------------------------
@@ -248,7 +278,32 @@ cdef class Outbox:
         receipt._outbox = self
         receipt._sequence = self._sent
         ign_channel_publish(self._channel)
+        if self._mapped:
+            ign_event_notify(self._bell.events)  # S3 of the bell, after publish's S1
         return receipt
+
+    def send_record(self, bytes record not None, timeout=30.0) -> int:
+        """Sends a message that is encoded already; returns its number. Raises as `send`."""
+        cdef size_t size = <size_t>PyBytes_GET_SIZE(record)
+        cdef ign_slab_ref ref
+        cdef uint8_t *at
+        cdef int rc
+        self._check()
+        if size > self._channel.region.max_message_bytes:
+            raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
+        rc = ign_channel_reserve(self._channel, size, &ref, &at)
+        while rc == IGN_FULL:
+            timeout = self._send_slow(size, timeout)
+            rc = ign_channel_reserve(self._channel, size, &ref, &at)
+        if rc != IGN_OK:
+            raise_code(rc, "outbox")
+        memcpy(at, PyBytes_AS_STRING(record), size)
+        ign_channel_stage(self._channel, &ref, ANY)
+        self._sent += 1
+        ign_channel_publish(self._channel)
+        if self._mapped:
+            ign_event_notify(self._bell.events)
+        return self._sent
 
     def _send_slow(self, size, timeout):
         """Waits for room; returns what is left of the timeout."""
@@ -262,13 +317,18 @@ cdef class Outbox:
         while rc == IGN_TIMEOUT:
             now = ign_now_ns()
             if now >= until:
-                raise _errors.WaitTimeoutError(
+                raise self._timed_out(
                     f"outbox: no room for {size} bytes in time; {self._sent - self._settled} messages are not durable yet")
             slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
             left = until - now
             self._inside += 1
             with nogil:
-                rc = ign_channel_wait_space(self._channel, left, spin, slots)
+                if self._mapped:
+                    # Full at this read position. Not wait_space, which gives up when the consumer is gone: another will come.
+                    rc = ign_channel_wait_progress(
+                        self._channel, self._sent - self._channel.region.ring_capacity, slots, left)
+                else:
+                    rc = ign_channel_wait_space(self._channel, left, spin, slots)
             self._inside -= 1
             spin = False
             PyErr_CheckSignals()
@@ -324,6 +384,8 @@ cdef class Outbox:
         cdef int rc = IGN_OK
         cdef Batch *built = NULL
         cdef list out
+        if self._mapped:
+            raise ValueError("a mapped outbox is emptied by an Intake")
         if not 0 < shards < ANY or max_messages == 0 or chunk_records == 0 or any_shard >= shards:
             raise ValueError(f"drain: shards={shards}, any_shard={any_shard}, max_messages={max_messages}")
         if chunk_records > 1 << 20 or chunk_bytes > 1 << 31:
@@ -339,13 +401,10 @@ cdef class Outbox:
                 if self._taken_count == 0:
                     rc = take(self, max_messages, max_bytes)
                 if rc == IGN_OK:
-                    rc = pack(self, any_shard, shards, chunk_records, chunk_bytes, &built, &batches)
+                    rc = pack_taken(self._taken, self._taken_count, any_shard, shards, chunk_records, chunk_bytes, &built, &batches)
             if rc != IGN_OK:
                 raise_code(rc, "outbox")
-            out = []
-            for i in range(batches):
-                out.append((built[i].shard, builder_close(&built[i].builder)))
-                built[i].opened = False
+            out = close_batches(built, batches)
             # Only now are the messages somebody else's.
             count = self._taken_count
             self._taken_count = 0
@@ -355,16 +414,15 @@ cdef class Outbox:
                 ign_channel_flush(self._channel)
             return count, out
         finally:
-            for i in range(batches):
-                if built[i].opened:
-                    builder_abort(&built[i].builder)
-            free(built)
+            free_batches(built, batches)
             self._inside -= 1
 
     def settle(self, uint64_t n) -> None:
         """The next ``n`` messages, in the order they were sent, are durable: their receipts are done."""
         if self._closing:
             return
+        if self._mapped:
+            raise ValueError("a mapped outbox is settled by the process that empties it")
         if n > self._sent - self._settled:
             raise ValueError(f"settle({n}): only {self._sent - self._settled} messages are pending")
         self._complete(self._settled + n)
@@ -373,6 +431,8 @@ cdef class Outbox:
         """The next ``n`` messages were refused: their receipts raise ``error``."""
         if self._closing or n == 0:
             return
+        if self._mapped:
+            raise ValueError("a mapped outbox is settled by the process that empties it")
         if n > self._sent - self._settled:
             raise ValueError(f"fail({n}): only {self._sent - self._settled} messages are pending")
         if not isinstance(error, BaseException):
@@ -423,6 +483,8 @@ cdef class Outbox:
             heapq.heappush(self._heap, sequence)
         else:
             found.append(waiter)
+        if self._mapped and self.on_waiter is not None:
+            self.on_waiter()
         return 0
 
     cdef object _error_of(self, uint64_t sequence):
@@ -445,6 +507,9 @@ cdef class Outbox:
             raise ValueError(f"message {sequence} was never sent, the last is {self._sent}")
         if self._settled >= <uint64_t>sequence:
             return
+        if self._mapped:
+            self._wait_mapped(sequence, timeout)
+            return
         seconds = <double>timeout_ns(timeout) / 1e9
         lock = allocate_lock()
         lock.acquire()
@@ -455,6 +520,88 @@ cdef class Outbox:
                 found.remove(lock)
             raise _errors.WaitTimeoutError(f"message {sequence} is not durable within {timeout} s")
 
+    # -- in a file: what the other process has taken is settled ---------------------------------------------------------
+
+    cdef bint _is_settled(self, uint64_t sequence) except -1:
+        if self._settled < sequence and self._mapped:
+            self._refresh()
+        return self._settled >= sequence
+
+    cdef object _refused(self):
+        """The error that a consumer's refusal of this outbox means to its users."""
+        if self._refusal is None:
+            if self.on_refusal is not None:
+                self._refusal = self.on_refusal()
+            else:
+                self._refusal = _errors.ClosedError(f"outbox {self.path}: refused by the process that empties it")
+        return self._refusal
+
+    cdef int _refresh(self) except -1:
+        cdef uint64_t pos
+        if not self._mapped or ign_region_check(&self._channel.region) != IGN_OK:
+            return 0
+        pos = ign_channel_read_pos(self._channel)
+        if pos > self._sent:
+            raise_code(IGN_E_CORRUPT, f"outbox {self.path}")
+        if pos > self._settled:
+            self._complete(pos)
+        if self._settled < self._sent and ign_region_get_note(&self._channel.region, IGN_NOTE_REFUSED) != 0:
+            self._fail(self._sent - self._settled, self._refused())
+        return 0
+
+    cdef int _wait_mapped(self, uint64_t sequence, object timeout) except -1:
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        while not self._is_settled(sequence):
+            if self._closing:
+                raise_code(IGN_E_CLOSED, "outbox")
+            if not self._watch(until):
+                self._refresh()
+                if self._settled >= sequence:
+                    break
+                raise self._timed_out(f"message {sequence} is not durable within {timeout} s")
+        return 0
+
+    cdef object _timed_out(self, str text):
+        return _errors.WaitTimeoutError(text) if self.on_timeout is None else self.on_timeout(text)
+
+    cdef bint _watch(self, uint64_t until) except -1:
+        """One slice of waiting for the other process; false when the time is up."""
+        cdef uint64_t now = ign_now_ns(), pos
+        cdef int rc = ign_region_check(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, f"outbox {self.path}")
+        if now >= until:
+            return False
+        pos = self._settled
+        self._inside += 1
+        with nogil:
+            rc = ign_channel_wait_progress(self._channel, pos, False, until - now)
+        self._inside -= 1
+        PyErr_CheckSignals()
+        if rc != IGN_OK and rc != IGN_TIMEOUT:
+            raise_code(rc, f"outbox {self.path}")
+        return True
+
+    def watch(self, timeout) -> bool:
+        """Waits up to ``timeout`` seconds for the other process to take something, and completes the receipts of that.
+
+        Returns whether somebody still waits for a receipt. One thread at a time. ClosedError, ForkedHandleError.
+        """
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout), before = self._settled
+        self._refresh()
+        try:
+            while self._heap and self._settled == before and self._watch(until):
+                self._refresh()
+        except _errors.NativeError as error:
+            self._fail(self._sent - self._settled, error)  # the file was cut: nobody will ever take these
+            raise
+        return bool(self._heap)
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the messages lie in a file that another process empties."""
+        return self._mapped
+
     @property
     def sent(self) -> int:
         """Messages sent so far, which is also the number of the last."""
@@ -463,16 +610,19 @@ cdef class Outbox:
     @property
     def settled(self) -> int:
         """Messages accounted for, durable or refused: all up to this number."""
+        self._refresh()
         return self._settled
 
     @property
     def pending(self) -> int:
         """Messages sent and not accounted for."""
+        self._refresh()
         return self._sent - self._settled
 
     @property
     def failed(self) -> int:
         """Messages refused."""
+        self._refresh()
         return self._failed
 
     @property
@@ -490,15 +640,29 @@ cdef class Outbox:
         return ign_channel_depth(self._channel)
 
     def close(self) -> None:
-        """Ends the outbox. Receipts that are still pending fail with ClosedError. Idempotent."""
+        """Ends the outbox. Receipts that are still pending fail with ClosedError. Idempotent.
+
+        A mapped one gives its file up to the process that empties it, with what is in it.
+        """
+        cdef uint64_t until
         if self._closing:
             return
         self._closing = True
         if ign_region_check(&self._channel.region) == IGN_E_FORKED:
             return
         ign_channel_interrupt(self._channel)
+        self._refresh()
         if self._sent != self._settled:
             self._fail(self._sent - self._settled, _errors.ClosedError("outbox: closed before the message was durable"))
+        if self._mapped:
+            until = ign_now_ns() + <uint64_t>5000000000
+            while self._inside and ign_now_ns() < until:  # they look at _closing within a slice
+                time.sleep(0.0005)
+                ign_channel_interrupt(self._channel)
+            if self._inside:
+                raise _errors.WaitTimeoutError(f"outbox {self.path}: {self._inside} thread(s) still wait")
+            ign_channel_close(self._channel)
+            ign_event_advance(self._bell.events)
 
 
 def _last_of(failure):
@@ -552,68 +716,4 @@ cdef int take(Outbox self, uint32_t max_messages, size_t max_bytes) noexcept nog
         ign_channel_advance(self._channel, used)
         if used < got:
             break
-    return IGN_OK
-
-
-cdef int pack(
-    Outbox self, uint32_t any_shard, uint32_t shards, uint32_t chunk_records, size_t chunk_bytes,
-    Batch **result, uint32_t *result_count,
-) noexcept nogil:
-    """Groups the taken messages and copies them into batches. The caller closes or aborts those that are `opened`."""
-    cdef uint32_t n = self._taken_count, i, shard, count = 0, room = 0, any_records = 0
-    cdef size_t any_bytes = 0, size
-    cdef int32_t *current = <int32_t *>malloc(shards * sizeof(int32_t))  # the shard's open batch, -1: none
-    cdef Batch *batches = NULL
-    cdef Batch *grown
-    cdef Taken *message
-    cdef int32_t b
-    cdef int rc
-    if current == NULL:
-        return IGN_E_NOMEM
-    memset(current, 0xFF, shards * sizeof(int32_t))
-    for i in range(n):
-        message = &self._taken[i]
-        size = message.length
-        if message.kind == ANY:
-            if any_records == chunk_records or (any_records != 0 and any_bytes + size > chunk_bytes):
-                any_shard = (any_shard + 1) % shards
-                any_records = 0
-                any_bytes = 0
-            any_records += 1
-            any_bytes += size
-            shard = any_shard
-        else:
-            shard = message.kind % shards
-        b = current[shard]
-        if b < 0 or batches[b].count == chunk_records or batches[b].bytes + size > chunk_bytes:
-            if count == room:
-                room = room * 2 if room else 16
-                grown = <Batch *>realloc(batches, room * sizeof(Batch))
-                if grown == NULL:
-                    free(current)
-                    free(batches)
-                    return IGN_E_NOMEM
-                batches = grown
-            b = <int32_t>count
-            count += 1
-            memset(&batches[b], 0, sizeof(Batch))
-            batches[b].shard = shard
-            current[shard] = b
-        batches[b].count += 1
-        batches[b].bytes += size
-        message.batch = <uint32_t>b
-    free(current)
-    result[0] = batches
-    result_count[0] = count
-    for i in range(count):
-        rc = builder_open(&batches[i].builder, batches[i].count, batches[i].bytes)
-        if rc != IGN_OK:
-            return rc
-        batches[i].opened = True
-    for i in range(n):
-        if i + 4 < n:
-            ign_prefetch(self._taken[i + 4].bytes)
-            ign_prefetch(self._taken[i + 4].bytes + 64)
-        message = &self._taken[i]
-        builder_add(&batches[message.batch].builder, message.bytes, message.length)
     return IGN_OK

@@ -12,6 +12,7 @@ cdef extern from "ignis_board.h" nogil:
     uint64_t ign_process_start_time(int64_t pid)
     uint32_t ign_fork_generation()
     void ign_event_advance(ign_event *event)
+    void ign_event_notify(ign_event *event)
     int ign_event_wait_sequence(ign_event *event, uint64_t seen, uint64_t timeout_ns, uint64_t *now)
     void ign_cpu_relax()
 

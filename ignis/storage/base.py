@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 
@@ -465,6 +466,11 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def local_dir(self) -> str | None:
         """The directory that all users of the store on this machine share, for lock files; None when there is none."""
+
+    def open_publisher(self, magazine: Any, settings: PublisherSettings) -> Any:
+        """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
+        rule: messages gather in this process and go to the store with `MagazineStore.load`."""
+        return None
 
     @abc.abstractmethod
     def stats(self) -> dict[str, int | float | str]:

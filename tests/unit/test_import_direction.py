@@ -39,9 +39,10 @@ LEAVES: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
     "bench": frozenset(),
     "broker": frozenset(),
-    "cli": frozenset({"demo"}),
+    "cli": frozenset({"broker", "demo", "relay"}),
     "console": frozenset(),
     "demo": frozenset(),
+    "relay": frozenset(),
     "spark": frozenset(),
 }
 

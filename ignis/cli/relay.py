@@ -1,0 +1,82 @@
+"""``ignis relay``: carries what producers on this machine left in shared memory into the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+from types import FrameType
+
+import click
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state
+from ignis.relay import Relay
+
+__all__ = ["relay"]
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIRECTORY",
+    default="/dev/shm/ignis",  # noqa: S108 # made with mode 0700, and refused when it is anybody else's
+    show_default=True,
+    help="Where the producers leave their messages: relay://DIRECTORY is their URL.",
+)
+@common_options
+@pass_state
+def relay(state: State, directory: str) -> int:
+    """Stores what producers of this machine leave in shared memory, until SIGTERM or SIGINT.
+
+    One relay serves one application (client_id, farm_id) and one directory. Ends with 4 when another relay runs there.
+    """
+    state.log_to_stderr("info")
+    _raise_file_limit()
+    with state.app(create=True) as app:
+        running = Relay(app, directory)
+        ended = threading.Event()
+        announcer = threading.Thread(target=_announce, args=(state, running, ended), daemon=True)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            running.request_stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        announcer.start()
+        try:
+            running.run()
+        finally:
+            ended.set()
+            announcer.join()
+    figures = running.stats()
+    if state.json:
+        render.document({"event": "stopped", "pid": os.getpid(), **figures})
+    else:
+        render.remark(f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)")
+    return exit_codes.OK
+
+
+def _announce(state: State, running: Relay, ended: threading.Event) -> None:
+    """Says that it runs, once it does: whoever waits for this line may publish, and may send signals."""
+    while not running.running:
+        if ended.wait(0.005):
+            return
+    directory, url = str(running.directory.path), running.app.url
+    if state.json:
+        render.document({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
+        sys.stdout.flush()
+    else:
+        render.remark(f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops")
+
+
+def _raise_file_limit() -> None:
+    """Every channel costs a descriptor, and the usual soft limit of 1,024 is no limit of ours."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,379 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Collecting what other processes left in mapped outboxes, with a promise to each: it is taken when it is durable.
+
+`Intake.hold` looks at messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
+stored `Intake.acknowledge` takes them. Whoever dies in between leaves them to the next consumer. The files' makers are
+other processes: every word of theirs is read once and checked before it is used.
+"""
+
+import os
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from ignis.native.channel cimport (
+    IGN_CONSUMER, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_channel, ign_channel_close, ign_channel_depth,
+    ign_channel_flush, ign_channel_give_back, ign_channel_open, ign_channel_survey, ign_channel_take,
+    ign_channel_wait_any, ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_check_size,
+    ign_region_label, ign_region_owner_state, ign_region_set_note,
+)
+from ignis.native.outbox cimport Taken
+from ignis.native.record cimport (
+    IGN_RECORD_HEADER_BYTES, BatchBuilder, builder_abort, builder_add, builder_close, builder_open, ign_record,
+    ign_record_decode, ign_shard_for_key,
+)
+from ignis.native.ring cimport ign_ring_entry
+from ignis.native.wait cimport ign_board, ign_board_check, ign_board_close, ign_board_open, ign_event_advance
+
+include "_errors.pxi"
+include "_time.pxi"
+include "_packing.pxi"
+
+cdef extern from "stdlib.h" nogil:
+    void *aligned_alloc(size_t alignment, size_t size)
+
+cdef enum:
+    CODEC_BITS = 0x0F
+    SLICE_NS = 100000000
+
+
+@cython.final
+cdef class Intake:
+    """The consumer of one mapped outbox. Made by :meth:`open`. For one thread at a time."""
+
+    def __init__(self):
+        raise TypeError("use Intake.open()")
+
+    @staticmethod
+    def open(path):
+        """Takes the consumer's side of the file.
+
+        Raises:
+            RegionFormatError, RegionTruncatedError, NativeError: not a region, or one whose words contradict each other.
+            RegionBusyError: a living process collects from it. RegionIOError.
+        """
+        cdef bytes encoded = os.fsencode(path)
+        cdef Intake self = Intake.__new__(Intake)
+        cdef size_t room
+        cdef int rc
+        self.path = path
+        self._channel = <ign_channel *>aligned_alloc(128, sizeof(ign_channel))
+        if self._channel == NULL:
+            raise MemoryError("intake")
+        memset(self._channel, 0, sizeof(ign_channel))
+        rc = ign_channel_open(self._channel, encoded, IGN_CONSUMER)
+        if rc != IGN_OK:
+            raise_code(rc, str(path))
+        self._channel.forward_in.check_thread = False  # one thread at a time, not always the same
+        self._channel.back_out.check_thread = False
+        room = self._channel.region.ring_capacity
+        self._entries = <ign_ring_entry *>malloc(room * sizeof(ign_ring_entry))
+        self._messages = <ign_message *>malloc(room * sizeof(ign_message))
+        self._taken = <Taken *>malloc(room * sizeof(Taken))
+        if self._entries == NULL or self._messages == NULL or self._taken == NULL:
+            raise MemoryError("intake")
+        return self
+
+    def __dealloc__(self):
+        free(self._entries)
+        free(self._messages)
+        free(self._taken)
+        if self._channel != NULL:
+            ign_channel_close(self._channel)
+            free(self._channel)
+
+    cdef int _check(self) except -1:
+        cdef int rc = IGN_E_CLOSED if self._closed else ign_region_check(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, str(self.path))
+        return 0
+
+    @property
+    def label(self) -> bytes:
+        """What the file's maker wrote into its header: a copy, unchecked."""
+        self._check()
+        return PyBytes_FromStringAndSize(
+            <const char *>ign_region_label(&self._channel.region), self._channel.region.label_bytes)
+
+    @property
+    def held(self) -> int:
+        """Messages that are held: looked at, and neither acknowledged nor let go."""
+        return self._count
+
+    @property
+    def region_bytes(self) -> int:
+        """Size of the file."""
+        self._check()
+        return self._channel.region.bytes
+
+    def depth(self) -> int:
+        """Messages in the channel, those held included; a snapshot."""
+        self._check()
+        cdef uint64_t depth = ign_channel_depth(self._channel)
+        self._check()
+        return depth
+
+    def producer_alive(self) -> bool:
+        """False when the producer closed or died. What it had sent before is there; look at `depth` after this answer."""
+        self._check()
+        return ign_region_owner_state(&self._channel.region, IGN_PRODUCER) == IGN_OK
+
+    def check_size(self) -> None:
+        """Raises RegionTruncatedError when the file was cut, also where nobody has touched it yet."""
+        self._check()
+        cdef int rc = ign_region_check_size(&self._channel.region)
+        if rc != IGN_OK:
+            raise_code(rc, str(self.path))
+
+    def hold(self, max_messages: int, max_bytes: int, shards: int, codec: int) -> int:
+        """Looks at the oldest messages, checks each, and holds them for `pack`; returns how many there are.
+
+        Args:
+            max_messages, max_bytes: bounds (at least one message is held if there is one). shards: of the queue, 1..65534.
+            codec: of the queue; a record of another codec is refused.
+
+        Raises:
+            ForeignReferenceError, UnreadableMessageError: the oldest message lies nowhere or is no record of this codec.
+            NativeError: ring positions that cannot be. RegionTruncatedError; ValueError when messages are held already.
+        """
+        cdef uint32_t got, i, limit
+        cdef size_t total = 0
+        cdef size_t c_bytes = max_bytes
+        cdef uint16_t c_shards = shards
+        cdef uint8_t c_codec = codec
+        cdef int rc, bad = IGN_OK
+        self._check()
+        if self._count != 0:
+            raise ValueError(f"{self.path}: {self._count} messages are held")
+        if c_shards == 0 or max_messages <= 0:
+            raise ValueError(f"hold: max_messages={max_messages}, shards={shards}")
+        limit = self._channel.region.ring_capacity
+        if max_messages < <object>limit:
+            limit = max_messages
+        self._inside += 1
+        with nogil:
+            rc = ign_channel_survey(self._channel, self._entries, self._messages, limit, &got)
+            if rc == IGN_OK:
+                for i in range(got):
+                    if i != 0 and total + self._messages[i].length > c_bytes:
+                        break
+                    if i + 4 < got:
+                        ign_prefetch(self._messages[i + 4].bytes)
+                    bad = check_record(&self._messages[i], &self._taken[i], c_shards, c_codec)
+                    if bad != IGN_OK:
+                        break  # those before it are good
+                    total += self._messages[i].length
+                    self._count += 1
+        self._inside -= 1
+        try:
+            self._check()  # zeros of a file that was cut are no messages, and look like an empty ring
+        except _errors.IgnisError:
+            self._count = 0
+            raise
+        if rc == IGN_EMPTY:
+            return 0
+        if rc != IGN_OK:
+            self._count = 0
+            raise_code(rc, str(self.path))
+        if self._count == 0 and bad == IGN_E_FOREIGN:
+            raise_code(bad, str(self.path))
+        if self._count == 0 and bad != IGN_OK:
+            raise _errors.UnreadableMessageError(
+                f"{self.path}: {self._messages[0].length} bytes that are no record of codec {codec}")
+        self.bytes_taken += total
+        return self._count
+
+    def let_go(self) -> None:
+        """Forgets what is held: it stays in the channel, and the next `hold` finds it again."""
+        self._count = 0
+
+    def acknowledge(self) -> int:
+        """Takes what is held, for good: the producer's receipts of it are done. Returns how many messages that was."""
+        cdef uint32_t i, count = self._count
+        self._check()
+        if count == 0:
+            return 0
+        self._count = 0
+        with nogil:
+            # In this order, see ign_channel_take.
+            ign_channel_take(self._channel, count)
+            for i in range(count):
+                ign_channel_give_back(self._channel, self._taken[i].slot, self._taken[i].generation)
+            ign_channel_flush(self._channel)
+        self.acknowledged += count
+        return count
+
+    def refuse(self) -> None:
+        """Tells the producer that nothing more will be taken from this file: its sends and receipts raise from now on."""
+        self._check()
+        ign_region_set_note(&self._channel.region, IGN_NOTE_REFUSED, 1)
+        ign_channel_flush(self._channel)  # wakes who waits for progress
+
+    def close(self) -> None:
+        """Gives the consumer's side back; what is held stays in the file. Idempotent."""
+        if self._closed:
+            return
+        if self._inside:
+            raise _errors.RegionBusyError(f"{self.path}: being packed in another thread")
+        self._closed = True
+        self._count = 0
+        ign_channel_close(self._channel)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def __repr__(self) -> str:
+        return f"<Intake {self.path} held={self._count}>"
+
+
+cdef int check_record(const ign_message *message, Taken *taken, uint16_t shards, uint8_t codec) noexcept nogil:
+    """Fills `taken`. Decides on a private copy of the record's fixed part: the original may change meanwhile, and what is
+    stored then is at worst a record that its reader sets aside, of exactly the length decided here."""
+    cdef uint8_t fixed[36]
+    cdef ign_record record
+    cdef int rc
+    if message.code != IGN_OK:
+        return IGN_E_FOREIGN
+    if message.length < IGN_RECORD_HEADER_BYTES:
+        return IGN_E_MALFORMED
+    memcpy(fixed, message.bytes, sizeof(fixed))
+    # With the true length and only the header's bytes: decode reads no others.
+    rc = ign_record_decode(fixed, message.length, &record)
+    if rc != IGN_OK:
+        return rc
+    if (record.flags & CODEC_BITS) != codec:
+        return IGN_E_VERSION
+    taken.bytes = message.bytes
+    taken.length = message.length
+    taken.slot = message.slot
+    taken.generation = message.generation
+    taken.batch = 0
+    taken.kind = ANY
+    if record.key_len != 0:
+        taken.kind = ign_shard_for_key(message.bytes + IGN_RECORD_HEADER_BYTES, record.key_len, shards)
+    return IGN_OK
+
+
+def pack(list intakes not None, int any_shard, int shards, int chunk_records=256, int chunk_bytes=32768) -> list:
+    """What several intakes of one queue hold, as packed batches.
+
+    Args:
+        intakes: each in the order of its own messages, one after the other. any_shard, shards, chunk_records, chunk_bytes:
+            as for `Outbox.drain`.
+
+    Returns:
+        (shard, batch) in order. The messages stay held until they are acknowledged or let go.
+
+    Raises:
+        RegionTruncatedError: a file was cut meanwhile; its ``held`` messages are nobody's, let them go.
+    """
+    cdef Intake one
+    cdef uint32_t total = 0, batches = 0
+    cdef Taken *all = NULL
+    cdef Batch *built = NULL
+    cdef int rc
+    if not 0 < shards < ANY or not 0 <= any_shard < shards or not 0 < chunk_records <= 1 << 20 or chunk_bytes < 0:
+        raise ValueError(f"pack: shards={shards}, any_shard={any_shard}, chunk_records={chunk_records}")
+    for one in intakes:
+        one._check()
+        total += one._count
+    if total == 0:
+        return []
+    all = <Taken *>malloc(total * sizeof(Taken))
+    if all == NULL:
+        raise MemoryError("pack")
+    total = 0
+    for one in intakes:
+        memcpy(all + total, one._taken, one._count * sizeof(Taken))
+        total += one._count
+        one._inside += 1
+    try:
+        with nogil:
+            rc = pack_taken(all, total, any_shard, shards, chunk_records, chunk_bytes, &built, &batches)
+        if rc != IGN_OK:
+            raise_code(rc, "pack")
+        for one in intakes:
+            one._check()
+        return close_batches(built, batches)
+    finally:
+        for one in intakes:
+            one._inside -= 1
+        free_batches(built, batches)
+        free(all)
+
+
+@cython.final
+cdef class Bell:
+    """What producers ring when they left a message and somebody may be asleep.
+
+    Args:
+        path: a file that all participants map, made if it is not there.
+
+    Raises:
+        RegionFormatError, RegionTruncatedError, RegionIOError.
+    """
+
+    def __cinit__(self, path):
+        cdef bytes encoded = os.fsencode(path)
+        cdef int rc = ign_board_open(&self._board, encoded, 1)
+        if rc != IGN_OK:
+            raise_code(rc, str(path))
+        self.path = path
+
+    def __dealloc__(self):
+        ign_board_close(&self._board)
+
+    cdef int _check(self) except -1:
+        cdef int rc = IGN_E_CLOSED if self._closed else ign_board_check(&self._board)
+        if rc != IGN_OK:
+            raise_code(rc, f"bell {self.path}")
+        return 0
+
+    def ring(self) -> None:
+        """Wakes who waits, or makes its next wait return at once. From any thread or process."""
+        self._check()
+        ign_event_advance(self._board.events)
+
+    def wait(self, list intakes not None, timeout) -> bool:
+        """Until one of the intakes has a message, or somebody rang; false when the time (seconds) is up. One thread."""
+        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout), now
+        cdef uint32_t count = 0
+        cdef Intake one
+        cdef int rc
+        cdef ign_channel **channels = <ign_channel **>malloc((len(intakes) + 1) * sizeof(ign_channel *))
+        if channels == NULL:
+            raise MemoryError("bell")
+        self._waiting += 1
+        try:
+            for one in intakes:
+                one._check()
+                channels[count] = one._channel
+                count += 1
+            while True:
+                self._check()
+                now = ign_now_ns()
+                with nogil:
+                    rc = ign_channel_wait_any(
+                        self._board.events, &self._seen, channels, count, until - now if until > now else 0)
+                PyErr_CheckSignals()
+                if rc == IGN_OK:
+                    return True
+                if ign_now_ns() >= until:
+                    return False
+        finally:
+            self._waiting -= 1
+            free(channels)
+
+    def close(self) -> None:
+        """Ends the handle, not the file. Idempotent. Not while somebody waits on it: RegionBusyError."""
+        if self._closed:
+            return
+        if self._waiting:
+            raise _errors.RegionBusyError(f"bell {self.path}: somebody waits on it")
+        self._closed = True
+        ign_board_close(&self._board)

@@ -1,0 +1,164 @@
+"""The directory that producers and the relay share: who may use it, what lies where, and whether a relay is there.
+
+::
+
+    relay.lock         held (flock) by the relay as long as it lives; the kernel lets go of it, however the relay ends
+    relay.json         what the relay says of itself, and the queues' settings for producers
+    bell               what producers ring when the relay may be asleep
+    channels/          one file per producer's channel: messages that no store has yet
+    aside/             what the relay refused, each file with its reason beside it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
+
+__all__ = ["CHANNEL_SUFFIX", "RelayDirectory"]
+
+CHANNEL_SUFFIX = ".channel"
+_LOCK_TRIES_S = 2.0
+_LEFTOVER_S = 60.0
+"""A half-made file of this age has no maker any more."""
+
+
+class RelayDirectory:
+    """Paths and checks; thread-safe. Makes what is missing with mode 0700.
+
+    Args:
+        path: absolute. On ``/dev/shm`` it survives every process but not the machine; on a disk it is slower when the
+            page cache is written back, and survives no more: nothing in it is flushed.
+
+    Raises:
+        ConfigError: not absolute, a link, not a directory, not this user's, or open to others.
+        StoreUnreachableError: it cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_absolute():
+            raise ConfigError(f"relay directory {str(path)!r} is not absolute; write relay:///dev/shm/ignis")
+        self.channels = self.path / "channels"
+        self.aside = self.path / "aside"
+        self.bell = self.path / "bell"
+        self._lock = self.path / "relay.lock"
+        self._state = self.path / "relay.json"
+        for one in (self.path, self.channels, self.aside):
+            _make_private(one)
+
+    # -- the relay's lock
+
+    def lock(self) -> int:
+        """Takes the relay's lock; returns the descriptor that holds it. Raises LockHeldError: another relay lives."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        deadline = time.monotonic() + _LOCK_TRIES_S
+        try:
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return descriptor
+                except BlockingIOError:
+                    # A producer that looks whether we are there holds it for a moment.
+                    if time.monotonic() >= deadline:
+                        raise LockHeldError(f"another relay runs on {self.path}{self._who()}") from None
+                time.sleep(0.01)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def relay_present(self) -> bool:
+        """Whether a process holds the relay's lock at this moment."""
+        try:
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _who(self) -> str:
+        pid = self.read_state().get("pid")
+        return f" (process {pid})" if isinstance(pid, int) else ""
+
+    # -- what the relay says
+
+    def write_state(self, state: dict[str, Any]) -> None:
+        """Replaces the relay's words as a whole."""
+        temporary = self._state.with_suffix(f".{os.getpid()}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(state, file)
+        temporary.replace(self._state)
+
+    def read_state(self) -> dict[str, Any]:
+        """What the present or the last relay said; ``{}`` when there was none, or it makes no sense."""
+        try:
+            found = json.loads(self._state.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    # -- channels
+
+    def channel_files(self) -> list[Path]:
+        """The channels there are, oldest name first; removes what half-made files dead producers left."""
+        found = []
+        for entry in os.scandir(self.channels):
+            if entry.name.endswith(CHANNEL_SUFFIX):
+                found.append(Path(entry.path))
+            elif entry.name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _LEFTOVER_S:
+                        os.unlink(entry.path)
+        return sorted(found)
+
+    def reason_file(self, channel: Path) -> Path:
+        """Where the reason stands for which a channel was refused."""
+        return self.aside / f"{channel.name}.reason"
+
+    def set_aside(self, channel: Path, why: str) -> Path:
+        """Moves a channel out of the way, with the reason beside it. The reason is there first: the producer reads it."""
+        self.reason_file(channel).write_text(why + "\n", "utf-8")
+        target = self.aside / channel.name
+        channel.replace(target)
+        return target
+
+    def refusal_of(self, channel: Path) -> str:
+        """The reason for which a channel was refused, or a word that there is none."""
+        try:
+            return self.reason_file(channel).read_text("utf-8").strip()
+        except OSError:
+            return "no reason is known"
+
+    def __repr__(self) -> str:
+        return f"<RelayDirectory {self.path}>"
+
+
+def _make_private(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=False, exist_ok=True)
+        found = path.lstat()
+    except FileExistsError:
+        raise ConfigError(f"relay directory {path} is not a directory") from None
+    except OSError as exc:
+        raise StoreUnreachableError(f"relay directory {path}: {exc.strerror}") from exc
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"relay directory {path} is not a directory")
+    if found.st_uid != os.geteuid():
+        raise ConfigError(f"relay directory {path} belongs to user {found.st_uid}, this process is {os.geteuid()}")
+    if found.st_mode & 0o077:
+        raise ConfigError(
+            f"relay directory {path} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}"
+        )

@@ -1,0 +1,76 @@
+"""What a producer writes into its channel's header, so that the relay knows where the messages belong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ignis.config import check_name
+from ignis.errors import ConfigError
+from ignis.storage.base import QueueRecord
+
+__all__ = ["CODEC_FLAGS", "Label", "record_of", "settings_of"]
+
+VERSION = 1
+MAX_BYTES = 2_048
+CODEC_FLAGS = {"raw": 0, "json": 1, "msgpack": 2}
+
+_SETTINGS = (
+    "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "shovel_interval_s",
+    "shovel_concurrency",
+)  # fmt: skip
+_DEFAULTS = QueueRecord("")
+
+
+class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """``settings`` are those of the queue that are not the defaults: a queue that exists keeps its own for the rest."""
+
+    version: int
+    queue: str
+    codec: str
+    client_id: str
+    farm_id: str
+    settings: dict[str, Any] = {}
+
+    def encoded(self) -> bytes:
+        """Raises ConfigError when it is too long for a channel's header."""
+        data = msgspec.msgpack.encode(self)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"the label of queue {self.queue!r} has {len(data)} bytes, the limit is {MAX_BYTES}")
+        return data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Label:
+        """Checks what a producer wrote. Raises ConfigError: nothing of it can be trusted."""
+        try:
+            label = msgspec.msgpack.decode(data, type=cls)
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise ConfigError(f"the channel's label cannot be read: {exc}") from exc
+        if label.version != VERSION:
+            raise ConfigError(f"the channel's label has version {label.version}, this relay reads version {VERSION}")
+        if label.codec not in CODEC_FLAGS:
+            raise ConfigError(f"the channel's codec {label.codec!r} is not one of {', '.join(CODEC_FLAGS)}")
+        for name, what in ((label.queue, "queue"), (label.client_id, "client_id"), (label.farm_id, "farm_id")):
+            check_name(name, what)
+        unknown = set(label.settings) - set(_SETTINGS)
+        if unknown:
+            raise ConfigError(f"the channel's label has a setting {min(unknown)!r} that queues do not have")
+        return label
+
+
+def settings_of(record: QueueRecord) -> dict[str, Any]:
+    """The queue's settings that are not the defaults."""
+    return {name: getattr(record, name) for name in _SETTINGS if getattr(record, name) != getattr(_DEFAULTS, name)}
+
+
+def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:
+    """A queue as the relay wrote it down for producers; None when it is not there or makes no sense."""
+    queues = state.get("queues")
+    found = queues.get(name) if isinstance(queues, dict) else None
+    if not isinstance(found, dict):
+        return None
+    try:
+        return msgspec.convert({"name": name, **found}, QueueRecord)
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,269 @@
+"""The producers' side of a relay, in the shape of a store: ``Ignis("relay:///dev/shm/ignis")``.
+
+It takes messages in and nothing else. ``queue.publish`` returns when the relay has stored the message, as every store
+promises; ``queue.publisher().send`` returns when the message is in the channel, after about a microsecond.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote
+
+from ignis.config import PublisherSettings, RelaySettings, load_file, resolve
+from ignis.errors import (
+    ClosedError,
+    ConfigError,
+    RelayAbsentError,
+    RelayRefusedError,
+    WaitTimeoutError,
+)
+from ignis.magazine import Magazine
+from ignis.native import Outbox, PackedBatch
+from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
+from ignis.relay.label import VERSION, Label, record_of, settings_of
+from ignis.relay.publisher import RelayPublisher
+from ignis.relay.refused import NoArrays, NoLocks, NoReading, refuse
+from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
+
+__all__ = ["RelayStore", "open_store"]
+
+_LARGEST = 2
+"""Messages of the largest kind that a channel holds."""
+_ENVELOPE_BYTES = 1 << 17
+"""What the envelope, with the longest key and as much again for headers, may add to a body."""
+
+_USUAL_BYTES = 1 << 20
+
+_serial = itertools.count(1)
+_stores: weakref.WeakSet[RelayStore] = weakref.WeakSet()
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> RelayStore:
+    """Opens ``relay:///directory``; its query and ``options`` may have any of ``[relay]`` in ``docs/settings.md``."""
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    merged.pop("create", None)
+    path = unquote(parts.netloc + parts.path)
+    if not path:
+        raise ConfigError("a relay URL names a directory; write relay:///dev/shm/ignis")
+    return RelayStore(path, resolve(RelaySettings, merged, load_file(None)), client_id=client_id, farm_id=farm_id)
+
+
+class RelayStore(Store):
+    """See the module. Thread-safe. Usable in a child after ``fork``, which makes channels of its own.
+
+    Args:
+        path: the directory, made with mode 0700 when it is not there. No relay need run yet: channels wait for one.
+        settings: ``[relay]``.
+        client_id, farm_id: of the application; the relay serves one.
+
+    Raises:
+        ConfigError: the directory is not private, or the relay there serves another application.
+        StoreUnreachableError.
+    """
+
+    def __init__(self, path: str, settings: RelaySettings, *, client_id: str = "ignis", farm_id: str = "local") -> None:
+        self.directory = RelayDirectory(path)
+        self.settings = settings
+        self.client_id = client_id
+        self.farm_id = farm_id
+        self.url = f"relay://{path}"
+        self.opening = threading.RLock()
+        self._closed = False
+        state = self.directory.read_state()
+        if self.directory.relay_present() and (state.get("client_id"), state.get("farm_id")) != (client_id, farm_id):
+            raise ConfigError(
+                f"the relay on {path} serves client_id={state.get('client_id')!r}, farm_id={state.get('farm_id')!r}, "
+                f"not {client_id!r}, {farm_id!r}; every application needs a directory and a relay of its own"
+            )
+        self.queues: RelayQueues = RelayQueues(self)
+        self.magazines: RelayMagazines = RelayMagazines(self)
+        self.locks = NoLocks(self.url)
+        self.arrays = NoArrays(self.url)
+        _stores.add(self)
+
+    # -- channels
+
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> Outbox:
+        """A channel for messages of this queue by this process: a file of its own.
+
+        Raises:
+            PublishOnlyError: not the main magazine of a queue. RegionIOError: no room for the file (ENOSPC).
+        """
+        if self._closed:
+            raise ClosedError(f"{self.url} is closed")
+        record = self.queues.known(queue)
+        if record is None:
+            refuse(f"magazine {queue!r}, which is no queue,", self.url)
+        label = Label(VERSION, queue, record.codec, self.client_id, self.farm_id, settings_of(record))
+        name = f"{queue}.{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
+        path = self.directory.channels / name
+        capacity = min(self.settings.capacity, 1 << (capacity.bit_length() - 1))
+        outbox = Outbox(
+            capacity=capacity,
+            max_message_bytes=max_message_bytes,
+            size_classes=_size_classes(capacity, max_message_bytes),
+            bytering_bytes=max(2_048, min(capacity * self.settings.bytes_per_message, 1 << 28)),
+            path=path,
+            label=label.encoded(),
+            bell=self.directory.bell,
+        )
+        outbox.on_timeout = self.timed_out
+        outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
+        return outbox
+
+    def timed_out(self, what: str) -> WaitTimeoutError:
+        """The error for a wait that ran out: it says whether a relay was there to wait for."""
+        if self.directory.relay_present():
+            return WaitTimeoutError(f"{what}; a relay runs on {self.directory.path} and has not taken it")
+        return RelayAbsentError(str(self.directory.path), what)
+
+    def open_publisher(self, magazine: Magazine[Any], settings: PublisherSettings) -> RelayPublisher[Any]:
+        """A publisher whose messages lie in the channel's file from the moment that `send` returns."""
+        return RelayPublisher(magazine, settings, self)
+
+    # -- the rest of a store
+
+    @property
+    def owner(self) -> str:
+        return f"producer-{os.getpid()}"
+
+    @property
+    def local_dir(self) -> str | None:
+        return str(self.directory.path)
+
+    def stats(self) -> dict[str, int | float | str]:
+        present = self.directory.relay_present()
+        pid = self.directory.read_state().get("pid")
+        return {
+            "kind": "relay",
+            "directory": str(self.directory.path),
+            "relay": str(pid) if present else "absent",
+            "channels": len(self.directory.channel_files()),
+        }
+
+    def close(self, timeout: float = 30.0) -> None:
+        if not self._closed:
+            self._closed = True
+            self.magazines.close()
+
+    def begin_in_child(self) -> None:
+        """After ``fork``: nothing that another thread of the parent may have held is used again."""
+        self.opening = threading.RLock()
+        self.magazines.begin_in_child()
+
+
+class RelayQueues(QueueStore):
+    """The queues' settings: what the relay wrote down of them, and what this process was given."""
+
+    def __init__(self, store: RelayStore) -> None:
+        self._store = store
+        self._given: dict[str, QueueRecord] = {}
+
+    def get(self, name: str) -> QueueRecord | None:
+        """As the relay last wrote it down; None when there is no such queue, or no relay ever ran here."""
+        return record_of(name, self._store.directory.read_state())
+
+    def put(self, record: QueueRecord) -> None:
+        """Remembered here; the relay registers the queue when it finds the first channel of it."""
+        self._given[record.name] = record
+
+    def known(self, name: str) -> QueueRecord | None:
+        """What this process was given, or what the relay wrote down."""
+        return self._given.get(name) or self.get(name)
+
+    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
+        refuse("changing a queue", self._store.url)
+
+    def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
+        state = self._store.directory.read_state()
+        names = state.get("queues")
+        found = [record_of(name, state) for name in sorted(names)] if isinstance(names, dict) else []
+        return [one for one in found if one is not None and active in (None, one.active)]
+
+    def remove(self, name: str) -> bool:
+        refuse("removing a queue", self._store.url)
+
+
+class RelayMagazines(NoReading):
+    """`load` for those who want to know that their message is stored: one channel per queue and process, made when needed."""
+
+    def __init__(self, store: RelayStore) -> None:
+        super().__init__(store.url)
+        self._store = store
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._lock = threading.Lock()
+
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        """Nothing to do: the relay declares what it finds channels for."""
+
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        """Sends the records to the relay and waits until it has stored them; durable on return as in the relay's store.
+
+        The pointers are not known here: 0 for each. So is the shard: the relay routes by key, and spreads the rest.
+
+        Raises:
+            WaitTimeoutError, RelayAbsentError: not stored in ``relay.timeout_s``; what was sent stays in the channel and
+            may yet be stored. RelayRefusedError.
+        """
+        timeout_s = self._store.settings.timeout_s
+        records = [record for _, batch in batches for record in batch.records()]
+        outbox = self._outbox(magazine, max(map(len, records)))
+        last = 0
+        for record in records:
+            last = outbox.send_record(record, timeout_s)
+        outbox.wait_settled(last, timeout_s)
+        if outbox.first_error is not None:
+            raise outbox.first_error
+        return [0] * len(batches)
+
+    def names(self) -> list[str]:
+        return [record.name for record in self._store.queues.list()]
+
+    def _outbox(self, magazine: str, record_bytes: int) -> Outbox:
+        """One for messages of up to 1 MiB, and one more for each power of two above that, should such a message come."""
+        limit = max(_USUAL_BYTES, 1 << (record_bytes - 1).bit_length())
+        found = self._outboxes.get((magazine, limit))
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._outboxes.get((magazine, limit))
+            if found is None:
+                found = self._store.new_outbox(magazine, limit, self._store.settings.capacity)
+                self._outboxes[magazine, limit] = found
+            return found
+
+    def close(self) -> None:
+        with self._lock:
+            for outbox in self._outboxes.values():
+                outbox.close()
+            self._outboxes.clear()
+
+    def begin_in_child(self) -> None:
+        self._lock = threading.Lock()
+        self._outboxes = {}
+
+
+def _size_classes(capacity: int, max_message_bytes: int) -> list[tuple[int, int]]:
+    """Slots for what does not go into the byte ring: the same number of bytes for each size, and two of the largest."""
+    largest = (max_message_bytes + _ENVELOPE_BYTES + 63) // 64 * 64
+    classes = []
+    size, count = 1_024, capacity // 4
+    while size * 4 <= largest:
+        classes.append((size, max(_LARGEST, count)))
+        size, count = size * 4, count // 4
+    return [*classes, (largest, _LARGEST)]
+
+
+def _in_child() -> None:
+    for store in list(_stores):
+        store.begin_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

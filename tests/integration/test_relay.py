@@ -1,0 +1,277 @@
+"""The relay with real processes: what producers leave is stored once it can be, whoever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis import errors
+from tests.relay_support import Place, finish, kill, place, say, stop
+from tests.support import WAIT_S, eventually
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def queue(here: Place) -> Iterator[ignis.Queue[bytes]]:
+    """The queue as a producer in this process has it."""
+    app = ignis.Ignis(here.url, store={"timeout_s": WAIT_S})
+    yield app.queue("q", bytes)
+    app.close()
+
+
+def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Queue[bytes]) -> None:
+    here.start_relay()
+    published = queue.publish(b"one", key="k", headers={"a": 1})
+    assert (published.shard, published.pointer) == (-1, 0)
+    ids = queue.publish_many([b"%d" % n for n in range(9_000)])
+    assert len(set(ids)) == 9_000
+    bodies = here.stored()
+    assert Counter(bodies) == Counter([b"one", *(b"%d" % n for n in range(9_000))])
+    with ignis.Ignis(here.store_url) as app:
+        found = [one.envelope for one in app.queue("q", bytes).main.peek(10_000)]
+    by_id = {message.id: message for message in found}
+    assert set(by_id) == {published.id, *ids}
+    assert (by_id[published.id].key, by_id[published.id].headers) == ("k", {"a": 1})
+
+
+def test_receipts_are_done_when_the_message_is_stored(here: Place, queue: ignis.Queue[bytes]) -> None:
+    relay = here.start_relay()
+    with queue.publisher() as publisher:
+        first = publisher.send(b"first")
+        assert first.result(WAIT_S) == first.id
+        os.kill(relay.pid, signal.SIGSTOP)
+        called = threading.Event()
+        second = publisher.send(b"second")
+        second.add_done_callback(lambda receipt: called.set())
+        assert not second.done()
+        assert publisher.pending == 1
+        with pytest.raises(errors.WaitTimeoutError, match="a relay runs on"):
+            second.result(0.05)
+        os.kill(relay.pid, signal.SIGCONT)
+        assert called.wait(WAIT_S)
+        assert second.exception(0) is None
+
+        async def several() -> list[bytes]:
+            return list(await asyncio.gather(*[publisher.send(b"%d" % n) for n in range(200)]))
+
+        assert len(set(asyncio.run(several()))) == 200
+        publisher.flush(WAIT_S)
+        assert (publisher.sent, publisher.pending, publisher.failed) == (202, 0, 0)
+        assert len(here.stored()) == 202
+
+
+def test_a_key_keeps_its_shard_and_its_order(here: Place, queue: ignis.Queue[bytes]) -> None:
+    here.start_relay()
+    with queue.publisher() as publisher:
+        for n in range(2_000):
+            publisher.send(b"%d" % n, key=f"key{n % 7}")
+    with ignis.Ignis(here.store_url) as app:
+        stored = app.queue("q", bytes)
+        seen: dict[str, list[int]] = {}
+        for one in stored.main.peek(10_000):
+            assert one.shard == ignis.native.shard_for_key((one.envelope.key or "").encode(), 32)
+            seen.setdefault(one.envelope.key or "", []).append(int(one.message))
+    assert {key: numbers == sorted(numbers) for key, numbers in seen.items()} == {f"key{n}": True for n in range(7)}
+    assert sum(map(len, seen.values())) == 2_000
+
+
+def test_what_lay_there_before_the_relay_came_is_stored(here: Place) -> None:
+    producer = here.producer("""
+publisher = queue.publisher()
+for n in range(3000):
+    publisher.send(b"%d" % n)
+say("sent")
+os.kill(os.getpid(), signal.SIGKILL)
+""")
+    assert say(producer) == "sent"
+    finish(producer, -signal.SIGKILL)
+    assert len(here.channels) == 1
+    relay = here.start_relay()
+    eventually(lambda: not here.channels, "the dead producer's channel is drained and removed")
+    assert sorted(map(int, here.stored())) == list(range(3_000))
+    stop(relay)
+
+
+def test_the_next_relay_takes_over_while_producers_live(here: Place, queue: ignis.Queue[bytes]) -> None:
+    sent = 0
+    with queue.publisher() as publisher:
+        for _ in range(4):
+            relay = here.start_relay()
+            for _ in range(5_000):
+                publisher.send(b"%d" % sent)
+                sent += 1
+            kill(relay)
+            publisher.send(b"%d" % sent)  # nobody is there
+            sent += 1
+        here.start_relay()
+        publisher.flush(WAIT_S)
+    counts = Counter(map(int, here.stored()))
+    assert set(counts) == set(range(sent)), "lost or invented"
+    # A relay that dies leaves at most what one channel holds stored and not taken.
+    assert sum(counts.values()) - sent <= 4 * 4_096
+
+
+def test_a_full_channel_is_back_pressure_and_then_an_error(here: Place) -> None:
+    app = ignis.Ignis(here.url, store={"capacity": 64})
+    queue = app.queue("q", bytes)
+    publisher = queue.publisher(send_timeout_s=0.2)
+    for n in range(64):
+        publisher.send(b"%d" % n)
+    with pytest.raises(errors.ChannelFullError):
+        publisher.send(b"no", timeout=0)
+    with pytest.raises(errors.RelayAbsentError, match="no relay runs on"):
+        publisher.send(b"no")
+    with pytest.raises(errors.RelayAbsentError):
+        asyncio.run(publisher.asend(b"no"))
+    here.start_relay()
+    for n in range(64, 1_000):
+        publisher.send(b"%d" % n, timeout=WAIT_S)
+    publisher.close(WAIT_S)
+    app.close()
+    assert sorted(map(int, here.stored())) == list(range(1_000))
+
+
+def test_closing_without_a_relay_says_so_and_leaves_the_messages(here: Place, queue: ignis.Queue[bytes]) -> None:
+    publisher = queue.publisher()
+    receipt = publisher.send(b"later")
+    with pytest.raises(errors.RelayAbsentError):
+        publisher.close(0.05)
+    with pytest.raises(errors.ClosedError):
+        publisher.send(b"closed")
+    with pytest.raises(errors.ClosedError):
+        receipt.result(0)
+    here.start_relay()
+    eventually(lambda: not here.channels)
+    assert here.stored() == [b"later"]
+
+
+def test_a_forked_child_makes_a_channel_of_its_own(here: Place) -> None:
+    here.start_relay()
+    producer = here.producer("""
+publisher = queue.publisher()
+receipt = publisher.send(b"parent")
+children = []
+for n in range(3):
+    pid = os.fork()
+    if pid == 0:
+        for k in range(100):
+            last = publisher.send(b"%d-%d" % (n, k))
+        queue.publish(b"published by %d" % n)
+        last.result(30)
+        publisher.close(30)
+        os._exit(0)
+    children.append(pid)
+codes = [os.waitpid(pid, 0)[1] for pid in children]
+publisher.send(b"parent again").result(30)
+publisher.close(30)
+say(codes)
+""")
+    assert say(producer) == "[0, 0, 0]"
+    finish(producer)
+    expected = [b"parent", b"parent again", *(b"published by %d" % n for n in range(3))]
+    expected += [b"%d-%d" % (n, k) for n in range(3) for k in range(100)]
+    assert Counter(here.stored()) == Counter(expected)
+    eventually(lambda: not here.channels)
+
+
+def test_many_producers_and_queues(here: Place) -> None:
+    code = """
+publishers = [app.queue(name, bytes).publisher() for name in ("q", "r")]
+for n in range(2000):
+    publishers[n % 2].send(b"%s-%d" % (sys.argv[2].encode(), n))
+for publisher in publishers:
+    publisher.close(30)
+"""
+    here.start_relay()
+    for process in [here.producer(code, n) for n in range(6)]:
+        finish(process)
+    assert Counter(here.stored("q")) == Counter(b"%d-%d" % (p, n) for p in range(6) for n in range(0, 2_000, 2))
+    assert Counter(here.stored("r")) == Counter(b"%d-%d" % (p, n) for p in range(6) for n in range(1, 2_000, 2))
+    eventually(lambda: not here.channels)
+
+
+def test_a_stopped_relay_stores_what_is_there_and_says_what_it_did(here: Place, queue: ignis.Queue[bytes]) -> None:
+    relay = here.start_relay()
+    publisher = queue.publisher()
+    for n in range(1_000):
+        publisher.send(b"%d" % n)
+    ended = json.loads(stop(relay).splitlines()[-1])
+    assert (ended["event"], ended["messages"], ended["refused"]) == ("stopped", 1_000, 0)
+    assert publisher.pending == 0
+    publisher.close(WAIT_S)
+
+
+def test_a_second_relay_is_refused(here: Place) -> None:
+    here.start_relay()
+    second = here.popen(["-m", "ignis", "relay", "--url", here.store_url + "2", "--dir", str(here.directory)])
+    _, err = second.communicate(timeout=WAIT_S)
+    assert second.returncode == 4
+    assert "another relay runs" in err
+
+
+def test_the_queue_has_the_settings_of_its_first_producer(here: Place) -> None:
+    app = ignis.Ignis(here.url)
+    app.queue("fresh", dict, shards=5, durability="none", message_expiry="1h").publisher().send({"a": 1})
+    here.start_relay()
+    with ignis.Ignis(here.store_url) as other:
+        eventually(lambda: other.store.queues.get("fresh"))
+        record = other.store.queues.get("fresh")
+        assert record is not None
+        assert (record.shards, record.durability, record.message_expiry_s, record.codec) == (5, "none", 3_600, "json")
+    app.close()
+    # The relay wrote the settings down: a producer that comes later takes them, or is told that its own differ.
+    eventually(lambda: "fresh" in json.loads((here.directory / "relay.json").read_text()).get("queues", {}))
+    with ignis.Ignis(here.url) as later:
+        later.queue("fresh").open()
+        assert later.queue("fresh").settings.shards == 5
+    with ignis.Ignis(here.url) as wrong, pytest.raises(errors.QueueMismatchError):
+        wrong.queue("fresh", dict, durability="sync").open()
+
+
+def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:
+    store = queue.app.store
+    calls = [
+        lambda: queue.main.fire(1),
+        queue.main.metadata,
+        lambda: queue.sideline.load(b"x"),
+        lambda: store.locks.acquire("a", "b", 1.0),
+        lambda: store.arrays.size("a", "b"),
+        lambda: store.queues.remove("q"),
+        lambda: queue.app.magazine("raw", bytes).load(b"x"),
+    ]
+    for call in calls:
+        with pytest.raises(errors.PublishOnlyError, match="open the store"):
+            call()
+    assert store.stats()["relay"] == "absent"
+    here.start_relay()
+    assert store.stats()["relay"] != "absent"
+
+
+def test_another_application_needs_a_directory_of_its_own(here: Place) -> None:
+    early = ignis.Ignis(here.url, client_id="other")
+    publisher = early.queue("q", bytes).publisher()
+    receipt = publisher.send(b"x")
+    here.start_relay()
+    with pytest.raises(errors.RelayRefusedError, match="this relay serves 'ignis'"):
+        receipt.result(WAIT_S)
+    with pytest.raises(errors.RelayRefusedError):
+        publisher.send(b"y")
+    with pytest.raises(errors.PublishError):
+        publisher.close(WAIT_S)
+    early.close()
+    with pytest.raises(errors.ConfigError, match="every application needs a directory"):
+        ignis.Ignis(here.url, client_id="other").queue("q", bytes).open()
