@@ -34,6 +34,8 @@ else:  # pragma: no cover - 3.10 only
 
 __all__ = [
     "NAME_PATTERN",
+    "BrokerSettings",
+    "ClientSettings",
     "ConsumerSettings",
     "LeaderSettings",
     "LockSettings",
@@ -341,9 +343,52 @@ class RelaySettings(_Settings):
                 raise ConfigError(f"relay.{name} = {value} is not a power of two")
 
 
+@dataclass(frozen=True)
+class BrokerSettings(_Settings):
+    """The broker: limits of its connections and of what it holds for them."""
+
+    section: ClassVar[str] = "broker"
+
+    max_frame_bytes: int = _setting(64 << 20, "largest frame after the handshake", 1 << 16, 1 << 30)
+    max_pending: int = _setting(1_024, "requests of one connection that may wait for their answer", 1, 1_000_000)
+    max_intake_bytes: int = _setting(
+        64 << 20, "bytes of one queue that may wait for the store; above it its senders are not read", 1 << 16, 1 << 36
+    )
+    max_outbound_bytes: int = _setting(
+        8 << 20, "answers and deliveries one connection may leave unread before it is not read either", 1 << 14, 1 << 32
+    )
+    max_connections: int = _setting(12_000, "connections at a time", 1, 1_000_000)
+    max_unauthenticated: int = _setting(256, "connections that have not yet said who they are", 1, 100_000)
+    handshake_timeout_s: float = _setting(5, "time a connection has to say who it is", 0.05, 300)
+    idle_timeout_s: float = _setting(120, "a connection that sends nothing for this long is closed", 0.1, 86_400)
+    write_timeout_s: float = _setting(30, "a connection that reads nothing of what waits for it is closed", 0.1, 3_600)
+    redeliver_after_s: float = _setting(
+        2, "how long the messages of a lost connection wait for its client to come back", 0, 3_600
+    )
+    drain_timeout_s: float = _setting(30, "how long a stop waits for answers that are under way", 0, 86_400)
+    max_wait_s: float = _setting(30, "longest a client may wait in one request for messages", 0.1, 300)
+    max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)
+    store_threads: int = _setting(8, "threads that call the store", 1, 256)
+    max_applications: int = _setting(64, "applications (client_id and farm_id) served at a time", 1, 10_000)
+
+
+@dataclass(frozen=True)
+class ClientSettings(_Settings):
+    """A client of the broker: ``ignis://`` and ``ignis.broker``."""
+
+    section: ClassVar[str] = "client"
+
+    timeout_s: float = _setting(30, "how long a request waits for its answer", 0.01, 86_400)
+    connect_timeout_s: float = _setting(10, "how long connecting, or connecting again, is tried", 0.01, 3_600)
+    retry_wait_s: float = _setting(0.05, "wait before the second attempt to connect; doubles with each", 0.001, 60)
+    max_retry_wait_s: float = _setting(2, "longest wait between two attempts to connect", 0.001, 600)
+    max_pending: int = _setting(1_024, "requests that may wait for their answer on one connection", 1, 1_000_000)
+    max_frame_bytes: int = _setting(64 << 20, "largest frame that is accepted", 1 << 16, 1 << 30)
+
+
 SECTIONS: tuple[type[_Settings], ...] = (
     QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
-    LockSettings, SparkSettings, RelaySettings,
+    LockSettings, SparkSettings, RelaySettings, BrokerSettings, ClientSettings,
 )  # fmt: skip
 
 

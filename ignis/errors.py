@@ -475,3 +475,108 @@ class PublishOnlyError(StoreError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return (type(self), (self.call, self.url))
+# -- broker and its clients ----------------------------------------------------------------------------------
+
+
+class BrokerError(IgnisError):
+    """Root of what a broker, or a client of one, reports about their connection."""
+
+    code = "broker"
+
+
+class ProtocolError(BrokerError):
+    """The other side broke the protocol, or speaks another version of it. The connection is closed."""
+
+    code = "protocol"
+
+
+class BadRequestError(BrokerError, ValueError):
+    """The payload of one request breaks the protocol. The connection goes on."""
+
+    code = "bad_request"
+
+
+class UnauthenticatedError(BrokerError):
+    """The broker does not know who is asking, or the token or password is wrong. The connection is closed."""
+
+    code = "unauthenticated"
+
+
+class PermissionDeniedError(BrokerError):
+    """Whoever is connected may not do this to this queue. Attributes: ``command``, ``queue``."""
+
+    code = "permission_denied"
+
+    def __init__(self, command: str, queue: str = "") -> None:
+        super().__init__(f"no permission for {command}" + (f" on queue {queue!r}" if queue else ""))
+        self.command = command
+        self.queue = queue
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.command, self.queue))
+
+
+class TooManyRequestsError(BrokerError):
+    """More requests are waiting than may. Nothing was done; wait for answers, then try again.
+
+    Attributes: ``pending``, ``limit``, ``setting`` (the name of the setting that raises the limit).
+    """
+
+    code = "too_many_requests"
+    retryable = True
+
+    def __init__(self, pending: int, limit: int, setting: str = "broker.max_pending") -> None:
+        super().__init__(f"{pending} requests are waiting, the limit is {limit} ({setting})")
+        self.pending = pending
+        self.limit = limit
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
+        return (type(self), (self.pending, self.limit, self.setting))
+
+
+class ConnectionLostError(BrokerError):
+    """The connection ended before the answer came.
+
+    Attributes: ``sent``: False = the request never left this process, so nothing was done; True = it was handed to the
+    network, so it may or may not have been done.
+    """
+
+    code = "connection_lost"
+    retryable = True
+
+    def __init__(self, why: str, sent: bool = True) -> None:
+        super().__init__(f"{why}; the request {'may or may not have been carried out' if sent else 'was not sent'}")
+        self.why = why
+        self.sent = sent
+
+    def __reduce__(self) -> tuple[type, tuple[str, bool]]:
+        return (type(self), (self.why, self.sent))
+
+
+class DrainingError(BrokerError):
+    """The broker is shutting down and takes no new work. Connect again, to this one later or to another one."""
+
+    code = "draining"
+    retryable = True
+
+
+class QueueNotEmptyError(BrokerError):
+    """The queue holds messages and was not to be removed with them. Attributes: ``queue``, ``messages``."""
+
+    code = "queue_not_empty"
+
+    def __init__(self, queue: str, messages: int) -> None:
+        super().__init__(f"queue {queue!r} holds {messages} message(s); drain it, or delete it with force")
+        self.queue = queue
+        self.messages = messages
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        return (type(self), (self.queue, self.messages))
+
+
+class ConflictError(BrokerError):
+    """What was to be replaced has changed since it was read. Read it again, then try again."""
+
+    code = "conflict"
+    retryable = True

@@ -12,7 +12,11 @@ from ignis.storage.base import Store
 
 __all__ = ["open_store"]
 
-OPENERS = {"relay": "ignis.relay.store:open_store"}
+OPENERS = {
+    "ignis": "ignis.broker.store:open_store",
+    "ignis+tls": "ignis.broker.store:open_store",
+    "relay": "ignis.relay.store:open_store",
+}
 """URL scheme -> ``module:function`` of stores that stand above the library. Resolved when such a URL is opened, so that
 nothing below imports them. The function takes the URL's parts and what `open_store` was given."""
 
@@ -29,8 +33,8 @@ def open_store(
         url: ``embedded:///absolute/path`` (options may follow as ``?name=value``), ``memory://`` (a private one) or
             ``memory://name`` (one that the process shares by that name, as long as the process lives), or
             ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..`` may stand as well and
-            counts when the arguments are left at their defaults; or ``relay:///dev/shm/ignis``, which only takes
-            messages in (docs/relay.md).
+            counts when the arguments are left at their defaults; ``relay:///dev/shm/ignis``, which only takes
+            messages in (docs/relay.md); or ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
         client_id: the application. Together with ``farm_id`` it scopes every name in the store, so that several
             applications may share one.
         farm_id: the deployment.
@@ -50,7 +54,14 @@ def open_store(
     parts = urlsplit(url)
     if parts.scheme in OPENERS:
         module, _, function = OPENERS[parts.scheme].partition(":")
-        opened: Store = getattr(importlib.import_module(module), function)(parts, client_id, farm_id, options)
+        try:
+            opener = getattr(importlib.import_module(module), function)
+        except ModuleNotFoundError as exc:
+            extra = module.split(".")[1]
+            raise ConfigError(
+                f"{parts.scheme}:// needs a package ({exc.name} is missing): pip install 'ignis-mq[{extra}]'"
+            ) from exc
+        opened: Store = opener(parts, client_id, farm_id, options)
         return opened
     if parts.scheme == "aerospike":
         return _open_aerospike(parts, client_id, farm_id, options)
@@ -69,7 +80,7 @@ def open_store(
         if not path:
             raise ConfigError(f"store URL {url!r} names no directory; write embedded:///var/lib/orders")
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
-    raise ConfigError(f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, memory, relay")
+    raise ConfigError(f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, ignis, memory, relay")
 
 
 def _open_aerospike(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> Store:

@@ -13,6 +13,7 @@ from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import FireResult, MagazineStore, ShardState, Store
 from tests import aerospike_support
+from tests.broker_support import RunningBroker
 
 _numbers = itertools.count(1)
 
@@ -24,12 +25,16 @@ class Kind:
         self.name = name
         self.directory = directory / "store"
         self._clients: list[str] = []
+        self._broker: RunningBroker | None = None
         if name == "memory":
             self.url = f"memory://contract-{os.getpid()}-{next(_numbers)}"
         elif name == "aerospike":
             # Deployments share their data sets otherwise, as those of the Java library do.
             self.url = aerospike_support.url(scope="local")
             self._clients = [parse_qs(urlsplit(self.url).query)["client_id"][0], "billing"]
+        elif name == "broker":
+            self._broker = RunningBroker(f"embedded://{self.directory}")
+            self.url = self._broker.url
         else:
             self.url = f"embedded://{self.directory}"
         self._opened: list[Store] = []
@@ -50,6 +55,8 @@ class Kind:
     def forget(self) -> None:
         """At the end of a test: what is not in a directory of the test's is removed."""
         self.close_all()
+        if self._broker is not None:
+            self._broker.stop()
         if self._clients:
             aerospike_support.forget(aerospike_support.address(), self._clients)
 

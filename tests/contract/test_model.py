@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [one.pointer for one in found] == sorted(shard.fired)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
 def test_stores_do_what_the_model_does(name: str) -> None:
     machine = type(f"{name.title()}Machine", (StoreMachine,), {"kind_name": name})
     run_state_machine_as_test(

@@ -1,0 +1,343 @@
+"""What can be asked of a broker: each function gives the request and how its answer is read. No I/O.
+
+The sync and the async client, and the ``ignis://`` store, are shells over these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from ignis.broker import payloads
+from ignis.broker.commands import OWN_TTL, Command
+from ignis.broker.payloads import pack, unpack, unpack_send_ack, unpack_value
+from ignis.errors import ConfigError
+from ignis.native import ANY_SHARD, PackedBatch
+from ignis.native.wire import pack_pointers, unpack_claims
+from ignis.storage.base import (
+    Abandoned,
+    Claim,
+    Fence,
+    FireResult,
+    LockRecord,
+    Pointers,
+    QueueRecord,
+    ShardState,
+    Transfer,
+)
+from ignis.storage.checks import ttl_milliseconds
+
+__all__ = ["Ask", "Ttl"]
+
+T = TypeVar("T")
+
+Row = tuple[int, int, "bytes | None"]
+Ttl = float | Literal["queue"] | None
+"""Seconds; None = never expires; ``"queue"`` = as the queue's settings say."""
+
+
+class Ask(NamedTuple, Generic[T]):
+    """One request.
+
+    Attributes:
+        parse: payload of the answer -> result. Raises ProtocolError, BadRequestError for an answer that is none.
+        repeatable: whether doing it twice is as good as once, so that it may be sent again when a connection was lost.
+        extra_s: how long the broker may hold the request back by itself; added to the client's timeout.
+    """
+
+    command: Command
+    payload: bytes
+    parse: Callable[[bytes], T]
+    repeatable: bool = False
+    extra_s: float = 0.0
+
+
+def _ms(ttl_s: Ttl) -> int:
+    if ttl_s == "queue":
+        return OWN_TTL
+    return 0 if ttl_s is None else ttl_milliseconds(ttl_s)
+
+
+def _nothing(payload: bytes) -> None:
+    return None
+
+
+def _count(payload: bytes) -> int:
+    return int(unpack_value(payload, int))
+
+
+def _truth(payload: bytes) -> bool:
+    return bool(unpack_value(payload, bool))
+
+
+def delivered(payload: bytes) -> FireResult:
+    """The payload of DELIVER, and of the answer to FIRE."""
+    head, at = unpack(payload, payloads.Delivery)
+    return FireResult([Claim(*one) for one in unpack_claims(payload, at)], head.holes, head.expired, head.more)
+
+
+# -- sending
+
+
+def send(queue: str, record: bytes, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue") -> Ask[tuple[int, int]]:
+    """One record (see `ignis.native.encode_record`); answers (shard, pointer)."""
+    ttl_ms = _ms(ttl_s)
+    return Ask(Command.SEND, payloads.pack_send(queue.encode(), ttl_ms, shard, record), _placed)
+
+
+def _placed(payload: bytes) -> tuple[int, int]:
+    return unpack_send_ack(payload)[0][:2]
+
+
+def send_batch(
+    queue: str, batches: Sequence[tuple[int, PackedBatch]], *, ttl_s: Ttl = "queue"
+) -> Ask[list[tuple[int, int, int]]]:
+    """Packed batches, in one transaction where the store has any; answers (shard, first pointer, count) for each."""
+    if not 1 <= len(batches) <= 0xFFFF:
+        raise ConfigError(f"{len(batches)} batches in one request; 1 to 65535 are allowed")
+    ttl_ms = _ms(ttl_s)
+    return Ask(Command.SEND_BATCH, payloads.pack_send_batch(queue.encode(), ttl_ms, batches), unpack_send_ack)
+
+
+# -- consuming
+
+
+def subscribe(queue: str, credit: int, max_bytes: int) -> Ask[int]:
+    return Ask(Command.SUBSCRIBE, pack(payloads.Subscribe(queue, credit, max_bytes)), _count)
+
+
+def unsubscribe(subscription: int) -> Ask[bool]:
+    return Ask(Command.UNSUBSCRIBE, pack(payloads.Unsubscribe(subscription)), _truth)
+
+
+def credit(subscription: int, count: int) -> Ask[None]:
+    return Ask(Command.CREDIT, pack(payloads.Credit(subscription, count)), _nothing)
+
+
+def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> Ask[FireResult]:
+    """Up to ``limit`` messages; waits up to ``wait_s`` seconds for the first."""
+    head = payloads.Consume(queue, limit, int(wait_s * 1000), max_bytes)
+    return Ask(Command.CONSUME, pack(head), delivered, extra_s=max(0.0, wait_s))
+
+
+def ack(queue: str, pointers: Pointers | Iterable[tuple[int, Iterable[int]]]) -> Ask[int]:
+    """Retires messages that this connection holds; answers how many it did hold."""
+    return Ask(Command.ACK, pack(payloads.Named(queue), pack_pointers(pointers)), _count)
+
+
+def nack(
+    queue: str, pointers: Pointers, *, delay_s: float = 0, sideline: bool = False, reason: str = "rejected", error: str = ""
+) -> Ask[int]:
+    """Gives messages back, after ``delay_s`` if that is above 0; or moves them to the sideline with a reason."""
+    head = payloads.Nack(queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error)
+    return Ask(Command.NACK, pack(head, pack_pointers(pointers)), _count)
+
+
+# -- queues and the broker
+
+
+def create_queue(name: str, settings: Mapping[str, Any]) -> Ask[dict[str, Any]]:
+    return Ask(Command.CREATE_QUEUE, pack(payloads.CreateQueue(name, dict(settings))), unpack_value, True)
+
+
+def delete_queue(name: str, force: bool) -> Ask[bool]:
+    return Ask(Command.DELETE_QUEUE, pack(payloads.DeleteQueue(name, force)), _truth)
+
+
+def list_queues(active: bool | None) -> Ask[list[dict[str, Any]]]:
+    return Ask(Command.LIST_QUEUES, pack(payloads.QueueList(active)), unpack_value, True)
+
+
+def queue_info(name: str) -> Ask[dict[str, Any]]:
+    return Ask(Command.QUEUE_INFO, pack(payloads.Named(name)), unpack_value, True)
+
+
+def node_status() -> Ask[dict[str, Any]]:
+    return Ask(Command.NODE_STATUS, pack(None), unpack_value, True)
+
+
+def cluster_status() -> Ask[list[dict[str, Any]]]:
+    return Ask(Command.CLUSTER_STATUS, pack(None), unpack_value, True)
+
+
+def metrics() -> Ask[list[tuple[str, dict[str, str], float]]]:
+    return Ask(
+        Command.METRICS, pack(None), lambda data: unpack_value(data, list[tuple[str, dict[str, str], float]]), True
+    )
+
+
+def ping() -> Ask[bytes]:
+    return Ask(Command.PING, b"", bytes, True)
+
+
+def disconnect(give_back: bool) -> Ask[None]:
+    """The orderly end: with ``give_back`` what this connection holds is pending again at once, else it stays claimed."""
+    return Ask(Command.DISCONNECT, pack(give_back), _nothing)
+
+
+# -- magazines
+
+
+def declare(magazine: str, shards: int, durability: str) -> Ask[None]:
+    return Ask(Command.DECLARE, pack(payloads.Declare(magazine, shards, durability)), _nothing, True)
+
+
+def fire(magazine: str, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int) -> Ask[FireResult]:
+    head = payloads.Fire(magazine, limit, owner, None if shards is None else list(shards), max_bytes)
+    return Ask(Command.FIRE, pack(head), delivered)
+
+
+def reload(magazine: str, runs: bytes) -> Ask[int]:
+    return Ask(Command.RELOAD, pack(payloads.Named(magazine), runs), _count)
+
+
+def delete(magazine: str, runs: bytes) -> Ask[int]:
+    return Ask(Command.DELETE, pack(payloads.Named(magazine), runs), _count)
+
+
+def _rows(payload: bytes) -> tuple[list[Row], bool]:
+    rows, cut = unpack_value(payload, tuple[list[tuple[int, int, bytes | None]], bool])
+    return rows, cut
+
+
+def peek(magazine: str, runs: bytes) -> Ask[tuple[list[Row], bool]]:
+    """Answers rows in shard and pointer order, and whether more were left out because the answer would be too large."""
+    return Ask(Command.PEEK, pack(payloads.Named(magazine), runs), _rows, True)
+
+
+def scan(magazine: str, after: Mapping[int, int], limit: int, pending_only: bool) -> Ask[tuple[list[Row], bool]]:
+    return Ask(Command.SCAN, pack(payloads.Scan(magazine, dict(after), limit, pending_only)), _rows, True)
+
+
+def transfer(
+    source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None
+) -> Ask[int]:
+    plain = [tuple(item) for item in items]
+    head = payloads.TransferRequest(source, target, plain, _ms(ttl_s), fence)  # type: ignore[arg-type]
+    return Ask(Command.TRANSFER, pack(head), _count)
+
+
+def abandoned(
+    magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool
+) -> Ask[list[Abandoned]]:
+    head = payloads.AbandonedRequest(magazine, shard, fired_before_ms, limit, dead_owners)
+
+    def parse(payload: bytes) -> list[Abandoned]:
+        rows, _ = unpack_value(payload, tuple[list[tuple[int, int, bytes | None, int, str, bool]], bool])
+        return [Abandoned(*row) for row in rows]
+
+    return Ask(Command.ABANDONED, pack(head), parse, True)
+
+
+def expire(magazine: str, limit: int) -> Ask[int]:
+    return Ask(Command.EXPIRE, pack(payloads.Expire(magazine, limit)), _count)
+
+
+def metadata(magazine: str) -> Ask[list[ShardState]]:
+    def parse(payload: bytes) -> list[ShardState]:
+        rows = unpack_value(payload, list[tuple[int, int, int, int, int, int]])
+        return [ShardState(*row) for row in rows]
+
+    return Ask(Command.METADATA, pack(payloads.Named(magazine)), parse, True)
+
+
+def oldest(magazine: str) -> Ask[int | None]:
+    return Ask(Command.OLDEST, pack(payloads.Named(magazine)), lambda data: unpack_value(data, int | None), True)
+
+
+def wait(magazine: str, seen: int, timeout_s: float) -> Ask[int]:
+    head = payloads.Wait(magazine, seen, int(max(0.0, timeout_s) * 1000))
+    return Ask(Command.WAIT, pack(head), _count, True, max(0.0, timeout_s))
+
+
+def wake(magazine: str) -> Ask[None]:
+    return Ask(Command.WAKE, pack(payloads.Named(magazine)), _nothing, True)
+
+
+def drop(magazine: str) -> Ask[None]:
+    return Ask(Command.DROP, pack(payloads.Named(magazine)), _nothing, True)
+
+
+def names() -> Ask[list[str]]:
+    return Ask(Command.NAMES, pack(None), lambda data: unpack_value(data, list[str]), True)
+
+
+# -- queues' settings
+
+
+def queue_get(name: str) -> Ask[QueueRecord | None]:
+    return Ask(Command.QUEUE_GET, pack(payloads.Named(name)), lambda data: unpack_value(data, QueueRecord | None), True)
+
+
+def queue_put(record: QueueRecord) -> Ask[None]:
+    return Ask(Command.QUEUE_PUT, pack(record), _nothing, True)
+
+
+def queue_replace(known: QueueRecord, fresh: QueueRecord, fence: Fence | None) -> Ask[QueueRecord]:
+    head = payloads.QueueReplace(known, fresh, fence)
+    return Ask(Command.QUEUE_REPLACE, pack(head), lambda data: unpack_value(data, QueueRecord))
+
+
+def queue_list(active: bool | None) -> Ask[list[QueueRecord]]:
+    head = payloads.QueueList(active)
+    return Ask(Command.QUEUE_LIST, pack(head), lambda data: unpack_value(data, list[QueueRecord]), True)
+
+
+def queue_remove(name: str) -> Ask[bool]:
+    return Ask(Command.QUEUE_REMOVE, pack(payloads.Named(name)), _truth)
+
+
+# -- locks and epochs
+
+
+def _lock(payload: bytes) -> LockRecord | None:
+    row = unpack_value(payload, tuple[str, str, int, int, int] | None)
+    return None if row is None else LockRecord(*row)
+
+
+def lock(
+    command: Command, name: str, owner: str = "", ttl_s: float = 0, table: str = "", farm_id: str = ""
+) -> Ask[LockRecord | None]:
+    """LOCK_ACQUIRE, LOCK_RENEW, LOCK_GET."""
+    head = payloads.LockRequest(name, owner, ttl_s, table, farm_id)
+    return Ask(command, pack(head), _lock, command is Command.LOCK_GET)
+
+
+def lock_release(name: str, owner: str, table: str = "", farm_id: str = "") -> Ask[bool]:
+    return Ask(Command.LOCK_RELEASE, pack(payloads.LockRequest(name, owner, 0, table, farm_id)), _truth)
+
+
+def lock_token(name: str, owner: str, table: str = "", farm_id: str = "") -> Ask[int | None]:
+    head = payloads.LockRequest(name, owner, 0, table, farm_id)
+    return Ask(Command.LOCK_TOKEN, pack(head), lambda data: unpack_value(data, int | None), True)
+
+
+def epoch_next(scope: str) -> Ask[int]:
+    return Ask(Command.EPOCH_NEXT, pack(payloads.EpochRequest(scope)), _count, True)
+
+
+def epoch_get(scope: str) -> Ask[int]:
+    return Ask(Command.EPOCH_GET, pack(payloads.EpochRequest(scope)), _count, True)
+
+
+# -- array queues
+
+
+def array_enqueue(name: str, bin_name: str, values: Sequence[Any]) -> Ask[int]:
+    return Ask(Command.ARRAY_ENQUEUE, pack(payloads.ArrayRequest(name, bin_name, list(values))), _count)
+
+
+def array_dequeue(name: str, bin_name: str, limit: int) -> Ask[list[Any]]:
+    return Ask(Command.ARRAY_DEQUEUE, pack(payloads.ArrayRequest(name, bin_name, [], limit)), unpack_value)
+
+
+def array_peek(name: str, bin_name: str, limit: int) -> Ask[list[Any]]:
+    return Ask(Command.ARRAY_PEEK, pack(payloads.ArrayRequest(name, bin_name, [], limit)), unpack_value, True)
+
+
+def array_size(name: str, bin_name: str) -> Ask[int]:
+    return Ask(Command.ARRAY_SIZE, pack(payloads.ArrayRequest(name, bin_name)), _count, True)
+
+
+def stats() -> Ask[dict[str, Any]]:
+    return Ask(Command.STATS, pack(None), unpack_value, True)

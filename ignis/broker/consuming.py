@@ -1,0 +1,242 @@
+"""What one connection consumes: subscriptions, pulls, waits, acknowledgements. Runs on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ignis.broker.commands import Command
+from ignis.broker.delivery import Consumer
+from ignis.broker.holding import Run, as_pointers
+from ignis.broker.management import sideline
+from ignis.broker.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, unpack
+from ignis.broker.protocol import Request
+from ignis.errors import BadRequestError, ConfigError, IgnisError
+from ignis.native.wire import unpack_runs
+
+if TYPE_CHECKING:
+    from ignis.broker.application import Application
+    from ignis.broker.session import Session
+
+__all__ = ["Consuming"]
+
+
+class Consuming:
+    """Of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self.waits: dict[int, Callable[[], None]] = {}
+        self._session = session
+        self._subscriptions: dict[int, Consumer] = {}
+        self._pulls: dict[int, Consumer] = {}
+
+    @property
+    def subscriptions(self) -> int:
+        return len(self._subscriptions)
+
+    def take(self, request: Request) -> bool:
+        """Carries the request out if it is one of these. Raises what is to be answered."""
+        action = _ACTIONS.get(request.command)
+        if action is None:
+            return False
+        action(self, request)
+        return True
+
+    def end(self) -> None:
+        """The connection is over: nothing more is delivered to it."""
+        for consumer in [*self._subscriptions.values(), *self._pulls.values()]:
+            self._application.pump(consumer.magazine).remove(consumer)
+        self._subscriptions.clear()
+        self._pulls.clear()
+        for drop in self.waits.values():
+            drop()
+        self.waits.clear()
+
+    def failed(self, consumer: Consumer, exc: BaseException) -> None:
+        """The broker cannot go on delivering: the pull or subscription ends with the reason."""
+        self._pulls.pop(consumer.request_id, None)
+        self._subscriptions.pop(consumer.request_id, None)
+        if consumer.once:
+            self._session.refuse(consumer.request_id, exc)
+        else:
+            self._session.fail_stream(consumer.request_id, exc)
+
+    def stop_pulls(self) -> None:
+        """Every pull and wait is answered now, with nothing: the broker drains."""
+        for consumer in list(self._pulls.values()):
+            self._end_pull(consumer)
+
+    def poke(self) -> None:
+        """The connection can be written to again."""
+        for magazine in {one.magazine for one in self._subscriptions.values()}:
+            self._application.poke(magazine)
+
+    @property
+    def _application(self) -> Application:
+        application = self._session.application
+        assert application is not None
+        return application
+
+    # -- subscriptions
+
+    def _subscribe(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Subscribe)
+        if any(one.magazine == head.queue for one in self._subscriptions.values()):
+            raise BadRequestError(f"this connection is subscribed to {head.queue!r} already; change its credit instead")
+        consumer = Consumer(
+            self._session, request.request_id, head.queue, self._credit(head.credit), self._bytes(head.max_bytes), False
+        )
+
+        def exists(_: None) -> int:
+            return self._application.shards(head.queue)
+
+        def begin(_: int) -> None:
+            if self._session.closed:
+                return
+            self._session.result(request.request_id, request.request_id)
+            self._subscriptions[request.request_id] = consumer
+            try:
+                self._application.pump(head.queue).add(consumer)
+            except IgnisError as exc:
+                self._session.fail_stream(request.request_id, exc)
+
+        broker = self._session.broker
+        broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+    def _credit(self, credit: int) -> int:
+        most = self._session.broker.settings.max_credit
+        if not 0 <= credit <= most:
+            raise ConfigError(f"credit = {credit} is outside 0 to {most} (broker.max_credit)")
+        return credit
+
+    def _bytes(self, max_bytes: int) -> int:
+        return max(1, min(max_bytes, self._session.broker.settings.max_outbound_bytes))
+
+    def _unsubscribe(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Unsubscribe)
+        consumer = self._subscriptions.pop(head.subscription, None)
+        if consumer is not None:
+            self._application.pump(consumer.magazine).remove(consumer)
+        self._session.result(request.request_id, consumer is not None)
+
+    def _change_credit(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Credit)
+        consumer = self._subscriptions.get(head.subscription)
+        if consumer is None:
+            raise BadRequestError(f"no subscription {head.subscription} on this connection")
+        consumer.credit = self._credit(head.credit)
+        self._session.result(request.request_id, None)
+        self._application.poke(consumer.magazine)
+
+    # -- pulls
+
+    def _consume(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Consume)
+        if head.limit < 1:
+            raise ConfigError(f"limit = {head.limit} is below 1")
+        limit = min(head.limit, self._session.broker.settings.max_credit)
+        wait_s = min(max(0, head.timeout_ms) / 1000, self._session.broker.settings.max_wait_s)
+        consumer = Consumer(
+            self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), once=True
+        )
+        application = self._application
+
+        def exists(_: None) -> int:
+            return application.shards(head.queue)
+
+        def begin(_: int) -> None:
+            if self._session.closed:
+                return
+            self._pulls[request.request_id] = consumer
+            try:
+                application.pump(head.queue).add(consumer)
+            except IgnisError as exc:
+                self._pulls.pop(request.request_id, None)
+                self._session.refuse(request.request_id, exc)
+                return
+            # At once for a pull that does not wait: the claim that was just begun for it may still find something.
+            consumer.timer = self._session.broker.loop.call_later(wait_s, self._end_pull, consumer)
+
+        self._session.broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+    def _end_pull(self, consumer: Consumer) -> None:
+        self._pulls.pop(consumer.request_id, None)
+        self._application.pump(consumer.magazine).end_pull(consumer)
+
+    # -- acknowledgements
+
+    def _ack(self, request: Request) -> None:
+        head, at = unpack(request.payload, Named)
+        mine = self._session.held.take(head.name, unpack_runs(request.payload, at))
+        if not mine:
+            self._session.result(request.request_id, 0)
+            return
+        application, session = self._application, self._session
+
+        def delete(runs: list[Run]) -> int:
+            return application.store.magazines.delete(head.name, as_pointers(runs))
+
+        def deleted(count: int) -> None:
+            if not session.closed:
+                session.result(request.request_id, count)
+            application.poke(head.name)
+
+        self._settle(request, head.name, mine, delete, deleted)
+
+    def _settle(
+        self,
+        request: Request,
+        magazine: str,
+        runs: list[Run],
+        work: Callable[[list[Run]], int],
+        done: Callable[[int], None],
+    ) -> None:
+        """What is being settled is no longer held, so that it is not redelivered; it is again when the store refuses."""
+        session, application = self._session, self._application
+
+        def failed(exc: BaseException) -> None:
+            session.hold(magazine, runs)
+            if not session.closed:
+                session.refuse(request.request_id, exc)
+
+        application.broker.call(work, done, runs, failed)
+
+    def _nack(self, request: Request) -> None:
+        head, at = unpack(request.payload, Nack)
+        if head.action not in ("requeue", "sideline"):
+            raise BadRequestError(f"action {head.action!r} is not requeue or sideline")
+        if not 0 <= head.delay_ms <= 86_400_000:
+            raise BadRequestError(f"delay_ms = {head.delay_ms} is outside 0 to 86400000")
+        mine = self._session.held.take(head.queue, unpack_runs(request.payload, at))
+        application, session = self._application, self._session
+        if not mine:
+            session.result(request.request_id, 0)
+            return
+        count = sum(stop - start for _, start, stop in mine)
+        if head.action == "requeue" and head.delay_ms:
+            application.give_back_later(head.queue, mine, head.delay_ms / 1000)
+            session.result(request.request_id, count)
+            application.poke(head.queue)
+            return
+
+        def work(runs: list[Run]) -> int:
+            if head.action == "sideline":
+                return sideline(application, head.queue, runs, head)
+            return application.store.magazines.reload(head.queue, as_pointers(runs))
+
+        def done(moved: int) -> None:
+            if not session.closed:
+                session.result(request.request_id, moved)
+            application.poke(head.queue)
+
+        self._settle(request, head.queue, mine, work, done)
+
+
+_ACTIONS: dict[int, Callable[[Consuming, Request], None]] = {
+    Command.SUBSCRIBE: Consuming._subscribe,
+    Command.UNSUBSCRIBE: Consuming._unsubscribe,
+    Command.CREDIT: Consuming._change_credit,
+    Command.CONSUME: Consuming._consume,
+    Command.ACK: Consuming._ack,
+    Command.NACK: Consuming._nack,
+}

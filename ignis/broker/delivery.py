@@ -1,0 +1,194 @@
+"""Delivery of one magazine to competing consumers: subscriptions with credit, and pulls that wait.
+
+Everything runs on the event loop but the claim itself. One claim at a time per magazine, each for one consumer, which take turns. A
+consumer gets no more than its credit, and nothing while its connection does not read what it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from ignis.broker.commands import Command
+from ignis.broker.holding import Run, runs_of
+from ignis.broker.payloads import Delivery, pack
+from ignis.errors import IgnisError
+from ignis.native.wire import pack_claims
+from ignis.storage.base import FireResult
+
+if TYPE_CHECKING:
+    from ignis.broker.application import Application
+    from ignis.broker.session import Session
+
+__all__ = ["Consumer", "Packed", "Pump", "packed"]
+
+log = logging.getLogger("ignis.broker")
+
+_MOST_AT_ONCE = 1_024
+_RETRY_S = 0.5
+
+
+class Packed(NamedTuple):
+    """What a claim found, ready to be sent."""
+
+    payload: bytes
+    runs: list[Run]
+    messages: int
+    more: bool
+    error: Exception | None = None
+
+
+def packed(result: FireResult) -> Packed:
+    """In whichever thread made the claim, so that the event loop has nothing left to do per message."""
+    head = Delivery(result.more, result.expired, result.holes)
+    runs = [run for claim in result.claims for run in runs_of(claim.shard, claim.pointers)]
+    return Packed(pack(head, pack_claims(result.claims)), runs, result.total(), result.more)
+
+
+class Consumer:
+    """A subscription, or a pull (``once``), of one connection."""
+
+    __slots__ = ("credit", "ended", "magazine", "max_bytes", "once", "request_id", "session", "timer")
+
+    def __init__(
+        self, session: Session, request_id: int, magazine: str, credit: int, max_bytes: int, once: bool
+    ) -> None:
+        self.session = session
+        self.request_id = request_id
+        self.magazine = magazine
+        self.credit = credit
+        self.max_bytes = max_bytes
+        self.once = once
+        self.ended = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def room(self) -> int:
+        """How many messages it may be given now. What its connection holds of the magazine by other ways counts too."""
+        if self.ended or not self.session.takes_deliveries:
+            return 0
+        return self.credit if self.once else self.credit - self.session.held.count_of(self.magazine)
+
+
+class Pump:
+    """Of one magazine."""
+
+    def __init__(self, application: Application, magazine: str) -> None:
+        self.magazine = magazine
+        self.delivered = 0
+        self._application = application
+        self._consumers: deque[Consumer] = deque()
+        self._firing = False
+        self._again = False
+        self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def consumers(self) -> int:
+        return len(self._consumers)
+
+    @property
+    def idle(self) -> bool:
+        return not self._consumers and not self._firing
+
+    def add(self, consumer: Consumer) -> None:
+        """From now on it gets messages."""
+        if consumer.once:
+            self._consumers.appendleft(consumer)
+        else:
+            self._consumers.append(consumer)
+        watch = self._application.watch(self.magazine)
+        if watch.changed is None:
+            watch.changed = self.poke
+        watch.ensure()
+        self.poke()
+
+    def remove(self, consumer: Consumer) -> None:
+        """It gets nothing more. Idempotent."""
+        consumer.ended = True
+        if consumer.timer is not None:
+            consumer.timer.cancel()
+        try:
+            self._consumers.remove(consumer)
+        except ValueError:
+            return
+        if not self._consumers:
+            self._application.watch(self.magazine).changed = None
+
+    def end_pull(self, consumer: Consumer) -> None:
+        """Its time ran out: an empty answer."""
+        if not consumer.ended:
+            self.remove(consumer)
+            consumer.session.answer(Command.DELIVER, consumer.request_id, pack(Delivery(), pack_claims([])))
+
+    def poke(self) -> None:
+        """There may be messages, or room for them."""
+        if self._firing:
+            self._again = True
+            return
+        consumer = self._next()
+        if consumer is None or self._application.broker.draining:
+            return
+        self._firing, self._again = True, False
+        limit = min(consumer.room, _MOST_AT_ONCE)
+        self._application.broker.call(self._fire, self._fired, (consumer, limit))
+
+    def _next(self) -> Consumer | None:
+        for _ in range(len(self._consumers)):
+            consumer = self._consumers[0]
+            if consumer.room > 0:
+                return consumer
+            self._consumers.rotate(-1)
+        return None
+
+    def _fire(self, asked: tuple[Consumer, int]) -> tuple[Consumer, Packed]:
+        """In a thread of the store's."""
+        consumer, limit = asked
+        try:
+            self._application.recover(self.magazine)
+            found = self._application.store.magazines.fire(
+                self.magazine, limit, self._application.broker.owner, max_bytes=consumer.max_bytes
+            )
+            return consumer, packed(found)
+        except Exception as exc:
+            return consumer, Packed(b"", [], 0, False, exc)
+
+    def _fired(self, found: tuple[Consumer, Packed]) -> None:
+        self._firing = False
+        consumer, claimed = found
+        if claimed.error is not None:
+            self._failed(claimed.error)
+            return
+        if claimed.messages:
+            if consumer.ended or consumer.session.closed:
+                self._application.give_back(self.magazine, claimed.runs)
+            else:
+                self._hand_over(consumer, claimed)
+        if claimed.messages or claimed.more or self._again:
+            self.poke()
+
+    def _hand_over(self, consumer: Consumer, claimed: Packed) -> None:
+        self.delivered += claimed.messages
+        session = consumer.session
+        session.held.add(self.magazine, claimed.runs)
+        if consumer.once:
+            self.remove(consumer)
+            session.answer(Command.DELIVER, consumer.request_id, claimed.payload)
+        else:
+            session.deliver(consumer.request_id, claimed.payload)
+            if self._consumers and self._consumers[0] is consumer:
+                self._consumers.rotate(-1)
+
+    def _failed(self, exc: Exception) -> None:
+        if isinstance(exc, IgnisError) and exc.retryable:
+            log.warning("claim on %s failed, trying again: %s", self.magazine, exc)
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = self._application.broker.loop.call_later(_RETRY_S, self.poke)
+            return
+        if not isinstance(exc, IgnisError):
+            log.error("claim on %s failed", self.magazine, exc_info=exc)
+        for consumer in list(self._consumers):
+            self.remove(consumer)
+            consumer.session.consuming.failed(consumer, exc)

@@ -1,0 +1,128 @@
+"""Requests about queues as users know them, and messages that could not be handled. They run in a thread of the store's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from ignis.broker.holding import Run, as_pointers
+from ignis.broker.payloads import CreateQueue, DeleteQueue, Named, Nack, QueueList, pack, unpack
+from ignis.broker.requests import CALLS, Reply
+from ignis.broker.commands import Command
+from ignis.config import check_name
+from ignis.errors import BadRequestError, QueueNotEmptyError, QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.queue import Queue
+from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.storage.base import QueueRecord, Transfer
+
+if TYPE_CHECKING:
+    from ignis.broker.application import Application
+
+__all__ = ["sideline"]
+
+_RESULT = int(Command.RESULT)
+
+
+def _record(app: Application, name: str) -> QueueRecord:
+    record = app.store.queues.get(check_name(name))
+    if record is None:
+        raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+    return record
+
+
+def _described(record: QueueRecord) -> dict[str, Any]:
+    out = dataclasses.asdict(record)
+    for name in ("sweep_pointers", "sideline_sweep_pointers", "extra"):
+        del out[name]
+    return out
+
+
+def _create(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, CreateQueue)
+    settings = dict(head.settings)
+    kind = bytes if settings.get("codec") == "raw" else None
+    # A queue object of its own: that of another request may have been made with other settings.
+    queue: Queue[Any] = Queue(app.app, head.name, kind, settings)
+    queue.open()
+    app.forget(head.name)
+    return Reply(_RESULT, pack(_described(_record(app, head.name))))
+
+
+def _delete(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, DeleteQueue)
+    _record(app, head.name)
+    magazines = app.store.magazines
+    names = (head.name, head.name + SIDELINE_SUFFIX)
+    if not head.force:
+        held = 0
+        for name in names:
+            try:
+                held += sum(state.pending + state.in_flight for state in magazines.metadata(name))
+            except QueueNotFoundError:
+                continue
+        if held:
+            raise QueueNotEmptyError(head.name, held)
+    for name in names:
+        magazines.drop(name)
+        app.forget(name)
+    removed = app.store.queues.remove(head.name)
+    return Reply(_RESULT, pack(removed))
+
+
+def _list(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, QueueList)
+    return Reply(_RESULT, pack([_described(one) for one in app.store.queues.list(head.active)]))
+
+
+def _info(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, Named)
+    record = _record(app, head.name)
+    magazines = app.store.magazines
+    main = magazines.metadata(head.name)
+    sideline_states = magazines.metadata(head.name + SIDELINE_SUFFIX)
+    figures = {
+        "pending": sum(one.pending for one in main),
+        "in_flight": sum(one.in_flight for one in main),
+        "sideline": sum(one.pending for one in sideline_states),
+        "sideline_in_flight": sum(one.in_flight for one in sideline_states),
+        "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
+    }
+    return Reply(_RESULT, pack({**_described(record), **figures}))
+
+
+CALLS.update(
+    {
+        Command.CREATE_QUEUE: _create,
+        Command.DELETE_QUEUE: _delete,
+        Command.LIST_QUEUES: _list,
+        Command.QUEUE_INFO: _info,
+    }
+)
+
+
+def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how many moved.
+
+    Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
+    """
+    if nack.reason not in REASONS:
+        raise BadRequestError(f"reason {nack.reason!r} is not one of {', '.join(REASONS)}")
+    if magazine.endswith(SIDELINE_SUFFIX):
+        raise BadRequestError(f"{magazine!r} is a sideline and has none of its own; requeue instead")
+    error = nack.error[:MAX_ERROR_CHARS]
+    found = app.store.magazines.peek(magazine, as_pointers(runs))
+    items = [
+        Transfer(
+            shard,
+            pointer,
+            corrupt_record(magazine, shard, pointer) if record is None else failed_record(record, nack.reason, error),
+            shard,
+        )
+        for shard, many in found.items()
+        for pointer, record in many.items()
+    ]
+    if not items:
+        return 0
+    ttl_s = app.ttl_ms(magazine) / 1000
+    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items, ttl_s)

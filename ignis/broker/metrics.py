@@ -1,0 +1,52 @@
+"""Figures of a broker, by the names that monitoring uses."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ignis.broker.server import Broker
+
+__all__ = ["BrokerMetrics", "Figure"]
+
+Figure = tuple[str, dict[str, str], float]
+"""(name, labels, value)."""
+
+
+class BrokerMetrics:
+    """Of one broker. Belongs to its event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._drained_at = (time.monotonic(), 0)
+
+    def figures(self) -> list[Figure]:
+        """What METRICS answers. Counters rise from the broker's start; the rate is since the last call."""
+        broker = self._broker
+        intakes = [intake for application in broker.applications for intake in application.intakes]
+        pumps = [pump for application in broker.applications for pump in application.pumps]
+        at_s, before = self._drained_at
+        now_s = time.monotonic()
+        self._drained_at = now_s, broker.messages_in
+        rate = (broker.messages_in - before) / max(now_s - at_s, 1e-9)
+        return [
+            ("ignis_conn_count", {}, len(broker.sessions)),
+            ("ignis_inflight_count", {}, sum(one.pending for one in broker.sessions)),
+            ("ignis_unacked_count", {}, sum(one.held.count for one in broker.sessions)),
+            ("ignis_timeout_count", {}, broker.timeouts),
+            ("ignis_bytes_total", {"direction": "in"}, broker.bytes_in),
+            ("ignis_bytes_total", {"direction": "out"}, broker.bytes_out),
+            ("ignis_published_total", {}, broker.messages_in),
+            ("ignis_delivered_total", {}, broker.delivered + sum(one.delivered for one in pumps)),
+            ("ignis_redelivered_total", {}, broker.redelivered),
+            ("ignis_drain_rate", {}, rate),
+            ("ignis_ring_depth", {}, sum(one.waiting for one in intakes)),
+            ("ignis_direct_used_bytes", {}, sum(one.bytes for one in intakes)),
+            ("ignis_outbound_bytes", {}, sum(one.outbound_bytes for one in broker.sessions)),
+            ("ignis_connections_refused_total", {}, broker.connections_refused),
+            ("ignis_requests_refused_total", {}, broker.refused + sum(one.refused for one in broker.sessions)),
+            ("ignis_errors_total", {"kind": "answered"}, broker.errors),
+            ("ignis_errors_total", {"kind": "protocol"}, broker.protocol_errors),
+            ("ignis_errors_total", {"kind": "denied"}, broker.denied),
+        ]

@@ -1,0 +1,348 @@
+"""Both sides of a connection as state machines that know bytes and states, and no event loop, socket or clock.
+
+A shell reads into `receive_buffer`, says how much came with `received`, and writes what the machine gives it. The machines are for one
+connection and one thread at a time; shells with several threads lock around them.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from typing import Any, NamedTuple
+
+from ignis.broker.commands import ANSWERS, PRE_AUTH_FRAME_BYTES, Command
+from ignis.broker.failures import failure_of, to_exception
+from ignis.broker.payloads import (
+    Connect,
+    Connected,
+    Failure,
+    pack,
+    pack_connect,
+    unpack,
+    unpack_connect,
+)
+from ignis.errors import (
+    BadRequestError,
+    ConnectionLostError,
+    IgnisError,
+    ProtocolError,
+    TooManyRequestsError,
+)
+from ignis.native import encode_frame
+from ignis.native.wire import FrameReader, ReadArea
+
+__all__ = ["Answer", "BrokerMachine", "ClientMachine", "Request", "State"]
+
+_ERROR, _RESULT = int(Command.ERROR), int(Command.RESULT)
+_SEND, _SEND_BATCH = int(Command.SEND), int(Command.SEND_BATCH)
+_KNOWN = frozenset(int(one) for one in Command) - {int(one) for one in ANSWERS}
+
+
+class State(enum.Enum):
+    """Of a connection, on either side."""
+
+    NEW = "new"
+    """Nothing but CONNECT and PING is allowed."""
+    GREETED = "greeted"
+    """CONNECT was sent (received), its answer is not there (not given) yet."""
+    READY = "ready"
+    CLOSED = "closed"
+
+
+class Request(NamedTuple):
+    """What a client asks for. ``payload`` of SEND and SEND_BATCH is taken apart already, see `FrameReader.received`; it is an
+    exception where it broke the rules."""
+
+    command: int
+    request_id: int
+    payload: Any
+
+
+class BrokerMachine:
+    """The broker's side.
+
+    Args:
+        area: memory to read into, shared with the other connections of the thread.
+        max_frame_bytes, max_pending: limits once the client is known; before, 8 KiB and one request.
+    """
+
+    def __init__(self, area: ReadArea, max_frame_bytes: int, max_pending: int) -> None:
+        self.state = State.NEW
+        self.max_frame_bytes = max_frame_bytes
+        self.max_pending = max_pending
+        self.pending = 0
+        self.refused = 0
+        self._reader = FrameReader(area, PRE_AUTH_FRAME_BYTES, sends=True)
+
+    # -- in
+
+    def receive_buffer(self) -> memoryview:
+        """Where the next bytes go. Release the view before the next call."""
+        return self._reader.get_buffer()
+
+    def received(self, size: int) -> tuple[list[Request], bytes]:
+        """The requests that are complete by now, and frames to send at once (PONG, refusals).
+
+        Raises ProtocolError, MalformedFrameError: the connection must be closed after `fatal` was sent.
+        """
+        return self._sort(self._reader.received(size))
+
+    def feed(self, data: bytes) -> tuple[list[Request], bytes]:
+        """`received`, for bytes that lie elsewhere."""
+        return self._sort(self._reader.feed(data))
+
+    def _sort(self, items: list[tuple[int, int, Any]]) -> tuple[list[Request], bytes]:
+        requests: list[Request] = []
+        at_once: list[bytes] = []
+        for command, request_id, payload in items:
+            if command == Command.PING:
+                at_once.append(encode_frame(Command.PONG, request_id, payload))
+            elif self.state is not State.READY:
+                requests.append(self._first(command, request_id, payload))
+            elif command not in _KNOWN or command == Command.CONNECT:
+                if command in (*ANSWERS, Command.CONNECT):
+                    raise ProtocolError(f"{Command(command).name} is not for a client to send now")
+                self.refused += 1
+                at_once.append(self.error_frame(request_id, BadRequestError(f"unknown command {command}")))
+            else:
+                # Neighbouring SENDs are one item and count as one each below, when the batch is known.
+                count = sum(batch.count for _, batch, _ in payload[2]) if _is_run(command, payload) else 1
+                if self.pending + count > self.max_pending and self.pending:
+                    self.refused += count
+                    exc = TooManyRequestsError(self.pending + count, self.max_pending)
+                    at_once += (self.error_frame(one, exc) for one in ids_of(command, request_id, payload))
+                    continue
+                self.pending += count
+                requests.append(Request(command, request_id, payload))
+        return requests, b"".join(at_once)
+
+    def _first(self, command: int, request_id: int, payload: Any) -> Request:
+        if command != Command.CONNECT:
+            name = Command(command).name if command in (*_KNOWN, *ANSWERS) else str(command)
+            raise ProtocolError(f"{name} before CONNECT was answered")
+        if self.state is State.GREETED:
+            raise ProtocolError("a second CONNECT")
+        head, _, _ = unpack_connect(payload, Connect)
+        self.state = State.GREETED
+        self.pending += 1
+        return Request(command, request_id, head)
+
+    # -- out
+
+    def welcome(self, request_id: int, head: Connected) -> bytes:
+        """The answer to CONNECT; from here on everything is allowed."""
+        self.state = State.READY
+        self._reader.max_frame_bytes = self.max_frame_bytes
+        self.pending -= 1
+        return encode_frame(_RESULT, request_id, pack_connect(head))
+
+    def answer(self, command: int, request_id: int, payload: bytes, count: int = 1) -> bytes:
+        """An answer; ``count`` requests are no longer pending."""
+        self.pending -= count
+        return encode_frame(command, request_id, payload)
+
+    def result(self, request_id: int, value: Any) -> bytes:
+        """RESULT with a value."""
+        self.pending -= 1
+        return encode_frame(_RESULT, request_id, pack(value))
+
+    def error(self, request_id: int, exc: BaseException) -> bytes:
+        """ERROR for one request that was pending."""
+        self.pending -= 1
+        return self.error_frame(request_id, exc)
+
+    @staticmethod
+    def error_frame(request_id: int, exc: BaseException, *, fatal: bool = False) -> bytes:
+        """ERROR that is the end of no pending request."""
+        return encode_frame(_ERROR, request_id, pack(failure_of(exc, fatal=fatal)))
+
+    def fatal(self, exc: BaseException) -> bytes:
+        """The last frame before the broker closes the connection: ERROR with request id 0."""
+        self.state = State.CLOSED
+        return self.error_frame(0, exc, fatal=True)
+
+
+def _is_run(command: int, payload: Any) -> bool:
+    return command == _SEND and type(payload) is tuple
+
+
+def ids_of(command: int, request_id: int, payload: Any) -> list[int]:
+    """The request ids that one item stands for."""
+    if not _is_run(command, payload):
+        return [request_id]
+    packed = b"".join(ids for _, _, ids in payload[2])
+    return [int.from_bytes(packed[at : at + 8], "big", signed=True) for at in range(0, len(packed), 8)]
+
+
+class Answer(NamedTuple):
+    """What came for a request: ``token`` is what the shell gave with it. Exactly one of payload and error is set.
+
+    ``last`` is False for deliveries of a subscription, whose request goes on.
+    """
+
+    token: Any
+    command: int
+    payload: bytes
+    error: IgnisError | None
+    last: bool = True
+
+
+class _Waiting:
+    __slots__ = ("cancelled", "sent", "streams", "token")
+
+    def __init__(self, token: Any, streams: bool) -> None:
+        self.token = token
+        self.streams = streams
+        self.sent = False
+        self.cancelled = False
+
+
+class ClientMachine:
+    """The client's side: request ids, and which answer belongs to which request.
+
+    An id is never used again on a connection. One whose caller gave up stays reserved until its answer came, which is then dropped
+    and counted; so an answer can never reach another caller.
+
+    Args:
+        area: memory to read into.
+        max_frame_bytes: largest frame that is accepted.
+        max_pending: requests that may be waiting; the broker may set a lower limit when it answers CONNECT.
+    """
+
+    def __init__(self, area: ReadArea, max_frame_bytes: int, max_pending: int) -> None:
+        self.state = State.NEW
+        self.max_pending = max_pending
+        self.broker: Connected | None = None
+        self.draining = False
+        self.failure: IgnisError | None = None
+        """Why the broker closes the connection, once it said so; nothing more comes."""
+        self.late_answers = 0
+        self.unknown_answers = 0
+        self._reader = FrameReader(area, max_frame_bytes)
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._connect_id = 0
+
+    @property
+    def pending(self) -> int:
+        """Requests that wait for their answer, given up ones included."""
+        return len(self._waiting)
+
+    # -- out
+
+    def connect(self, head: Connect, token: Any = None) -> bytes:
+        """CONNECT: the first frame. Its answer comes as any other."""
+        if self.state is not State.NEW:
+            raise ProtocolError(f"CONNECT on a connection that is {self.state.value}")
+        self.state = State.GREETED
+        self._connect_id = next(self._ids)
+        self._waiting[self._connect_id] = _Waiting(token, False)
+        return encode_frame(Command.CONNECT, self._connect_id, pack_connect(head))
+
+    def request(self, command: int, payload: bytes, token: Any, *, streams: bool = False) -> tuple[int, bytes]:
+        """(request id, frame) of a new request.
+
+        Args:
+            token: given back with the answer.
+            streams: the request may get several answers (SUBSCRIBE).
+
+        Raises TooManyRequestsError, ConnectionLostError (not connected; nothing was sent).
+        """
+        if self.state is not State.READY:
+            raise ConnectionLostError(f"the connection is {self.state.value}", sent=False)
+        if len(self._waiting) >= self.max_pending:
+            raise TooManyRequestsError(len(self._waiting), self.max_pending, "client.max_pending")
+        request_id = next(self._ids)
+        frame = encode_frame(command, request_id, payload)
+        self._waiting[request_id] = _Waiting(token, streams)
+        return request_id, frame
+
+    def sent(self, request_id: int) -> None:
+        """The frame was handed to the network, at least in part: from now on the request is in doubt until answered."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            waiting.sent = True
+
+    def forget(self, request_id: int) -> None:
+        """The request was not sent and will not be."""
+        self._waiting.pop(request_id, None)
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for the answer any more. The id stays reserved, and counts as pending, until it came."""
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            waiting.cancelled = True
+            waiting.token = None
+
+    def end_stream(self, request_id: int) -> None:
+        """A subscription that has ended: what is still on its way for it is dropped and counted."""
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting.token = None
+
+    # -- in
+
+    def receive_buffer(self) -> memoryview:
+        """Where the next bytes go. Release the view before the next call."""
+        return self._reader.get_buffer()
+
+    def received(self, size: int) -> list[Answer]:
+        """The answers that are complete by now. Raises ProtocolError, MalformedFrameError: close the connection."""
+        return self._sort(self._reader.received(size))
+
+    def feed(self, data: bytes) -> list[Answer]:
+        """`received`, for bytes that lie elsewhere."""
+        return self._sort(self._reader.feed(data))
+
+    def _sort(self, items: list[tuple[int, int, Any]]) -> list[Answer]:
+        answers: list[Answer] = []
+        for command, request_id, payload in items:
+            waiting = self._waiting.get(request_id)
+            if waiting is None:
+                self._unasked(command, request_id, payload)
+                continue
+            streaming = waiting.streams and command == Command.DELIVER
+            keeps = streaming or (waiting.streams and command == Command.RESULT)
+            if not keeps:
+                del self._waiting[request_id]
+            if waiting.cancelled:
+                self.late_answers += 1
+                continue
+            if command == Command.ERROR:
+                answers.append(Answer(waiting.token, command, b"", to_exception(unpack(payload, Failure)[0])))
+                continue
+            if command not in ANSWERS:
+                raise ProtocolError(f"command {command} is not for a broker to send")
+            if request_id == self._connect_id:
+                self._welcomed(payload)
+            answers.append(Answer(waiting.token, command, payload, None, not keeps))
+        return answers
+
+    def _unasked(self, command: int, request_id: int, payload: bytes) -> None:
+        if command == Command.ERROR and request_id == 0:
+            failure = unpack(payload, Failure)[0]
+            if failure.fatal:
+                self.failure = to_exception(failure)
+        elif command == Command.DISCONNECT:
+            self.draining = True
+        elif command not in ANSWERS:
+            raise ProtocolError(f"command {command} is not for a broker to send")
+        else:
+            # Of a subscription that has ended, or an answer to a request that this side never made.
+            self.unknown_answers += 1
+
+    def _welcomed(self, payload: bytes) -> None:
+        head, _, _ = unpack_connect(payload, Connected)
+        self.broker = head
+        self.max_pending = min(self.max_pending, head.max_pending)
+        self.state = State.READY
+
+    def lost(self, why: str) -> list[Answer]:
+        """The connection is gone: every pending request fails, each with what is known of it."""
+        self.state = State.CLOSED
+        gone, self._waiting = self._waiting, {}
+        return [
+            Answer(one.token, Command.ERROR, b"", ConnectionLostError(why, one.sent))
+            for one in gone.values()
+            if not one.cancelled
+        ]

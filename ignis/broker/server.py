@@ -1,0 +1,436 @@
+"""The broker: one port in front of a store. Life cycle, connections, threads; what a connection does is in ``session.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ignis._version import __version__
+from ignis.app import Ignis
+from ignis.broker.access import AllowAll, Authenticator, Credentials, Principal
+from ignis.broker.application import OWNER_PREFIX, Application
+from ignis.broker.cluster import Cluster
+from ignis.broker.holding import Held
+from ignis.broker.metrics import BrokerMetrics
+from ignis.broker.payloads import Connect
+from ignis.broker.session import Session
+from ignis.config import BrokerSettings, check_name, resolve
+from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
+from ignis.native.wire import ReadArea
+from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
+
+__all__ = ["Broker"]
+
+log = logging.getLogger("ignis.broker")
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+_TICK_S = 0.25
+_TIDY_S = 60.0
+_POKE_S = 10.0
+
+
+class Broker:
+    """One broker. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
+
+    Args:
+        url: of the store; any that `ignis.storage.open_store` takes.
+        host, port: where to listen; port 0 = one that is free, see `port` after `start`.
+        settings: of ``[broker]`` in ``docs/settings.md``.
+        authenticator: who is let in; None = everybody, which is for loopback addresses only.
+        tls: context for TLS; None = none.
+        allow_open: listen on other addresses than loopback without authentication and TLS. Anybody who reaches the port can then
+            read, add and remove messages.
+        store: options of the store.
+        config: settings file, as for `ignis.Ignis`.
+
+    Raises:
+        ConfigError: a bind that is refused, see ``allow_open``.
+    """
+
+    OWNER_PREFIX = OWNER_PREFIX
+
+    def __init__(
+        self,
+        url: str,
+        host: str = "127.0.0.1",
+        port: int = 9710,
+        *,
+        settings: Mapping[str, Any] | BrokerSettings | None = None,
+        authenticator: Authenticator | None = None,
+        tls: ssl.SSLContext | None = None,
+        allow_open: bool = False,
+        store: Mapping[str, Any] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        client_id: str = DEFAULT_CLIENT_ID,
+        farm_id: str = DEFAULT_FARM_ID,
+    ) -> None:
+        self.url = url
+        self.host = host
+        self.port = port
+        self.settings = settings if isinstance(settings, BrokerSettings) else resolve(BrokerSettings, settings or {})
+        self.authenticator: Authenticator = authenticator or AllowAll()
+        self.tls = tls
+        if not allow_open:
+            check_bind(host, self.authenticator, tls)
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.owner = OWNER_PREFIX + self.id
+        self.area = ReadArea()
+        self.draining = False
+        self.started_at_s = time.time()
+        self.bytes_in = self.bytes_out = self.messages_in = 0
+        self.connections_seen = self.connections_refused = 0
+        self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
+        self.delivered = self.refused = 0  # of connections and queues that are gone
+        self.sessions: set[Session] = set()
+        self.loop: asyncio.AbstractEventLoop
+        self.metrics = BrokerMetrics(self)
+        self.cluster: Cluster
+        self._store_options = dict(store or {})
+        self._config = config
+        self._scope = (client_id, farm_id)
+        self._applications: dict[tuple[str, str], Application] = {}
+        self._lost: dict[tuple[str, str, str, str], tuple[Held, Application, asyncio.TimerHandle]] = {}
+        self._servers: list[asyncio.Server] = []
+        self._threads: concurrent.futures.ThreadPoolExecutor
+        self._auth_threads: concurrent.futures.ThreadPoolExecutor
+        self._calls = 0
+        self._stop_asked: asyncio.Event
+        self._ticker: asyncio.Task[None] | None = None
+        self._opening = threading.Lock()
+        self._now_s = time.monotonic()
+
+    # -- life
+
+    async def start(self) -> None:
+        """Opens the store, then listens. Raises what opening the store raises, and OSError when the port cannot be had."""
+        self.loop = asyncio.get_running_loop()
+        self._stop_asked = asyncio.Event()
+        count = self.settings.store_threads
+        self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="ignis-broker-store")
+        # Apart, because a password check is made to be slow: strangers must not hold up the store's threads.
+        self._auth_threads = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="ignis-broker-auth")
+        try:
+            own = await self.loop.run_in_executor(self._threads, self._application, *self._scope)
+            self.cluster = Cluster(self, own)
+            server = await self.loop.create_server(
+                lambda: Session(self),
+                self.host,
+                self.port,
+                ssl=self.tls,
+                backlog=1_024,
+                ssl_handshake_timeout=self.settings.handshake_timeout_s if self.tls else None,
+            )
+            self._servers.append(server)
+            self.port = server.sockets[0].getsockname()[1]
+            await self.loop.run_in_executor(self._threads, self.cluster.join)
+        except BaseException:
+            await self._close()
+            raise
+        self._ticker = self.loop.create_task(self._tick())
+        log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
+
+    def request_stop(self) -> None:
+        """Makes `run` drain and return. From any thread or signal handler."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stop_asked.set)
+
+    async def run(self) -> None:
+        """`start` must have been called; returns after `request_stop` and a drain."""
+        await self._stop_asked.wait()
+        await self.stop()
+
+    async def stop(self, timeout: float | None = None) -> bool:
+        """Drains: no new connections or work; what is under way is answered; clients may still acknowledge what they hold. Then
+        closes. Returns True when nothing was left over; what was goes back to the queues.
+
+        Args:
+            timeout: seconds; None = ``drain_timeout_s``.
+        """
+        timeout = self.settings.drain_timeout_s if timeout is None else timeout
+        deadline = self.loop.time() + timeout
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for session in list(self.sessions):
+            session.consuming.stop_pulls()
+            session.notice()
+        while self.loop.time() < deadline:
+            for session in list(self.sessions):
+                if not session.pending and not session.held:
+                    session.end()
+            if not self._calls and not any(one.pending or one.held for one in self.sessions):
+                break
+            await asyncio.sleep(0.02)
+        clean = not any(one.pending or one.held for one in self.sessions)
+        for session in list(self.sessions):
+            session.end(None if clean else DrainingError("the broker is shutting down"))
+        await self._close()
+        return clean
+
+    async def _close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        for server in self._servers:
+            server.close()
+        self.draining = True
+        for _ in range(100):
+            if not self.sessions:
+                break
+            await asyncio.sleep(0.01)
+        for session in list(self.sessions):
+            session.abort()
+        await asyncio.sleep(0)
+        for key in list(self._lost):
+            self._redeliver(key)
+        for application in self._applications.values():
+            application.give_back_delayed()
+        deadline = self.loop.time() + 10
+        while self._calls and self.loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        await self.loop.run_in_executor(None, self._close_stores)
+
+    def _close_stores(self) -> None:
+        if hasattr(self, "cluster"):
+            self.cluster.leave()
+        for application in self._applications.values():
+            try:
+                application.close()
+            except IgnisError as exc:
+                log.warning("store of %s: %s", application.app, exc)
+        self._threads.shutdown(wait=True)
+        self._auth_threads.shutdown(wait=False)
+
+    # -- work in threads
+
+    def call(
+        self,
+        work: Callable[[A], R],
+        done: Callable[[R], None],
+        argument: A,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or ``failed(exception)``."""
+        self._submit(self._threads, work, done, argument, failed)
+
+    def _submit(
+        self,
+        threads: concurrent.futures.ThreadPoolExecutor,
+        work: Callable[[A], R],
+        done: Callable[[R], None],
+        argument: A,
+        failed: Callable[[BaseException], None] | None,
+    ) -> None:
+        self._calls += 1
+
+        def finish(call: Callable[[Any], None], value: Any) -> None:
+            self._calls -= 1
+            call(value)
+
+        def run() -> None:
+            call: Callable[[Any], None]
+            try:
+                value: Any = work(argument)
+                call = done
+            except Exception as exc:
+                value, call = exc, failed or _log_failure
+            with contextlib.suppress(RuntimeError):  # the loop was closed under us
+                self.loop.call_soon_threadsafe(finish, call, value)
+
+        threads.submit(run)
+
+    # -- connections
+
+    def now(self) -> float:
+        """Seconds of a monotonic clock, as of the last tick at the latest."""
+        return self.loop.time()
+
+    def admit(self, session: Session) -> None:
+        """A connection was made. Raises TooManyRequestsError, DrainingError."""
+        self.connections_seen += 1
+        self.sessions.add(session)
+        if self.draining:
+            raise DrainingError("the broker is shutting down")
+        settings = self.settings
+        if len(self.sessions) > settings.max_connections:
+            self.connections_refused += 1
+            raise TooManyRequestsError(len(self.sessions), settings.max_connections, "broker.max_connections")
+        strangers = sum(not one.known for one in self.sessions) if len(self.sessions) > settings.max_unauthenticated else 0
+        if strangers > settings.max_unauthenticated:
+            self.connections_refused += 1
+            raise TooManyRequestsError(strangers, settings.max_unauthenticated, "broker.max_unauthenticated")
+
+    def authenticate(
+        self,
+        credentials: Credentials,
+        head: Connect,
+        admitted: Callable[[tuple[Principal, Application]], None],
+        refused: Callable[[BaseException], None],
+    ) -> None:
+        """Asks the authenticator, and opens the application's store, off the event loop."""
+
+        def work(_: None) -> tuple[Principal, Application]:
+            check_name(head.client_id, "client_id")
+            check_name(head.farm_id, "farm_id")
+            if not 1 <= len(head.instance) <= 128:
+                raise ConfigError("instance must be a text of 1 to 128 characters")
+            principal = self.authenticator.authenticate(credentials)
+            return principal, self._application(head.client_id, head.farm_id)
+
+        self._submit(self._auth_threads, work, admitted, None, refused)
+
+    def _application(self, client_id: str, farm_id: str) -> Application:
+        """In any thread."""
+        key = client_id, farm_id
+        with self._opening:
+            found = self._applications.get(key)
+            if found is None:
+                if len(self._applications) >= self.settings.max_applications:
+                    raise TooManyRequestsError(
+                        len(self._applications), self.settings.max_applications, "broker.max_applications"
+                    )
+                app = Ignis(
+                    self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config
+                )
+                found = Application(self, app)
+                _ = found.store
+                self._applications[key] = found
+            return found
+
+    def leave(self, session: Session) -> None:
+        """A connection is gone. What it held waits a moment for its client to come back."""
+        self.sessions.discard(session)
+        self.refused += session.refused
+        application = session.application
+        if application is None:
+            return
+        application.sessions -= 1
+        if not session.held:
+            return
+        key = self._key(session, application)
+        known = self._lost.pop(key, None)
+        if known is not None:
+            known[2].cancel()
+            session.held.join(known[0])
+        delay_s = 0 if self.draining else self.settings.redeliver_after_s
+        timer = self.loop.call_later(delay_s, self._redeliver, key)
+        self._lost[key] = session.held, application, timer
+
+    @staticmethod
+    def _key(session: Session, application: Application) -> tuple[str, str, str, str]:
+        return application.app.client_id, application.app.farm_id, session.principal.name, session.instance
+
+    def take_up(self, session: Session) -> int:
+        """A client came back: what its last connection held is this one's. Returns how many messages."""
+        assert session.application is not None
+        found = self._lost.pop(self._key(session, session.application), None)
+        if found is None:
+            return 0
+        found[2].cancel()
+        count = found[0].count
+        session.held.join(found[0])
+        return count
+
+    def _redeliver(self, key: tuple[str, str, str, str]) -> None:
+        held, application, timer = self._lost.pop(key)
+        timer.cancel()
+        self.redelivered += held.count
+        for magazine, runs in held.take_all().items():
+            log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
+            application.give_back(magazine, runs)
+
+    async def _tick(self) -> None:
+        """Deadlines of all connections, in one place."""
+        settings = self.settings
+        tidy_s = poke_s = self.now()
+        while True:
+            await asyncio.sleep(min(_TICK_S, settings.handshake_timeout_s / 4, settings.idle_timeout_s / 4))
+            now = self.now()
+            for session in list(self.sessions):
+                self._check(session, now)
+            if now - poke_s > _POKE_S:
+                poke_s = now
+                for application in self._applications.values():
+                    for pump in list(application.pumps):
+                        pump.poke()
+            if now - tidy_s > _TIDY_S:
+                tidy_s = now
+                for application in self._applications.values():
+                    application.tidy()
+
+    def _check(self, session: Session, now: float) -> None:
+        settings = self.settings
+        if session.stuck_since_s is not None and now - session.stuck_since_s > settings.write_timeout_s:
+            self.timeouts += 1
+            log.info("%s reads nothing for %g s: closed", session.peer, settings.write_timeout_s)
+            session.abort()
+        elif not session.known and now - session.began_s > settings.handshake_timeout_s:
+            self.timeouts += 1
+            session.end(BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)"))
+        elif session.unread:
+            session.relieved()
+        elif now - session.heard_s > settings.idle_timeout_s and not session.pending:
+            self.timeouts += 1
+            session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
+
+    # -- looking
+
+    @property
+    def applications(self) -> list[Application]:
+        return list(self._applications.values())
+
+    def status(self) -> dict[str, Any]:
+        """What NODE_STATUS answers."""
+        return {
+            "broker": self.id,
+            "version": __version__,
+            "pid": os.getpid(),
+            "address": f"{self.host}:{self.port}",
+            "store": redacted(self.url),
+            "started_at_s": self.started_at_s,
+            "draining": self.draining,
+            "tls": self.tls is not None,
+            "connections": len(self.sessions),
+            "applications": len(self._applications),
+            "loop": type(self.loop).__module__.partition(".")[0],
+        }
+
+
+def _log_failure(exc: BaseException) -> None:
+    log.error("a call of the store failed", exc_info=exc)
+
+
+def redacted(url: str) -> str:
+    """The URL without user and password, for logs and status."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | None) -> None:
+    """Raises ConfigError for an address that others than this machine can reach, unless users and TLS protect it."""
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if loopback:
+        return
+    missing = [what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there]
+    if missing:
+        raise ConfigError(
+            f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
+            "give both, bind to 127.0.0.1, or say that it may be open"
+        )

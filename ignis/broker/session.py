@@ -1,0 +1,510 @@
+"""One connection of the broker. Everything here runs on the event loop and never blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING, Any, cast
+
+from ignis.broker.access import Anyone, Credentials, Principal
+from ignis.broker.commands import Command
+from ignis.broker.consuming import Consuming
+from ignis.broker.holding import Held, Run
+from ignis.broker.intake import Sent
+from ignis.broker.payloads import Connect, Connected, TransferRequest, Wait, pack, pack_send_ack, unpack
+from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
+from ignis.broker.requests import BULKY, CALLS, QUEUE_OF, Reply
+from ignis.errors import (
+    BadRequestError,
+    BrokerError,
+    DrainingError,
+    IgnisError,
+    MalformedFrameError,
+    PermissionDeniedError,
+    ProtocolError,
+    TooManyRequestsError,
+    UnauthenticatedError,
+)
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native.wire import encode_send_acks
+
+if TYPE_CHECKING:
+    from ignis.broker.application import Application
+    from ignis.broker.server import Broker
+
+__all__ = ["Session"]
+
+log = logging.getLogger("ignis.broker")
+
+_MOST_CALLS = 32
+"""Store calls of one connection at a time; the others wait in its backlog."""
+_MOST_BULKY = 4
+_MOST_WAIT_MS = 300_000
+
+# What ends work that was begun: still answered while the broker drains.
+_FINISHING = frozenset({
+    Command.ACK, Command.NACK, Command.DELETE, Command.RELOAD, Command.TRANSFER, Command.UNSUBSCRIBE, Command.DISCONNECT,
+    Command.LOCK_RELEASE, Command.NODE_STATUS, Command.METRICS,
+})  # fmt: skip
+
+
+class Session(asyncio.BufferedProtocol):
+    """See the module.
+
+    Args:
+        broker: whose.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.held = Held()
+        self.closed = False
+        self.peer = ""
+        self.principal: Principal = Anyone()
+        self.instance = ""
+        self.application: Application | None = None
+        self.began_s = self.heard_s = broker.now()
+        self.stuck_since_s: float | None = None
+        self._machine = BrokerMachine(broker.area, broker.settings.max_frame_bytes, broker.settings.max_pending)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_planned = False
+        self._paused_by: set[str] = set()
+        self._paused_writing = False
+        self._backlog: deque[Request] = deque()
+        self._running = 0
+        self._bulky = 0
+        self._closing = False
+        self.consuming = Consuming(self)
+
+    # -- what others look at
+
+    @property
+    def known(self) -> bool:
+        """Whether the client said who it is."""
+        return self._machine.state is State.READY
+
+    @property
+    def pending(self) -> int:
+        return self._machine.pending
+
+    @property
+    def refused(self) -> int:
+        return self._machine.refused
+
+    @property
+    def outbound_bytes(self) -> int:
+        """What the client has not read yet."""
+        return self._out_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    @property
+    def takes_deliveries(self) -> bool:
+        return not (self.closed or self._closing or self._paused_writing) and not self._over_outbound()
+
+    def _over_outbound(self) -> bool:
+        return self.outbound_bytes > self.broker.settings.max_outbound_bytes
+
+    # -- transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not an isinstance check: uvloop's transports are classes of their own.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
+        transport.set_write_buffer_limits(high=self.broker.settings.max_outbound_bytes)
+        try:
+            self.broker.admit(self)
+        except IgnisError as exc:
+            self.end(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._machine.receive_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard_s = self.broker.now()
+        self.broker.bytes_in += nbytes
+        if self._closing:
+            return
+        try:
+            requests, at_once = self._machine.received(nbytes)
+        except (ProtocolError, MalformedFrameError) as exc:
+            self.broker.protocol_errors += 1
+            log.info("%s: %s", self.peer, exc)
+            self.end(exc)
+            return
+        if at_once:
+            self.write(at_once)
+        for request in requests:
+            self._take(request)
+        if self._over_outbound():
+            self._pause("outbound")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused_writing = True
+        self.stuck_since_s = self.broker.now()
+        self._pause("outbound")
+
+    def resume_writing(self) -> None:
+        self._paused_writing = False
+        self.stuck_since_s = None
+        self._resume("outbound")
+        self._run_backlog()
+        self.consuming.poke()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.closed = True
+        self._backlog.clear()
+        self.consuming.end()
+        self.broker.leave(self)
+
+    # -- out
+
+    def write(self, frame: bytes) -> None:
+        """Everything written in one turn of the loop goes out in one call."""
+        if self.closed or self._transport is None:
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._flush_planned:
+            self._flush_planned = True
+            self.broker.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._out and self._transport is not None and not self.closed:
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            self.broker.bytes_out += len(data)
+            self._transport.write(data)
+        self._out.clear()
+        self._out_bytes = 0
+
+    def answer(self, command: int, request_id: int, payload: bytes) -> None:
+        """The answer to one pending request."""
+        self.write(self._machine.answer(command, request_id, payload))
+
+    def result(self, request_id: int, value: Any) -> None:
+        self.answer(Command.RESULT, request_id, pack(value))
+
+    def deliver(self, request_id: int, payload: bytes) -> None:
+        """Messages for a subscription: no pending request ends with them."""
+        self.write(self._machine.answer(Command.DELIVER, request_id, payload, count=0))
+
+    def refuse(self, request_id: int, exc: BaseException) -> None:
+        """ERROR for one pending request."""
+        if not isinstance(exc, (IgnisError, ValueError, TypeError)):
+            log.error("%s: request %d failed", self.peer, request_id, exc_info=exc)
+        self.broker.errors += 1
+        self.write(self._machine.error(request_id, exc))
+
+    def fail_stream(self, request_id: int, exc: BaseException) -> None:
+        """The end of a subscription by the broker."""
+        self.write(self._machine.error_frame(request_id, exc))
+
+    def end(self, exc: BaseException | None = None) -> None:
+        """Closes the connection after what was written (and, with an error, the reason) is sent; at once when the client does not
+        read within ``write_timeout_s``."""
+        if self._closing or self.closed:
+            return
+        if exc is not None:
+            self.write(self._machine.fatal(exc))
+        self._closing = True
+        self.stuck_since_s = self.broker.now()
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- reading or not
+
+    def _pause(self, reason: str) -> None:
+        if not self._paused_by and self._transport is not None and not self._closing:
+            self._transport.pause_reading()
+        self._paused_by.add(reason)
+
+    def _resume(self, reason: str) -> None:
+        if reason not in self._paused_by:
+            return
+        self._paused_by.discard(reason)
+        if not self._paused_by and self._transport is not None and not (self._closing or self.closed):
+            self.heard_s = self.broker.now()  # it could not be heard meanwhile
+            self._transport.resume_reading()
+
+    @property
+    def unread(self) -> bool:
+        """Not read on purpose: then its silence means nothing."""
+        return bool(self._paused_by)
+
+    def relieved(self) -> None:
+        """Asked now and then: whether the client has read enough to be read again."""
+        if "outbound" in self._paused_by and not self._paused_writing and not self._over_outbound():
+            self._resume("outbound")
+            self._run_backlog()
+            self.consuming.poke()
+
+    # -- requests
+
+    def _take(self, request: Request) -> None:
+        command = request.command
+        if self._closing:
+            return
+        if command == Command.CONNECT:
+            self._greet(request)
+            return
+        if isinstance(request.payload, BaseException):
+            self.refuse(request.request_id, request.payload)
+            return
+        if self.broker.draining and command not in _FINISHING:
+            self._refuse_all(request, DrainingError("the broker is shutting down"))
+            return
+        if command in (Command.SEND, Command.SEND_BATCH):
+            self._send(request)
+            return
+        try:
+            self._check(command, request.payload)
+            if not self.consuming.take(request) and not self._own(request):
+                self._backlog.append(request)
+                self._run_backlog()
+        except Exception as exc:
+            self.refuse(request.request_id, exc)
+
+    def _refuse_all(self, request: Request, exc: BaseException) -> None:
+        for one in ids_of(request.command, request.request_id, request.payload):
+            self.refuse(one, exc)
+
+    def _check(self, command: int, payload: bytes) -> None:
+        """Raises PermissionDeniedError."""
+        if type(self.principal) is Anyone:
+            return
+        name_of = QUEUE_OF.get(command)
+        names = [] if name_of is None else [name_of(payload)]
+        if command == Command.TRANSFER:
+            names.append(unpack(payload, TransferRequest)[0].target)
+        for name in names or [""]:
+            self._check_queue(command, name)
+
+    def _check_queue(self, command: int, name: str) -> None:
+        queue, word = name.removesuffix(SIDELINE_SUFFIX), Command(command).name
+        if not self.principal.allows(word, queue):
+            self.broker.denied += 1
+            raise PermissionDeniedError(word, queue)
+
+    def _own(self, request: Request) -> bool:
+        """Requests about the connection or the broker, which need no call of the store."""
+        command, request_id = request.command, request.request_id
+        if command == Command.DISCONNECT:
+            give_back = bool(unpack(request.payload, bool)[0])
+            self.consuming.end()
+            held = self.held.take_all()
+            if give_back and self.application is not None:
+                for magazine, runs in held.items():
+                    self.application.give_back(magazine, runs)
+            self.result(request_id, None)
+            self.broker.loop.call_soon(self.end)
+        elif command == Command.NODE_STATUS:
+            self.result(request_id, self.broker.status())
+        elif command == Command.METRICS:
+            self.result(request_id, self.broker.metrics.figures())
+        elif command == Command.WAIT:
+            self._wait(request)
+        elif command == Command.CLUSTER_STATUS:
+            self._cluster_status(request_id)
+        else:
+            return False
+        return True
+
+    def _cluster_status(self, request_id: int) -> None:
+        def members(_: None) -> list[dict[str, Any]]:
+            return self.broker.cluster.members()
+
+        self.broker.call(
+            members, lambda found: self.result(request_id, found), None, lambda exc: self.refuse(request_id, exc)
+        )
+
+    def _run_backlog(self) -> None:
+        while self._backlog and self._running < _MOST_CALLS and not self._over_outbound():
+            bulky = self._backlog[0].command in BULKY
+            if bulky and self._bulky >= _MOST_BULKY:
+                return
+            request = self._backlog.popleft()
+            self._running += 1
+            self._bulky += bulky
+            self.broker.call(self._call, self._called, request)
+
+    def _call(self, request: Request) -> tuple[Request, Reply | BaseException]:
+        """In a thread of the store's."""
+        assert self.application is not None
+        try:
+            call = CALLS.get(request.command)
+            if call is None:
+                raise BadRequestError(f"command {request.command} is not served")
+            bound = min(self.broker.settings.max_outbound_bytes, self.broker.settings.max_frame_bytes // 2)
+            return request, call(self.application, request.payload, bound)
+        except Exception as exc:
+            return request, exc
+
+    def _called(self, done: tuple[Request, Reply | BaseException]) -> None:
+        request, reply = done
+        self._running -= 1
+        self._bulky -= request.command in BULKY
+        if isinstance(reply, BaseException):
+            self.refuse(request.request_id, reply)
+        else:
+            if reply.after is not None:
+                reply.after(self)
+            self.answer(reply.command, request.request_id, reply.payload)
+        self._run_backlog()
+
+    # -- claims of this connection
+
+    def hold(self, magazine: str, runs: list[Run]) -> None:
+        """The client was given these. If it is gone already, they go back."""
+        if self.closed:
+            assert self.application is not None
+            self.application.give_back(magazine, runs)
+        else:
+            self.held.add(magazine, runs)
+
+    def let_go(self, magazine: str, runs: list[Run]) -> None:
+        """The client accounted for these."""
+        if self.held.take(magazine, runs) and self.application is not None:
+            self.application.poke(magazine)
+
+    # -- sending
+
+    def _send(self, request: Request) -> None:
+        name, ttl_ms, batches = request.payload
+        assert self.application is not None
+        try:
+            magazine = name.decode()
+            if type(self.principal) is not Anyone:
+                self._check_queue(request.command, magazine)
+        except (UnicodeDecodeError, IgnisError) as exc:
+            self._refuse_all(request, exc)
+            return
+        if request.command == Command.SEND:
+            sent = Sent(batches, ttl_ms, self._stored_run)
+        elif batches:
+            sent = Sent([(shard, batch, None) for shard, batch in batches], ttl_ms, self._stored_batch, request.request_id)
+        else:
+            self.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
+            return
+        intake = self.application.intake(magazine)
+        intake.put(sent)
+        if intake.full:
+            self._pause(magazine)
+            intake.when_room(lambda: self._resume(magazine))
+
+    def _stored_run(self, sent: Sent) -> None:
+        if sent.error is not None:
+            for _, _, ids in sent.batches:
+                for at in range(0, len(ids or b""), 8):
+                    self.refuse(int.from_bytes((ids or b"")[at : at + 8], "big", signed=True), sent.error)
+            return
+        for shard, first, count, ids in sent.placed:
+            assert ids is not None
+            self._machine.pending -= count
+            self.broker.messages_in += count
+            self.write(encode_send_acks(ids, shard, first))
+
+    def _stored_batch(self, sent: Sent) -> None:
+        request_id = sent.request_id
+        if sent.error is not None:
+            self.refuse(request_id, sent.error)
+            return
+        self.broker.messages_in += sum(one.messages for one in sent.placed)
+        self.answer(Command.SEND_ACK, request_id, pack_send_ack([one[:3] for one in sent.placed]))
+
+    # -- waiting
+
+    def _wait(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Wait)
+        application = self.application
+        assert application is not None
+        limit_s = min(max(0, head.timeout_ms) / 1000, self.broker.settings.max_wait_s)
+
+        def read(_: None) -> int:
+            return application.store.magazines.wait(head.magazine, -1, 0)
+
+        def was_read(sequence: int) -> None:
+            if self.closed:
+                return
+            if sequence != head.seen or limit_s <= 0:
+                self.result(request.request_id, sequence)
+                return
+            watch = application.watch(head.magazine)
+            self.consuming.waits[request.request_id] = watch.wait(head.seen, limit_s, moved)
+
+        def moved(sequence: int) -> None:
+            if self.consuming.waits.pop(request.request_id, None) is not None or not self.closed:
+                self.result(request.request_id, sequence)
+
+        self.broker.call(read, was_read, None, lambda exc: self.refuse(request.request_id, exc))
+
+    # -- the handshake
+
+    def _greet(self, request: Request) -> None:
+        head = request.payload
+        assert isinstance(head, Connect)
+        assert self._transport is not None
+        certificate = ""
+        tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        if tls is not None:
+            certificate = _common_name(tls.getpeercert() or {})
+        credentials = Credentials(head.token, head.user, head.password, certificate, self.peer)
+        self.broker.authenticate(
+            credentials,
+            head,
+            lambda found: self._admitted(request.request_id, head, *found),
+            self._turned_away,
+        )
+
+    def _admitted(self, request_id: int, head: Connect, principal: Principal, application: Application) -> None:
+        if self.closed or self._closing:
+            return
+        self.principal = principal
+        self.application = application
+        self.instance = head.instance
+        application.sessions += 1
+        resumed = self.broker.take_up(self)
+        settings = self.broker.settings
+        welcome = Connected(
+            self.broker.id,
+            settings.max_frame_bytes,
+            settings.max_pending,
+            int(settings.idle_timeout_s * 1000),
+            principal.name,
+            resumed,
+        )
+        self.write(self._machine.welcome(request_id, welcome))
+        if self.broker.draining:
+            self.notice()
+
+    def _turned_away(self, exc: BaseException) -> None:
+        if not isinstance(exc, IgnisError):
+            log.error("%s: authentication failed to run", self.peer, exc_info=exc)
+        if isinstance(exc, UnauthenticatedError):
+            self.broker.denied += 1
+        self.end(exc if isinstance(exc, IgnisError) else BrokerError("the broker cannot tell who is who at the moment"))
+
+    def notice(self) -> None:
+        """Tells the client that the broker is going away."""
+        if self.known:
+            self.write(self._machine.answer(Command.DISCONNECT, 0, pack(None), count=0))
+
+
+def _common_name(certificate: Any) -> str:
+    for part in certificate.get("subject", ()):
+        for name, value in part:
+            if name == "commonName":
+                return str(value)
+    return ""

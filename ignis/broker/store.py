@@ -1,0 +1,435 @@
+"""``ignis://``: a broker as the store of an application. Every call of the storage contract is a request to it."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, parse_qsl, unquote
+
+from ignis.broker import asks
+from ignis.broker.asks import Ask
+from ignis.broker.commands import DEFAULT_PORT, Command
+from ignis.broker.link import Link, Slot
+from ignis.broker.sync_client import Endpoint, SyncClient
+from ignis.config import ClientSettings, resolve
+from ignis.errors import (
+    ClosedError,
+    ConfigError,
+    ConflictError,
+    ConnectionLostError,
+    FrameTooLargeError,
+    QueueNotFoundError,
+    StoreTimeoutError,
+    StoreUnreachableError,
+    WaitTimeoutError,
+)
+from ignis.native import PackedBatch
+from ignis.native.wire import MAX_POINTERS, pack_pointers
+from ignis.storage.base import (
+    Abandoned,
+    ArrayStore,
+    Fence,
+    FireResult,
+    LockRecord,
+    LockStore,
+    LockTable,
+    MagazineStore,
+    Pointers,
+    QueueRecord,
+    QueueStore,
+    ShardState,
+    Store,
+    Transfer,
+)
+from ignis.storage.checks import check_limit
+from ignis.storage.embedded.gate import Gate
+
+__all__ = ["BrokerStore", "open_store"]
+
+T = TypeVar("T")
+
+_MOST_WAIT_S = 30.0
+_PAUSE_S = 0.25
+_MOST_SHARDS = 0xFFFF
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mapping[str, Any]) -> BrokerStore:
+    """``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``, ``password``, and for
+    TLS ``ca``, ``cert`` and ``key`` (paths of PEM files). A user and password may stand in the URL.
+
+    Raises ConfigError, StoreUnreachableError, UnauthenticatedError.
+    """
+    given: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    given.pop("create", None)
+    files: dict[str, str] = {name: str(given.pop(name)) for name in ("ca", "cert", "key") if name in given}
+    endpoint = Endpoint(
+        parts.hostname or "127.0.0.1",
+        parts.port or DEFAULT_PORT,
+        client_id,
+        farm_id,
+        str(given.pop("token", "")) or os.environ.get("IGNIS_TOKEN", ""),
+        str(given.pop("user", unquote(parts.username or ""))),
+        str(given.pop("password", unquote(parts.password or ""))),
+        _context(files) if parts.scheme.endswith("+tls") else None,
+    )
+    if parts.path.strip("/"):
+        raise ConfigError(f"a broker's URL has no path: {parts.path!r}")
+    if files and endpoint.tls is None:
+        raise ConfigError(f"{min(files)} is for ignis+tls://")
+    return BrokerStore(endpoint, resolve(ClientSettings, given))
+
+
+def _context(files: Mapping[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=files.get("ca"))
+        if "cert" in files:
+            context.load_cert_chain(files["cert"], files.get("key"))
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"TLS files of the broker's URL: {exc}") from exc
+    return context
+
+
+class BrokerStore(Store):
+    """One connection to a broker. Thread-safe; not usable in a child after ``fork``.
+
+    What this store claimed is delivered to others soon after its connection is lost and does not come back (see
+    ``broker.redeliver_after_s``); `close` leaves it claimed, as other stores do.
+
+    Args:
+        endpoint: where the broker is.
+        settings: of ``[client]``.
+
+    Raises:
+        StoreUnreachableError, UnauthenticatedError.
+    """
+
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
+        self.url = f"ignis{'+tls' if endpoint.tls else ''}://{endpoint.host}:{endpoint.port}"
+        self.client = SyncClient(endpoint, settings)
+        self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._gate = Gate("store", settings.timeout_s)
+        self._closing = False
+        self._waits: dict[Slot, Link] = {}
+        self._waits_lock = threading.Lock()
+        self.magazines = BrokerMagazines(self)
+        self.queues = BrokerQueues(self)
+        self.locks = BrokerLocks(self)
+        self.arrays = BrokerArrays(self)
+        self.client.connect(settings.connect_timeout_s)
+
+    # -- what the facets use
+
+    @contextmanager
+    def call(self) -> Iterator[SyncClient]:
+        """A call that `close` waits for. Raises ForkedHandleError, ClosedError."""
+        if self.client.forked:
+            self.client.check()
+        self._gate.enter()
+        try:
+            yield self.client
+        finally:
+            self._gate.leave()
+
+    def ask(self, ask: Ask[T]) -> T:
+        """One request. Raises what the broker answers, and what `SyncClient.ask` raises."""
+        with self.call() as client:
+            return client.ask(ask)
+
+    def wait(self, ask: Ask[int], seen: int) -> int:
+        """A request that the broker holds back for long: `close` ends it. A lost connection is no error, but an early return."""
+        with self.call() as client:
+            slot = Slot()
+            try:
+                link = client.connect()
+                deadline = time.monotonic() + client.settings.timeout_s + ask.extra_s
+                request_id = link.begin(ask.command, ask.payload, slot, deadline)
+                with self._waits_lock:
+                    self._waits[slot] = link
+                try:
+                    answer = link.next_answer(slot, deadline - time.monotonic())
+                finally:
+                    with self._waits_lock:
+                        del self._waits[slot]
+                    if not slot.over or slot.answers:
+                        link.cancel(request_id)
+                if answer is None:
+                    link.cancel(request_id)
+                    raise StoreTimeoutError("WAIT", int(1000 * client.settings.timeout_s), "client.timeout_s")
+                if answer.error is not None:
+                    link.cancel(request_id)
+                    raise answer.error
+                return ask.parse(answer.payload)
+            except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
+                if self._closing:
+                    raise ClosedError("store is closed") from None
+                time.sleep(min(_PAUSE_S, max(0.0, ask.extra_s)))
+                return seen
+
+    # -- Store
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    @property
+    def local_dir(self) -> str | None:
+        return None
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Figures of the broker's store, for this application, and of this connection."""
+        figures = self.ask(asks.stats())
+        client = self.client
+        link = client.link
+        return {
+            **figures,
+            "broker": self.url,
+            "broker_connects": client.connects,
+            "broker_pending": 0 if link is None else link.machine.pending,
+            "broker_late_answers": client.late_answers + (0 if link is None else link.machine.late_answers),
+        }
+
+    def close(self, timeout: float = 30.0) -> None:
+        if self.client.forked:
+            return  # the parent's
+        self._closing = True
+        self._gate.close()
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._waits_lock:
+                waits = list(self._waits.items())
+            for slot, link in waits:
+                link.interrupt(slot, ClosedError("store is closed"))
+            try:
+                self._gate.wait_empty(min(0.05, max(0.0, deadline - time.monotonic())))
+                break
+            except WaitTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+        self.client.close(max(0.1, deadline - time.monotonic()), give_back=False)
+
+
+def _named(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
+    """Packed pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
+    pieces: list[tuple[int, Sequence[int]]] = []
+    count = 0
+    for shard, many in pointers.items():
+        if not 0 <= shard <= _MOST_SHARDS:
+            continue
+        if not isinstance(many, range) and any(pointer < 0 for pointer in many):
+            many = [pointer for pointer in many if pointer >= 0]
+        while len(many):
+            part = many[: MAX_POINTERS - count]
+            many = many[len(part) :]
+            pieces.append((shard, part))
+            count += len(part)
+            if count == MAX_POINTERS:
+                yield pack_pointers(pieces), count
+                pieces, count = [], 0
+    yield pack_pointers(pieces), count
+
+
+class BrokerMagazines(MagazineStore):
+    """The messages. Atomicity and durability are those of the store behind the broker, whose answer is waited for."""
+
+    def __init__(self, store: BrokerStore) -> None:
+        self._store = store
+
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        self._store.ask(asks.declare(magazine, shards, durability))
+
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        if not batches:
+            self._store.ask(asks.metadata(magazine))
+            return []
+        for shard, batch in batches:
+            if batch.sealed:
+                raise ValueError("the batch is sealed already")
+            if not 0 <= shard < _MOST_SHARDS:
+                raise ConfigError(f"shard {shard} is outside 0 to {_MOST_SHARDS - 1}")
+        ask = asks.send_batch(magazine, batches, ttl_s=ttl_s)
+        self._check_size(len(ask.payload))
+        placed = self._store.ask(ask)
+        firsts = [first for _, first, _ in placed]
+        for (shard, batch), first in zip(batches, firsts, strict=True):
+            batch.seal(0, shard, first)  # so that it is not loaded again
+        return firsts
+
+    def _check_size(self, payload_bytes: int) -> None:
+        """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
+        link = self._store.client.link
+        broker = None if link is None else link.machine.broker
+        if broker is not None and payload_bytes + 14 > broker.max_frame_bytes:
+            raise FrameTooLargeError(payload_bytes + 14, broker.max_frame_bytes)
+
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        check_limit(limit)
+        return self._store.ask(asks.fire(magazine, limit, owner, shards, max_bytes))
+
+    def reload(self, magazine: str, pointers: Pointers) -> int:
+        return sum(self._store.ask(asks.reload(magazine, runs)) for runs, _ in _named(pointers))
+
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        return sum(self._store.ask(asks.delete(magazine, runs)) for runs, _ in _named(pointers))
+
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        found: dict[int, dict[int, bytes | None]] = {}
+        left: Pointers = {shard: sorted(set(many)) for shard, many in pointers.items()}
+        while True:
+            cut = False
+            for runs, _ in _named(left):
+                rows, cut = self._store.ask(asks.peek(magazine, runs))
+                for shard, pointer, record in rows:
+                    found.setdefault(shard, {})[pointer] = record
+                if cut:
+                    shard, pointer, _ = rows[-1]
+                    left = {
+                        one: many if one > shard else [each for each in many if each > pointer]
+                        for one, many in left.items()
+                        if one >= shard
+                    }
+                    break
+            if not cut:
+                return found
+
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        begin, rows = dict(after or {}), list[tuple[int, int, "bytes | None"]]()
+        while True:
+            found, cut = self._store.ask(asks.scan(magazine, begin, limit - len(rows), pending_only))
+            rows += found
+            if not cut or len(rows) >= limit:
+                return rows
+            shard, pointer, _ = found[-1]
+            begin.update(dict.fromkeys(range(shard), 1 << 62))
+            begin[shard] = pointer
+
+    def transfer(
+        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+    ) -> int:
+        ask = asks.transfer(source, target, items, ttl_s, fence)
+        self._check_size(len(ask.payload))
+        return self._store.ask(ask)
+
+    def abandoned(
+        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+    ) -> list[Abandoned]:
+        return self._store.ask(asks.abandoned(magazine, shard, fired_before_ms, limit, dead_owners))
+
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        return self._store.ask(asks.expire(magazine, limit))
+
+    def metadata(self, magazine: str) -> list[ShardState]:
+        return self._store.ask(asks.metadata(magazine))
+
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        return self._store.ask(asks.oldest(magazine))
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        return self._store.wait(asks.wait(magazine, seen, min(timeout_s, _MOST_WAIT_S)), seen)
+
+    def wake(self, magazine: str) -> None:
+        self._store.ask(asks.wake(magazine))
+
+    def drop(self, magazine: str) -> None:
+        self._store.ask(asks.drop(magazine))
+
+    def names(self) -> list[str]:
+        return self._store.ask(asks.names())
+
+
+class BrokerQueues(QueueStore):
+    """The queues' settings."""
+
+    def __init__(self, store: BrokerStore) -> None:
+        self._store = store
+
+    def get(self, name: str) -> QueueRecord | None:
+        return self._store.ask(asks.queue_get(name))
+
+    def put(self, record: QueueRecord) -> None:
+        self._store.ask(asks.queue_put(record))
+
+    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
+        """The change is made here: the record is read, changed, and replaced if nobody else changed it meanwhile."""
+        with self._store.call() as client:
+            while True:
+                known = client.ask(asks.queue_get(name))
+                if known is None:
+                    raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+                fresh = copy.deepcopy(known)
+                change(fresh)
+                try:
+                    return client.ask(asks.queue_replace(known, fresh, fence))
+                except ConflictError:
+                    continue
+
+    def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
+        return self._store.ask(asks.queue_list(active))
+
+    def remove(self, name: str) -> bool:
+        return self._store.ask(asks.queue_remove(name))
+
+
+class _Locks(LockTable):
+    def __init__(self, store: BrokerStore, table: str = "", farm_id: str = "") -> None:
+        self._store = store
+        self._where = table, farm_id
+
+    def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        return self._store.ask(asks.lock(Command.LOCK_ACQUIRE, name, owner, ttl_s, *self._where))
+
+    def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        return self._store.ask(asks.lock(Command.LOCK_RENEW, name, owner, ttl_s, *self._where))
+
+    def release(self, name: str, owner: str) -> bool:
+        return self._store.ask(asks.lock_release(name, owner, *self._where))
+
+    def get(self, name: str) -> LockRecord | None:
+        return self._store.ask(asks.lock(Command.LOCK_GET, name, "", 0, *self._where))
+
+    def draw_token(self, name: str, owner: str) -> int | None:
+        return self._store.ask(asks.lock_token(name, owner, *self._where))
+
+
+class BrokerLocks(_Locks, LockStore):
+    """Locks and epochs of the store behind the broker."""
+
+    def table(self, name: str, farm_id: str) -> LockTable:
+        return _Locks(self._store, name, farm_id)
+
+    def next_epoch(self, scope: str) -> int:
+        return self._store.ask(asks.epoch_next(scope))
+
+    def epoch(self, scope: str) -> int:
+        return self._store.ask(asks.epoch_get(scope))
+
+
+class BrokerArrays(ArrayStore):
+    """Array queues of the store behind the broker."""
+
+    def __init__(self, store: BrokerStore) -> None:
+        self._store = store
+
+    def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
+        return self._store.ask(asks.array_enqueue(name, bin_name, values))
+
+    def dequeue(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+        return self._store.ask(asks.array_dequeue(name, bin_name, limit))
+
+    def peek(self, name: str, bin_name: str, limit: int) -> builtins.list[Any]:
+        return self._store.ask(asks.array_peek(name, bin_name, limit))
+
+    def size(self, name: str, bin_name: str) -> int:
+        return self._store.ask(asks.array_size(name, bin_name))

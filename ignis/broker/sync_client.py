@@ -1,0 +1,336 @@
+"""The client for threads: connects when it is first used, and again when the connection was lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
+
+import tenacity
+
+from ignis._version import __version__
+from ignis.broker import asks
+from ignis.broker.asks import Ask
+from ignis.broker.commands import DEFAULT_PORT
+from ignis.broker.link import Link, Slot
+from ignis.broker.payloads import Connect
+from ignis.config import ClientSettings, resolve
+from ignis.errors import (
+    ClosedError,
+    ConnectionLostError,
+    DrainingError,
+    ForkedHandleError,
+    IgnisError,
+    StoreTimeoutError,
+    StoreUnreachableError,
+    TooManyRequestsError,
+)
+from ignis.storage.base import FireResult, Pointers
+
+__all__ = ["Endpoint", "Subscription", "SyncClient"]
+
+T = TypeVar("T")
+
+
+
+class Endpoint(NamedTuple):
+    """Where a broker is, and who wants in."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    client_id: str = "ignis"
+    farm_id: str = "local"
+    token: str = ""
+    user: str = ""
+    password: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def hello(self, instance: str) -> Connect:
+        """CONNECT for it."""
+        return Connect(
+            self.client_id, self.farm_id, instance, self.token, self.user, self.password, f"ignis-python/{__version__}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.host}:{self.port} {self.farm_id}/{self.client_id} user={self.user!r}>"
+
+
+class SyncClient:
+    """A connection to a broker. Thread-safe: any number of threads may have requests under way. In a child after ``fork`` every call
+    raises ForkedHandleError.
+
+    Args:
+        endpoint: where.
+        settings: of ``[client]`` in ``docs/settings.md``.
+    """
+
+    def __init__(self, endpoint: Endpoint, settings: ClientSettings | Mapping[str, Any] | None = None) -> None:
+        self.endpoint = endpoint
+        self.settings = settings if isinstance(settings, ClientSettings) else resolve(ClientSettings, settings or {})
+        self.instance = secrets.token_hex(16)
+        self.connects = 0
+        self.late_answers = 0
+        self._pid = os.getpid()
+        self._connecting = threading.Lock()
+        self._link: Link | None = None
+        self._closed = False
+
+    # -- requests
+
+    def ask(self, ask: Ask[T], timeout: float | None = None) -> T:
+        """Sends the request and waits for its answer.
+
+        Args:
+            ask: one of `ignis.broker.asks`.
+            timeout: seconds; None = ``client.timeout_s``. What the broker may wait by itself comes on top.
+
+        Raises:
+            what the broker answers; StoreTimeoutError, ConnectionLostError (``sent`` says whether it may have been carried out),
+            StoreUnreachableError, ClosedError, ForkedHandleError. A request that is repeatable, or that did not leave this
+            process, is sent again on a new connection before the time is up.
+        """
+        return ask.parse(self.exchange(ask, timeout))
+
+    def exchange(self, ask: Ask[T], timeout: float | None = None) -> bytes:
+        """`ask`, without reading the answer."""
+        timeout_s = self.settings.timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout_s
+        while True:
+            link = self.connect(max(0.001, deadline - time.monotonic()))
+            try:
+                left = max(0.001, deadline - time.monotonic()) + ask.extra_s
+                return link.exchange(ask.command, ask.payload, left)
+            except ConnectionLostError as exc:
+                if self._closed:
+                    raise ClosedError("the client is closed") from None
+                if (exc.sent and not ask.repeatable) or time.monotonic() >= deadline:
+                    raise
+            except DrainingError:
+                # Nothing was done. Another broker may be there at once, or this one again in a moment.
+                link.lose("the broker is shutting down")
+                if time.monotonic() + self.settings.retry_wait_s >= deadline:
+                    raise
+                time.sleep(self.settings.retry_wait_s)
+
+    def ping(self, timeout: float | None = None) -> float:
+        """Seconds there and back."""
+        began_s = time.monotonic()
+        self.ask(asks.ping(), timeout)
+        return time.monotonic() - began_s
+
+    # -- consuming
+
+    def consume(self, queue: str, limit: int = 1, wait_s: float = 0, *, max_bytes: int = 8 << 20) -> FireResult:
+        """Claims up to ``limit`` messages of a queue, waiting up to ``wait_s`` seconds for the first. What is not acknowledged when
+        this connection ends is delivered again."""
+        return self.ask(asks.consume(queue, limit, wait_s, max_bytes))
+
+    def ack(self, queue: str, pointers: Pointers) -> int:
+        """Retires messages; returns how many of them this connection held."""
+        return self.ask(asks.ack(queue, pointers))
+
+    def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> Subscription:
+        """Messages of a queue as they come, at most ``credit`` of them unacknowledged.
+
+        The subscription ends with the connection: ConnectionLostError. Subscribe again; what was not acknowledged comes again.
+        """
+        link = self.connect(self.settings.timeout_s)
+        slot = Slot()
+        ask = asks.subscribe(queue, credit, max_bytes)
+        request_id = link.begin(
+            ask.command, ask.payload, slot, time.monotonic() + self.settings.timeout_s, streams=True
+        )
+        answer = link.next_answer(slot, self.settings.timeout_s)
+        if answer is None:
+            link.end_stream(request_id, slot)
+            raise StoreTimeoutError("SUBSCRIBE", int(self.settings.timeout_s * 1000), "client.timeout_s")
+        if answer.error is not None:
+            raise answer.error
+        return Subscription(self, link, slot, request_id, queue)
+
+    # -- the connection
+
+    @property
+    def link(self) -> Link | None:
+        """The present connection."""
+        return self._link
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that made the client."""
+        return self._pid != os.getpid()
+
+    def check(self) -> None:
+        """Raises ForkedHandleError, ClosedError."""
+        if self._pid != os.getpid():
+            raise ForkedHandleError("this client was made before fork(); make another in the child")
+        if self._closed:
+            raise ClosedError("the client is closed")
+
+    def connect(self, timeout_s: float | None = None) -> Link:
+        """The connection; a new one when there is none, tried again with growing waits until ``connect_timeout_s`` is over.
+
+        Raises StoreUnreachableError, UnauthenticatedError, ProtocolError.
+        """
+        self.check()
+        link = self._link
+        if link is not None and link.usable:
+            return link
+        limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
+        if not self._connecting.acquire(timeout=limit_s):
+            raise StoreUnreachableError(f"{self._where()}: another thread is still connecting after {limit_s:g} s")
+        try:
+            link = self._link
+            if link is None or not link.usable:
+                if link is not None:
+                    self.late_answers += link.machine.late_answers
+                link = self._link = self._dial(limit_s)
+                self.connects += 1
+            return link
+        finally:
+            self._connecting.release()
+
+    def _where(self) -> str:
+        return f"broker {self.endpoint.host}:{self.endpoint.port}"
+
+    def _dial(self, limit_s: float) -> Link:
+        settings = self.settings
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_delay(limit_s),
+            wait=tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
+            retry=tenacity.retry_if_exception_type(
+                (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
+            ),
+            sleep=self._nap,
+            reraise=True,
+        )
+        deadline = time.monotonic() + limit_s
+        try:
+            return retrying(self._dial_once, deadline)
+        except OSError as exc:
+            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
+        except (ConnectionLostError, StoreTimeoutError) as exc:
+            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
+
+    def _nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+        self.check()
+
+    def _dial_once(self, deadline: float) -> Link:
+        left_s = max(0.01, deadline - time.monotonic())
+        sock = socket.create_connection((self.endpoint.host, self.endpoint.port), timeout=left_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.endpoint.tls is not None:
+                sock = self.endpoint.tls.wrap_socket(sock, server_hostname=self.endpoint.host)
+            link = Link(sock, self.settings.max_frame_bytes, self.settings.max_pending)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            link.greet(self.endpoint.hello(self.instance), max(0.01, deadline - time.monotonic()))
+        except BaseException:
+            link.lose("not let in")
+            raise
+        return link
+
+    def close(self, timeout: float = 5.0, *, give_back: bool = True) -> None:
+        """Ends the connection in order. Idempotent; nothing in a child after ``fork``.
+
+        Args:
+            timeout: bound, in seconds.
+            give_back: what this client holds is pending again at once; False = it stays claimed until the sweeper comes.
+        """
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        link, self._link = self._link, None
+        if link is None:
+            return
+        ask = asks.disconnect(give_back)
+        with contextlib.suppress(IgnisError):
+            link.exchange(ask.command, ask.payload, timeout)
+        self.late_answers += link.machine.late_answers
+        link.lose("the client was closed")
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SyncClient {self.endpoint.host}:{self.endpoint.port}>"
+
+
+class Subscription:
+    """Deliveries of one queue. For one thread; acknowledge from any, with the client's `ack`."""
+
+    def __init__(self, client: SyncClient, link: Link, slot: Slot, subscription: int, queue: str) -> None:
+        self.queue = queue
+        self.number = subscription
+        self._client = client
+        self._link = link
+        self._slot = slot
+
+    def receive(self, timeout: float | None = None) -> FireResult | None:
+        """The next delivery, or None when none came within ``timeout`` seconds (None = ``client.timeout_s``).
+
+        Raises ConnectionLostError, ClosedError after `close`, or why the broker ended the subscription.
+        """
+        answer = self._link.next_answer(self._slot, self._client.settings.timeout_s if timeout is None else timeout)
+        if answer is None:
+            return None
+        if answer.error is not None:
+            raise answer.error
+        return asks.delivered(answer.payload)
+
+    def ack(self, pointers: Pointers) -> int:
+        """Retires messages of this subscription, which makes room for others."""
+        return self._on_link(asks.ack(self.queue, pointers))
+
+    def nack(self, pointers: Pointers, **how: Any) -> int:
+        """See `ignis.broker.asks.nack`."""
+        return self._on_link(asks.nack(self.queue, pointers, **how))
+
+    def set_credit(self, credit: int) -> None:
+        """At most so many unacknowledged from now on; 0 pauses."""
+        self._on_link(asks.credit(self.number, credit))
+
+    def close(self) -> None:
+        """Nothing more is delivered. What was, and is not acknowledged, stays with the connection."""
+        with contextlib.suppress(ConnectionLostError):
+            self._on_link(asks.unsubscribe(self.number))
+        self._link.end_stream(self.number, self._slot)
+
+    def _on_link(self, ask: Ask[T]) -> T:
+        """On the connection of the subscription and no other: a later one does not hold its messages."""
+        return ask.parse(self._link.exchange(ask.command, ask.payload, self._client.settings.timeout_s))
+
+    def __iter__(self) -> Iterator[FireResult]:
+        while True:
+            try:
+                found = self.receive()
+            except ClosedError:
+                return
+            if found is not None:
+                yield found
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
