@@ -154,8 +154,8 @@ class Application:
             self._records.pop(magazine.removesuffix(SIDELINE_SUFFIX), None)
 
     def recover(self, magazine: str) -> None:
-        """What brokers of this machine held when they died goes back to the tail; looked for every ten seconds at most. On stores
-        that cannot prove a death it is the sweeper's."""
+        """What brokers of this machine held when they died goes back to the tail; looked for every ten seconds at
+        most. On stores that cannot prove a death it is the sweeper's."""
         with self._lock:
             if time.monotonic() < self._recovered.get(magazine, 0.0) + _RECOVER_S:
                 return

@@ -126,7 +126,13 @@ def ack(queue: str, pointers: Pointers | Iterable[tuple[int, Iterable[int]]]) ->
 
 
 def nack(
-    queue: str, pointers: Pointers, *, delay_s: float = 0, sideline: bool = False, reason: str = "rejected", error: str = ""
+    queue: str,
+    pointers: Pointers,
+    *,
+    delay_s: float = 0,
+    sideline: bool = False,
+    reason: str = "rejected",
+    error: str = "",
 ) -> Ask[int]:
     """Gives messages back, after ``delay_s`` if that is above 0; or moves them to the sideline with a reason."""
     head = payloads.Nack(queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error)
@@ -171,7 +177,8 @@ def ping() -> Ask[bytes]:
 
 
 def disconnect(give_back: bool) -> Ask[None]:
-    """The orderly end: with ``give_back`` what this connection holds is pending again at once, else it stays claimed."""
+    """The orderly end: with ``give_back`` what this connection holds is pending again at once, else it stays
+    claimed."""
     return Ask(Command.DISCONNECT, pack(give_back), _nothing)
 
 
@@ -209,17 +216,13 @@ def scan(magazine: str, after: Mapping[int, int], limit: int, pending_only: bool
     return Ask(Command.SCAN, pack(payloads.Scan(magazine, dict(after), limit, pending_only)), _rows, True)
 
 
-def transfer(
-    source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None
-) -> Ask[int]:
+def transfer(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None) -> Ask[int]:
     plain = [tuple(item) for item in items]
     head = payloads.TransferRequest(source, target, plain, _ms(ttl_s), fence)  # type: ignore[arg-type]
     return Ask(Command.TRANSFER, pack(head), _count)
 
 
-def abandoned(
-    magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool
-) -> Ask[list[Abandoned]]:
+def abandoned(magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool) -> Ask[list[Abandoned]]:
     head = payloads.AbandonedRequest(magazine, shard, fired_before_ms, limit, dead_owners)
 
     def parse(payload: bytes) -> list[Abandoned]:

@@ -1,5 +1,6 @@
-"""The brokers in front of one store. Each holds a numbered seat, a lock of the store that ends by itself when its broker dies; who
-sits where is the list of members. So nothing but the store has to be shared, and no two brokers have to know each other.
+"""The brokers in front of one store. Each holds a numbered seat, a lock of the store that ends by itself when its
+broker dies; who sits where is the list of members. So nothing but the store has to be shared, and no two brokers
+have to know each other.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class Cluster:
             self._seat = None
 
     def members(self) -> list[dict[str, Any]]:
-        """The brokers that are alive, this one included, as far as the store knows: a dead one is listed for 15 s at most."""
+        """The brokers that are alive, this one included, as far as the store knows: a dead one is listed for 15 s at
+        most."""
         locks = self._application.store.locks
         found: list[dict[str, Any]] = []
         empty = 0

@@ -191,7 +191,8 @@ class Consuming:
         work: Callable[[list[Run]], int],
         done: Callable[[int], None],
     ) -> None:
-        """What is being settled is no longer held, so that it is not redelivered; it is again when the store refuses."""
+        """What is being settled is no longer held, so that it is not redelivered; it is again when the store
+        refuses."""
         session, application = self._session, self._application
 
         def failed(exc: BaseException) -> None:

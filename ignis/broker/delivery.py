@@ -1,7 +1,8 @@
 """Delivery of one magazine to competing consumers: subscriptions with credit, and pulls that wait.
 
-Everything runs on the event loop but the claim itself. One claim at a time per magazine, each for one consumer, which take turns. A
-consumer gets no more than its credit, and nothing while its connection does not read what it was sent.
+Everything runs on the event loop but the claim itself. One claim at a time per magazine, each for one consumer,
+which take turns. A consumer gets no more than its credit, and nothing while its connection does not read what it was
+sent.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:
 
 
 class Held:
-    """Sets of pointers per magazine, kept as runs: what they cost does not grow with the messages. One thread at a time."""
+    """Sets of pointers per magazine, kept as runs: what they cost does not grow with the messages. One thread at a
+    time."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -59,18 +60,20 @@ class Held:
             self._counts.pop(magazine, None)
 
     def add(self, magazine: str, runs: Iterable[Run]) -> None:
-        """Pointers that are held already are no mistake: a store that fires one again after a power cut means the same one."""
+        """Pointers that are held already are no mistake: a store that fires one again after a power cut means the
+        same one."""
         for shard, start, stop in runs:
             again = sum(high - low for low, high in self._cut(magazine, shard, start, stop))
             self._counted(magazine, stop - start - again)
             mine = self._runs.setdefault((magazine, shard), [])
             at = bisect.bisect_left(mine, (start, stop))
+            low, high = start, stop
             if at and mine[at - 1][1] == start:
                 at -= 1
-                start = mine.pop(at)[0]
+                low = mine.pop(at)[0]
             if at < len(mine) and mine[at][0] == stop:
-                stop = mine.pop(at)[1]
-            mine.insert(at, (start, stop))
+                high = mine.pop(at)[1]
+            mine.insert(at, (low, high))
 
     def take(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
         """Removes what is held of the runs, and returns it."""

@@ -1,8 +1,8 @@
 """What connections send to one magazine, on its way into the store.
 
-All connections put into one queue per magazine. While one load is being made durable, what arrives gathers and becomes the next: one
-call of the store, one commit and one flush for however many connections. What waits is bounded in bytes; above the bound the
-connections that send to this magazine are not read until it went down by half.
+All connections put into one queue per magazine. While one load is being made durable, what arrives gathers and
+becomes the next: one call of the store, one commit and one flush for however many connections. What waits is bounded
+in bytes; above the bound the connections that send to this magazine are not read until it went down by half.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class Intake:
         return taken
 
     def _place(self, sent: Sent) -> None:
-        """Finds shards and time to live. What is wrong with one request is found here, so that it does not fail the others that
-        share its load."""
+        """Finds shards and time to live. What is wrong with one request is found here, so that it does not fail the
+        others that share its load."""
         shards = self._application.shards(self.magazine)
         if sent.ttl_ms == OWN_TTL:
             sent.ttl_ms = self._application.ttl_ms(self.magazine)

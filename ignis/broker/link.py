@@ -1,11 +1,13 @@
 """One connection of the sync client, shared by any number of threads, without a thread of its own.
 
-Whoever waits for an answer reads: if nobody reads, a waiting thread becomes the reader and gives every answer that comes to whom it
-belongs; when its own is there it passes the reading on to another waiting thread. So a lone caller pays no change of threads.
+Whoever waits for an answer reads: if nobody reads, a waiting thread becomes the reader and gives every answer that
+comes to whom it belongs; when its own is there it passes the reading on to another waiting thread. So a lone caller
+pays no change of threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -93,8 +95,8 @@ class Link:
             raise answer.error
 
     def exchange(self, command: int, payload: bytes, timeout_s: float) -> bytes:
-        """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError; StoreTimeoutError:
-        whether it was done is open, and the answer is dropped when it comes."""
+        """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
+        StoreTimeoutError: whether it was done is open, and the answer is dropped when it comes."""
         slot = Slot()
         deadline = time.monotonic() + timeout_s
         request_id = self.begin(command, payload, slot, deadline)
@@ -328,15 +330,13 @@ class Link:
             self._lost = why
             answers = self.machine.lost(why)
             for answer in answers:
-                if exc is not None and self.machine.broker is None:
-                    answer = answer._replace(error=exc)  # of CONNECT: why it was turned away
-                self._give(answer)
+                # Of CONNECT: why it was turned away.
+                refused = exc is not None and self.machine.broker is None
+                self._give(answer._replace(error=exc) if refused else answer)
             while self._parked:
                 self._wake_one()
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for bytes
-        except OSError:
-            pass
         self._sock.close()
 
     @property

@@ -1,19 +1,20 @@
-"""Requests about queues as users know them, and messages that could not be handled. They run in a thread of the store's."""
+"""Requests about queues as users know them, and messages that could not be handled. They run in a thread of the
+store's."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ignis.broker.holding import Run, as_pointers
-from ignis.broker.payloads import CreateQueue, DeleteQueue, Named, Nack, QueueList, pack, unpack
-from ignis.broker.requests import CALLS, Reply
 from ignis.broker.commands import Command
+from ignis.broker.holding import Run, as_pointers
+from ignis.broker.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
+from ignis.broker.requests import CALLS, Reply
 from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.queue import Queue
 from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ CALLS.update(
 
 
 def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> int:
-    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how many moved.
+    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how
+    many moved.
 
     Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
     """

@@ -1,8 +1,9 @@
 """Payloads: what stands in a frame behind its header. No I/O.
 
-Every payload but those of SEND, SEND_BATCH and SEND_ACK is ``u32 head_bytes | head | bulk``: the head is a MessagePack value (for
-requests an array, whose fields are those of the classes below, in order), the bulk a packed block of pointers or claims, or nothing.
-Readers ignore fields at the end of an array that they do not know, and take the default for those that are missing.
+Every payload but those of SEND, SEND_BATCH and SEND_ACK is ``u32 head_bytes | head | bulk``: the head is a
+MessagePack value (for requests an array, whose fields are those of the classes below, in order), the bulk a packed
+block of pointers or claims, or nothing. Readers ignore fields at the end of an array that they do not know, and take
+the default for those that are missing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class _Head(msgspec.Struct, array_like=True):
 
 
 class Connect(_Head):
-    """CONNECT. ``instance`` names the client for as long as it lives, so that it can take up its claims after a lost connection."""
+    """CONNECT. ``instance`` names the client for as long as it lives, so that it can take up its claims after a lost
+    connection."""
 
     client_id: str
     farm_id: str
@@ -105,8 +107,8 @@ class Failure(_Head):
 
 
 class Named(_Head):
-    """Commands that are about one queue or magazine: ACK, RELOAD, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP, QUEUE_GET,
-    QUEUE_REMOVE, QUEUE_INFO."""
+    """Commands that are about one queue or magazine: ACK, RELOAD, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP,
+    QUEUE_GET, QUEUE_REMOVE, QUEUE_INFO."""
 
     name: str
 
@@ -201,7 +203,8 @@ class Scan(_Head):
 
 
 class TransferRequest(_Head):
-    """TRANSFER. Items are (shard, pointer, record, target shard); ``ttl_ms`` 0 = never; the fence is a scope and an epoch."""
+    """TRANSFER. Items are (shard, pointer, record, target shard); ``ttl_ms`` 0 = never; the fence is a scope and an
+    epoch."""
 
     source: str
     target: str
@@ -318,7 +321,9 @@ def unpack_connect(payload: bytes, kind: type[T]) -> tuple[T, int, int]:
         raise ProtocolError(f"a handshake of {len(payload)} bytes is cut short")
     magic, lowest, highest, features = _HELLO.unpack_from(payload)
     if magic != MAGIC:
-        raise ProtocolError(f"the other side does not speak this protocol: it begins with {magic!r} instead of {MAGIC!r}")
+        raise ProtocolError(
+            f"the other side does not speak this protocol: it begins with {magic!r} instead of {MAGIC!r}"
+        )
     if not lowest <= VERSION <= highest:
         raise ProtocolError(f"the other side speaks versions {lowest} to {highest}, this one {VERSION}")
     try:
@@ -336,7 +341,8 @@ def pack_send(name: bytes, ttl_ms: int, shard: int, record: bytes) -> bytes:
 
 
 def pack_send_batch(name: bytes, ttl_ms: int, batches: Sequence[tuple[int, PackedBatch]]) -> bytes:
-    """SEND_BATCH: ``u16 name_bytes | name | u64 ttl_ms | u16 groups``, then per group ``u16 shard | u32 bytes | segment``."""
+    """SEND_BATCH: ``u16 name_bytes | name | u64 ttl_ms | u16 groups``, then per group ``u16 shard | u32 bytes |
+    segment``."""
     pieces: list[Any] = [struct.pack(">H", len(name)), name, struct.pack(">QH", ttl_ms, len(batches))]
     for shard, batch in batches:
         pieces.append(_GROUP.pack(shard, batch.nbytes))

@@ -1,7 +1,7 @@
 """Both sides of a connection as state machines that know bytes and states, and no event loop, socket or clock.
 
-A shell reads into `receive_buffer`, says how much came with `received`, and writes what the machine gives it. The machines are for one
-connection and one thread at a time; shells with several threads lock around them.
+A shell reads into `receive_buffer`, says how much came with `received`, and writes what the machine gives it. The
+machines are for one connection and one thread at a time; shells with several threads lock around them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class State(enum.Enum):
 
 
 class Request(NamedTuple):
-    """What a client asks for. ``payload`` of SEND and SEND_BATCH is taken apart already, see `FrameReader.received`; it is an
-    exception where it broke the rules."""
+    """What a client asks for. ``payload`` of SEND and SEND_BATCH is taken apart already, see `FrameReader.received`;
+    it is an exception where it broke the rules."""
 
     command: int
     request_id: int
@@ -200,8 +200,8 @@ class _Waiting:
 class ClientMachine:
     """The client's side: request ids, and which answer belongs to which request.
 
-    An id is never used again on a connection. One whose caller gave up stays reserved until its answer came, which is then dropped
-    and counted; so an answer can never reach another caller.
+    An id is never used again on a connection. One whose caller gave up stays reserved until its answer came, which
+    is then dropped and counted; so an answer can never reach another caller.
 
     Args:
         area: memory to read into.

@@ -1,7 +1,7 @@
 """Requests that are one call of the store: how each payload becomes the call, and its result the answer.
 
-The functions run in a thread of the store's. What a request changes about the connection itself (which claims it holds) is left to the
-event loop, as ``after`` of the `Reply`.
+The functions run in a thread of the store's. What a request changes about the connection itself (which claims it
+holds) is left to the event loop, as ``after`` of the `Reply`.
 """
 
 from __future__ import annotations
@@ -321,7 +321,9 @@ CALLS: dict[int, Call] = {
     Command.STATS: _stats,
 }
 
-BULKY = frozenset({Command.FIRE, Command.PEEK, Command.SCAN, Command.ABANDONED, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK})
+BULKY = frozenset(
+    {Command.FIRE, Command.PEEK, Command.SCAN, Command.ABANDONED, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK}
+)
 """Their answers may be large: few of them at a time per connection."""
 
 

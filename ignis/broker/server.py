@@ -1,4 +1,5 @@
-"""The broker: one port in front of a store. Life cycle, connections, threads; what a connection does is in ``session.py``."""
+"""The broker: one port in front of a store. Life cycle, connections, threads; what a connection does is in
+``session.py``."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Broker:
         settings: of ``[broker]`` in ``docs/settings.md``.
         authenticator: who is let in; None = everybody, which is for loopback addresses only.
         tls: context for TLS; None = none.
-        allow_open: listen on other addresses than loopback without authentication and TLS. Anybody who reaches the port can then
-            read, add and remove messages.
+        allow_open: listen on other addresses than loopback without authentication and TLS. Anybody who reaches the
+            port can then read, add and remove messages.
         store: options of the store.
         config: settings file, as for `ignis.Ignis`.
 
@@ -115,7 +116,8 @@ class Broker:
     # -- life
 
     async def start(self) -> None:
-        """Opens the store, then listens. Raises what opening the store raises, and OSError when the port cannot be had."""
+        """Opens the store, then listens. Raises what opening the store raises, and OSError when the port cannot be
+        had."""
         self.loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         count = self.settings.store_threads
@@ -153,8 +155,8 @@ class Broker:
         await self.stop()
 
     async def stop(self, timeout: float | None = None) -> bool:
-        """Drains: no new connections or work; what is under way is answered; clients may still acknowledge what they hold. Then
-        closes. Returns True when nothing was left over; what was goes back to the queues.
+        """Drains: no new connections or work; what is under way is answered; clients may still acknowledge what they
+        hold. Then closes. Returns True when nothing was left over; what was goes back to the queues.
 
         Args:
             timeout: seconds; None = ``drain_timeout_s``.
@@ -200,7 +202,7 @@ class Broker:
         for application in self._applications.values():
             application.give_back_delayed()
         deadline = self.loop.time() + 10
-        while self._calls and self.loop.time() < deadline:
+        while self._calls and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(0.01)
         await self.loop.run_in_executor(None, self._close_stores)
 
@@ -224,7 +226,8 @@ class Broker:
         argument: A,
         failed: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or ``failed(exception)``."""
+        """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
+        ``failed(exception)``."""
         self._submit(self._threads, work, done, argument, failed)
 
     def _submit(
@@ -269,7 +272,9 @@ class Broker:
         if len(self.sessions) > settings.max_connections:
             self.connections_refused += 1
             raise TooManyRequestsError(len(self.sessions), settings.max_connections, "broker.max_connections")
-        strangers = sum(not one.known for one in self.sessions) if len(self.sessions) > settings.max_unauthenticated else 0
+        strangers = (
+            sum(not one.known for one in self.sessions) if len(self.sessions) > settings.max_unauthenticated else 0
+        )
         if strangers > settings.max_unauthenticated:
             self.connections_refused += 1
             raise TooManyRequestsError(strangers, settings.max_unauthenticated, "broker.max_unauthenticated")
@@ -380,7 +385,9 @@ class Broker:
             session.abort()
         elif not session.known and now - session.began_s > settings.handshake_timeout_s:
             self.timeouts += 1
-            session.end(BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)"))
+            session.end(
+                BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")
+            )
         elif session.unread:
             session.relieved()
         elif now - session.heard_s > settings.idle_timeout_s and not session.pending:
@@ -428,7 +435,9 @@ def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | No
         loopback = host == "localhost"
     if loopback:
         return
-    missing = [what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there]
+    missing = [
+        what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there
+    ]
     if missing:
         raise ConfigError(
             f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "

@@ -24,7 +24,6 @@ from ignis.errors import (
     MalformedFrameError,
     PermissionDeniedError,
     ProtocolError,
-    TooManyRequestsError,
     UnauthenticatedError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
@@ -207,8 +206,8 @@ class Session(asyncio.BufferedProtocol):
         self.write(self._machine.error_frame(request_id, exc))
 
     def end(self, exc: BaseException | None = None) -> None:
-        """Closes the connection after what was written (and, with an error, the reason) is sent; at once when the client does not
-        read within ``write_timeout_s``."""
+        """Closes the connection after what was written (and, with an error, the reason) is sent; at once when the
+        client does not read within ``write_timeout_s``."""
         if self._closing or self.closed:
             return
         if exc is not None:
@@ -394,7 +393,9 @@ class Session(asyncio.BufferedProtocol):
         if request.command == Command.SEND:
             sent = Sent(batches, ttl_ms, self._stored_run)
         elif batches:
-            sent = Sent([(shard, batch, None) for shard, batch in batches], ttl_ms, self._stored_batch, request.request_id)
+            sent = Sent(
+                [(shard, batch, None) for shard, batch in batches], ttl_ms, self._stored_batch, request.request_id
+            )
         else:
             self.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
             return

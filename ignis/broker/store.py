@@ -63,8 +63,9 @@ _MOST_SHARDS = 0xFFFF
 
 
 def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mapping[str, Any]) -> BrokerStore:
-    """``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``, ``password``, and for
-    TLS ``ca``, ``cert`` and ``key`` (paths of PEM files). A user and password may stand in the URL.
+    """``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``,
+    ``password``, and for TLS ``ca``, ``cert`` and ``key`` (paths of PEM files). A user and password may stand in the
+    URL.
 
     Raises ConfigError, StoreUnreachableError, UnauthenticatedError.
     """
@@ -145,7 +146,8 @@ class BrokerStore(Store):
             return client.ask(ask)
 
     def wait(self, ask: Ask[int], seen: int) -> int:
-        """A request that the broker holds back for long: `close` ends it. A lost connection is no error, but an early return."""
+        """A request that the broker holds back for long: `close` ends it. A lost connection is no error, but an
+        early return."""
         with self.call() as client:
             slot = Slot()
             try:
@@ -218,17 +220,17 @@ class BrokerStore(Store):
 
 
 def _named(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
-    """Packed pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
+    """Packed pointers in pieces that one request may have, with how many each names. What no shard can have is left
+    out."""
     pieces: list[tuple[int, Sequence[int]]] = []
     count = 0
     for shard, many in pointers.items():
         if not 0 <= shard <= _MOST_SHARDS:
             continue
-        if not isinstance(many, range) and any(pointer < 0 for pointer in many):
-            many = [pointer for pointer in many if pointer >= 0]
-        while len(many):
-            part = many[: MAX_POINTERS - count]
-            many = many[len(part) :]
+        left = many if isinstance(many, range) or min(many, default=0) >= 0 else [one for one in many if one >= 0]
+        while left:
+            part = left[: MAX_POINTERS - count]
+            left = left[len(part) :]
             pieces.append((shard, part))
             count += len(part)
             if count == MAX_POINTERS:

@@ -39,7 +39,6 @@ __all__ = ["Endpoint", "Subscription", "SyncClient"]
 T = TypeVar("T")
 
 
-
 class Endpoint(NamedTuple):
     """Where a broker is, and who wants in."""
 
@@ -63,8 +62,8 @@ class Endpoint(NamedTuple):
 
 
 class SyncClient:
-    """A connection to a broker. Thread-safe: any number of threads may have requests under way. In a child after ``fork`` every call
-    raises ForkedHandleError.
+    """A connection to a broker. Thread-safe: any number of threads may have requests under way. In a child after
+    ``fork`` every call raises ForkedHandleError.
 
     Args:
         endpoint: where.
@@ -92,9 +91,9 @@ class SyncClient:
             timeout: seconds; None = ``client.timeout_s``. What the broker may wait by itself comes on top.
 
         Raises:
-            what the broker answers; StoreTimeoutError, ConnectionLostError (``sent`` says whether it may have been carried out),
-            StoreUnreachableError, ClosedError, ForkedHandleError. A request that is repeatable, or that did not leave this
-            process, is sent again on a new connection before the time is up.
+            what the broker answers; StoreTimeoutError, ConnectionLostError (``sent`` says whether it may have been
+            carried out), StoreUnreachableError, ClosedError, ForkedHandleError. A request that is repeatable, or
+            that did not leave this process, is sent again on a new connection before the time is up.
         """
         return ask.parse(self.exchange(ask, timeout))
 
@@ -128,8 +127,8 @@ class SyncClient:
     # -- consuming
 
     def consume(self, queue: str, limit: int = 1, wait_s: float = 0, *, max_bytes: int = 8 << 20) -> FireResult:
-        """Claims up to ``limit`` messages of a queue, waiting up to ``wait_s`` seconds for the first. What is not acknowledged when
-        this connection ends is delivered again."""
+        """Claims up to ``limit`` messages of a queue, waiting up to ``wait_s`` seconds for the first. What is not
+        acknowledged when this connection ends is delivered again."""
         return self.ask(asks.consume(queue, limit, wait_s, max_bytes))
 
     def ack(self, queue: str, pointers: Pointers) -> int:
@@ -139,7 +138,8 @@ class SyncClient:
     def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> Subscription:
         """Messages of a queue as they come, at most ``credit`` of them unacknowledged.
 
-        The subscription ends with the connection: ConnectionLostError. Subscribe again; what was not acknowledged comes again.
+        The subscription ends with the connection: ConnectionLostError. Subscribe again; what was not acknowledged
+            comes again.
         """
         link = self.connect(self.settings.timeout_s)
         slot = Slot()
@@ -179,7 +179,8 @@ class SyncClient:
             raise ClosedError("the client is closed")
 
     def connect(self, timeout_s: float | None = None) -> Link:
-        """The connection; a new one when there is none, tried again with growing waits until ``connect_timeout_s`` is over.
+        """The connection; a new one when there is none, tried again with growing waits until ``connect_timeout_s``
+        is over.
 
         Raises StoreUnreachableError, UnauthenticatedError, ProtocolError.
         """
@@ -250,7 +251,8 @@ class SyncClient:
 
         Args:
             timeout: bound, in seconds.
-            give_back: what this client holds is pending again at once; False = it stays claimed until the sweeper comes.
+            give_back: what this client holds is pending again at once; False = it stays claimed until the sweeper
+                comes.
         """
         if self._closed or self._pid != os.getpid():
             return

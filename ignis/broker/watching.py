@@ -1,4 +1,5 @@
-"""Who waits for a magazine to be loaded: deliveries, and clients' WAITs. One thread per magazine that somebody waits for."""
+"""Who waits for a magazine to be loaded: deliveries, and clients' WAITs. One thread per magazine that somebody waits
+for."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class _Waiter:
 
 
 class Watch:
-    """Of one magazine. All methods belong to the event loop; the thread is started when needed and ends a second after the last one
-    lost interest."""
+    """Of one magazine. All methods belong to the event loop; the thread is started when needed and ends a second
+    after the last one lost interest."""
 
     def __init__(self, application: Application, magazine: str) -> None:
         self.magazine = magazine
@@ -55,9 +56,7 @@ class Watch:
     def ensure(self) -> None:
         """Starts the thread if there is none."""
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"ignis-broker-watch-{self.magazine}", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name=f"ignis-broker-watch-{self.magazine}", daemon=True)
             self._thread.start()
 
     def wait(self, seen: int, timeout_s: float, call: Callable[[int], None]) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from ignis._version import __version__
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.bench import bench
+from ignis.cli.broker import broker
 from ignis.cli.demo import demo
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
@@ -42,7 +43,7 @@ def cli(context: click.Context) -> None:
     context.ensure_object(State)
 
 
-for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, relay, demo, bench):
+for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, relay, broker, demo, bench):
     cli.add_command(command)
 
 

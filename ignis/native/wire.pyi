@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 from _typeshed import ReadableBuffer
 from typing_extensions import Self, disjoint_base

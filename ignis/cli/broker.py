@@ -1,0 +1,106 @@
+"""``ignis broker``: the store behind a port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
+from ignis.config import BrokerSettings, load_file, resolve
+from ignis.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ignis.broker.server import Broker
+
+__all__ = ["broker"]
+
+
+@click.group(invoke_without_command=True)
+@click.option("--bind", default="127.0.0.1:9710", metavar="HOST:PORT", show_default=True, help="Where to listen.")
+@click.option("--open", "allow_open", is_flag=True, help="Allow other addresses than loopback without users and TLS.")
+@common_options
+@pass_state
+@click.pass_context
+def broker(context: click.Context, state: State, bind: str, allow_open: bool) -> int:
+    """Serves the queues of a store on a port until SIGTERM or SIGINT.
+
+    Clients use ignis://HOST:PORT as the URL of their store, or speak the protocol of docs/protocol.md. The first
+    signal drains: what is under way is answered, and what clients hold may still be acknowledged. A second one ends
+        at once.
+    """
+    if context.invoked_subcommand is not None:
+        return exit_codes.OK
+    state.log_to_stderr("info")
+    from ignis.broker.server import Broker
+
+    host, port = _address(bind)
+    made = Broker(
+        state.resolved_url(),
+        host,
+        port,
+        settings=resolve(BrokerSettings, {}, load_file(state.config)),
+        allow_open=allow_open,
+        config=state.config,
+        client_id=state.client_id or DEFAULT_CLIENT_ID,
+        farm_id=state.farm_id or DEFAULT_FARM_ID,
+    )
+    loop = _new_loop()
+    try:
+        loop.run_until_complete(_serve(made, lambda: _announce(state, made)))
+    finally:
+        loop.close()
+    if state.json:
+        render.document({"event": "stopped", "pid": os.getpid()})
+    return exit_codes.OK
+
+
+def _address(bind: str) -> tuple[str, int]:
+    host, separator, port = bind.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"bind = {bind!r} is not HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """That of uvloop where it is installed: a request costs less on it."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+async def _serve(made: Broker, started: Callable[[], Any]) -> None:
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os._exit(exit_codes.INTERRUPTED)
+        made.request_stop()
+
+    await made.start()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    started()
+    await made.run()
+
+
+def _announce(state: State, made: Broker) -> None:
+    """Whoever waits for this line may connect, and may send signals."""
+    if state.json:
+        render.document({"event": "started", **made.status(), "port": made.port})
+        sys.stdout.flush()
+    else:
+        render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}; SIGTERM or Ctrl-C drains")
