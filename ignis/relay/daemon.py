@@ -42,6 +42,8 @@ log = logging.getLogger("ignis.relay")
 
 _PARALLEL_LOADS = 4
 """Queues whose loads are handed to the store at the same time: they share its commits."""
+_LARGE = 128
+"""Messages of a turn that shows producers at full speed."""
 _NAPS = 20
 """Pauses without a message before the relay goes to sleep and has to be woken."""
 
@@ -95,6 +97,7 @@ class Relay:
         self._stopping = False
         self._running = False
         self._turns = 0
+        self._last_turn = 0
         self._next_scan = 0.0
         self._next_catalogue = 0.0
         self._failing = ""
@@ -174,7 +177,7 @@ class Relay:
         """Nothing was there. Short pauses first: a producer that sends every now and then need not wake us each time."""
         for _ in range(_NAPS if self.settings.nap_s else 0):
             time.sleep(self.settings.nap_s)
-            if self._stopping or any(self._depth(inlet) for inlet in self.inlets.values()):
+            if self._stopping or any(map(self._depth, self.inlets.values())):
                 return
         timeout_s = max(0.0, min(self._next_scan, self._next_catalogue) - time.monotonic())
         assert self._bell is not None
@@ -267,13 +270,22 @@ class Relay:
             time.sleep(min(self._resume_at - now, self.settings.scan_s))
             return 1  # not idle: the next turn is due by the clock, and no message needs to wake us for it
         self._turns += 1
+        self._let_gather()
         loads = self._hold()
         if not loads:
             return 0
+        self._last_turn = sum(load.messages for load in loads)
         done = [self._store(loads[0])] if len(loads) == 1 else list(pool.map(self._store, loads))
         outcomes = [outcome for outcomes in done for outcome in outcomes]
         self._note_failures([exc for load, exc in outcomes if exc is not None and not self._give_up(load, exc)])
         return sum(load.messages for load, exc in outcomes if exc is None)
+
+    def _let_gather(self) -> None:
+        """Right after a large turn the producers that waited for room have only begun again. A load of what they have
+        by now would cost as much as one of what they have a moment later."""
+        if self._last_turn >= _LARGE and sum(map(self._depth, self.inlets.values())) < self._last_turn // 2:
+            time.sleep(self.settings.nap_s)
+        self._last_turn = 0
 
     def _hold(self) -> list[Load]:
         """Looks at what every channel has, in an order that rotates, up to the bounds of a load."""

@@ -251,13 +251,17 @@ class RelayMagazines(NoReading):
 
 
 def _size_classes(capacity: int, max_message_bytes: int) -> list[tuple[int, int]]:
-    """Slots for what does not go into the byte ring: the same number of bytes for each size, and two of the largest."""
+    """Slots for what does not go into the byte ring: about as many bytes for each size, and two of the largest.
+
+    Steps of eight: what a store makes durable in one go is bounded by the slots of the message's class, so the classes
+    for a body of one and of ten KiB are to have many.
+    """
     largest = (max_message_bytes + _ENVELOPE_BYTES + 63) // 64 * 64
     classes = []
-    size, count = 1_024, capacity // 4
-    while size * 4 <= largest:
+    size, count = 2_048, capacity // 4
+    while size * 2 <= largest:
         classes.append((size, max(_LARGEST, count)))
-        size, count = size * 4, count // 4
+        size, count = size * 8, count // 8
     return [*classes, (largest, _LARGEST)]
 
 
