@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from tests.torture import app_kill9, damage, diskfull, kill9, mutants, powercut, syscalls
+from tests.torture import app_kill9, damage, diskfull, kill9, leader, mutants, powercut, syscalls
 from tests.torture.report import Outcome
 
 Tests = Iterator[Callable[[], Outcome]]
@@ -193,6 +193,14 @@ def damage_command(rounds: int, seed: int | None, time_limit: float, short: bool
     run.carry_out(damage.tests(run.of(4 if short else 40), run.rng("damage"), run.deadline))
 
 
+@main.command("leader", help="The leader dies, is stopped, is cut off; ZooKeeper dies. Needs ZooKeeper.")
+@options
+@click.option("--short", is_flag=True, help="Each fault once, and no bound on the time.")
+def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(leader.tests(run.of(4 if short else 50), run.rng("leader"), short=short, deadline=run.deadline))
+
+
 @main.command("mutants", help="Planted faults that the tests above must catch.")
 @options
 @click.option("--short", is_flag=True, help="Only those that are quick to catch.")
@@ -212,6 +220,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         syscalls_command,
         diskfull_command,
         damage_command,
+        leader_command,
         mutants_command,
     ):
         try:
