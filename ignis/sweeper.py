@@ -62,7 +62,8 @@ class SweepResult:
 
 @dataclass
 class _Queue:
-    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; and what was reached."""
+    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; how far each shard is accounted
+    for, and the shards for which that cannot be moved on any more."""
 
     record: QueueRecord
     fence: Fence
@@ -71,6 +72,8 @@ class _Queue:
     result: SweepResult = field(default_factory=SweepResult)
     pointers: dict[int, int] = field(default_factory=dict)
     sideline_pointers: dict[int, int] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    sideline_stopped: set[int] = field(default_factory=set)
 
     @property
     def main(self) -> str:
@@ -264,7 +267,7 @@ class Sweeper:
                 pass
         self._check(fence)
         one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
-        if one.pointers or one.sideline_pointers:
+        if one.result.swept or one.result.sideline_swept:
             self._note(one)
             log.warning(
                 "swept %d abandoned message(s) of %s into the sideline, %d within it",
@@ -298,26 +301,42 @@ class Sweeper:
             raise StaleEpochError(
                 f"{one.fence.scope}: this instance does not lead under epoch {one.fence.epoch} any more"
             )
+        before_ms = one.stuck_before_ms if main else one.sideline_before_ms
         found = self._store.magazines.abandoned(
             one.main if main else one.sideline,
             shard,
-            one.stuck_before_ms if main else one.sideline_before_ms,
+            before_ms,
             self._settings.batch,
             dead_owners=self._settings.dead_owners,
         )
         if not found:
             return False
         if main:
-            one.pointers[shard] = found[-1].pointer
             moved = self._sideline(one, found)
             one.result.swept += moved
         else:
-            one.sideline_pointers[shard] = found[-1].pointer
             pointers = group_pointers((each.shard, each.pointer) for each in found)
             moved = self._store.magazines.reload(one.sideline, pointers, one.fence)
             one.result.sideline_swept += moved
+        self._pass(one, shard, main, found, before_ms, whole=moved == len(found))
         # Where nothing moved, others are at it: looking again at once would show the same.
         return moved > 0 and len(found) >= self._settings.batch
+
+    @staticmethod
+    def _pass(one: _Queue, shard: int, main: bool, found: list[Abandoned], before_ms: int, *, whole: bool) -> None:
+        """Moves the shard's sweep pointer on, below which nobody looks again: not behind what was taken from the dead,
+        before whose claims those of the living may lie, and not behind what somebody else is moving."""
+        stopped = one.stopped if main else one.sideline_stopped
+        pointers = one.pointers if main else one.sideline_pointers
+        if not whole:
+            stopped.add(shard)
+        if shard in stopped:
+            return
+        for each in found:
+            if each.fired_at_ms >= before_ms:
+                stopped.add(shard)
+                return
+            pointers[shard] = each.pointer
 
     def _check(self, fence: Fence) -> None:
         """Raises StaleEpochError when another leads by now. For what needs no authority of itself: retiring what ran out
@@ -349,8 +368,12 @@ class Sweeper:
         at_ms = int(self._clock() * 1000)
 
         def change(record: QueueRecord) -> None:
-            record.sweep_pointers.update(one.pointers)
-            record.sideline_sweep_pointers.update(one.sideline_pointers)
+            # Never back: the store may have moved them on by itself.
+            for stored, reached in (
+                (record.sweep_pointers, one.pointers),
+                (record.sideline_sweep_pointers, one.sideline_pointers),
+            ):
+                stored.update({shard: max(pointer, stored.get(shard, 0)) for shard, pointer in reached.items()})
             record.swept_count += one.result.swept
             record.sideline_swept_count += one.result.sideline_swept
             record.extra["sweep"] = {"epoch": one.fence.epoch, "at_ms": at_ms}

@@ -442,6 +442,25 @@ def test_dead_processes_may_be_left_to_time(embedded_url: str, new_app: MakeApp,
     assert app.sweeper().run_once().swept == 5
 
 
+def test_the_sweep_pointer_stays_before_what_the_living_hold(embedded_url: str, new_app: MakeApp, clock: Clock) -> None:
+    app = new_app(embedded_url, clock=clock)
+    queue = open_queue(app, shards=1)
+    queue.publish_many(range(20))
+    queue.main.fire(4)
+    with claim_elsewhere(embedded_url) as process:
+        process.kill()
+    assert app.sweep_queue("jobs").swept == 5
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert (record.swept_count, record.sweep_pointers) == (5, {}), "1 to 4 are in work"
+    clock.ahead_s = 10_000
+    queue.main.fire(2)
+    assert app.sweep_queue("jobs").swept == 6
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert (record.swept_count, record.sweep_pointers) == (11, {0: 11}), "all of them by their age"
+
+
 def test_a_shovel_that_died_gives_back(embedded_url: str, new_app: MakeApp) -> None:
     app = new_app(embedded_url)
     queue = open_queue(app)
@@ -517,5 +536,5 @@ def test_coming_to_lead_sweeps_at_once(embedded_url: str, new_app: MakeApp, cloc
     assert apps[1].sweeper().passes == 0
     apps[0].sweeper().stop()
     eventually(lambda: len(sidelined(queue)) == 1)
-    eventually(lambda: apps[1].sweeper().passes == 1)  # counted once the pass has ended
+    eventually(lambda: apps[1].sweeper().passes == 1)
     assert apps[1].stats()["sweeper"]["leader"]["leading"]

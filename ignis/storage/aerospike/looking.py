@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ignis.errors import UnreadableMessageError
+from ignis.errors import StoreError, UnreadableMessageError
 from ignis.native import Record
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
@@ -109,23 +110,22 @@ class Looking:
         magazine: Magazine, shard: int, first: int, last: int, size: int, known: Ranges | None = None
     ) -> Iterator[list[tuple[int, int]]]:
         """Places that may hold a record, in pieces; those in ``known`` (default: what is gone) are left out."""
+        while first <= last:
+            piece = Looking._piece(magazine, shard, first, last, size, known)
+            if not piece:
+                return
+            yield piece
+            first = piece[-1][1] + 1
+
+    @staticmethod
+    def _piece(
+        magazine: Magazine, shard: int, first: int, last: int, size: int, known: Ranges | None = None
+    ) -> list[tuple[int, int]]:
+        """The first ``size`` of these places."""
         with magazine.lock:
             # What is known to be gone may grow meanwhile; that only spares looks.
             missing = (magazine.views[shard].gone if known is None else known).missing(first, last)
-            piece: list[tuple[int, int]] = []
-            pieces: list[list[tuple[int, int]]] = []
-            for pointer in missing:
-                piece.append((shard, pointer))
-                if len(piece) == size:
-                    pieces.append(piece)
-                    piece = []
-                    if len(pieces) == 64:
-                        break
-            if piece:
-                pieces.append(piece)
-        yield from pieces
-        if len(pieces) == 64 and len(pieces[-1]) == size:
-            yield from Looking._places(magazine, shard, pieces[-1][-1][1] + 1, last, size, known)
+            return [(shard, pointer) for pointer in itertools.islice(missing, size)]
 
     # -- counting
 
@@ -240,14 +240,16 @@ class Looking:
     ) -> list[Abandoned]:
         """See `MagazineStore.abandoned`.
 
-        Begins at the low-water mark, reads 1,000 records a batch, and stops at the first one that was fired at
-        ``fired_before_ms`` or later: claims of a shard go up in time. With ``dead_owners`` it goes on to the fire pointer
-        for those whose owner was a process of this machine that is dead, with ``gone_owner`` for that one's alone. A
-        claimed record without a fire time was taken by somebody who died before he could stamp it, or came too late for
-        its claim: the time it was written counts.
+        Begins at the low-water mark, reads 1,000 records a batch (more where there are none), and stops at the first one
+        that was fired at ``fired_before_ms`` or later: claims of a shard go up in time. With ``dead_owners`` it goes on to
+        the fire pointer for those whose owner was a process of this machine that is dead, with ``gone_owner`` for that
+        one's alone. A claimed record without a fire time was taken by somebody who died before he could stamp it, or
+        came too late for its claim: the time it was written counts. Raises StoreError when the pointers cannot be right.
         """
         pointers = self._catalogue.pointers(magazine, [shard])[shard]
         view = magazine.views[shard]
+        if view.low > pointers.fire:
+            pointers = self._above(magazine, shard)
         if not view.checked_below:
             view.checked_below = True
             self._check_below(magazine, shard)
@@ -257,8 +259,16 @@ class Looking:
         dead: dict[str, bool] = {} if gone_owner is None else {gone_owner: True}
         absent: list[int] = []
         claims: list[tuple[int, int]] = []
-        for places in self._places(magazine, shard, view.low + 1, pointers.fire, SWEEP_BATCH):
+        size = SWEEP_BATCH
+        place = view.low + 1
+        while not ended and place <= pointers.fire:
+            places = self._piece(magazine, shard, place, pointers.fire, size)
+            if not places:
+                break
+            place = places[-1][1] + 1
             there = {pointer: bins for _, pointer, bins in self._rows(magazine, places, claims)}
+            # Where everything is long gone, larger steps cost the server as little and the network less.
+            size = SWEEP_BATCH if there else min(2 * size, self._connection.options.batch_records)
             for _, pointer in places:
                 bins = there.get(pointer)
                 if bins is None:
@@ -282,13 +292,25 @@ class Looking:
                     absent.append(pointer)
                     continue
                 found.append(Abandoned(shard, pointer, record.record, fired_at_ms, owner, dead[owner]))
-            if ended:
-                break
         self._raise_low(magazine, shard, absent, settled, pointers.fire)
         passed = [place for place in claims if place[1] <= view.low]
         if passed:
             self._connection.remove("retire", self._catalogue.data_keys(magazine, passed))
         return found
+
+    def _above(self, magazine: Magazine, shard: int) -> ShardPointers:
+        """The pointers, read again: another thread may have raised the mark since. Raises StoreError when the shard was
+        claimed less far than it is accounted for, as after its pointers record was lost: what is abandoned there cannot be
+        told."""
+        view = magazine.views[shard]
+        low = view.low
+        pointers = self._catalogue.pointers(magazine, [shard])[shard]
+        if low > pointers.fire:
+            raise StoreError(
+                f"shard {shard} of {magazine.name!r}: everything up to {low} is accounted for, but only {pointers.fire} was "
+                "claimed; its pointers record was lost, so what is abandoned cannot be told"
+            )
+        return pointers
 
     def _raise_low(self, magazine: Magazine, shard: int, absent: list[int], settled: int, fire: int) -> None:
         """Everything up to the first record that is still there is accounted for, as far as it is settled."""
