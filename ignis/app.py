@@ -30,6 +30,7 @@ from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.message import BodyCodec
+from ignis.publisher import pending_messages
 from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.storage import open_store
@@ -91,7 +92,7 @@ class Ignis:
         self.templates: list[HandlerTemplate] = []
         self.leader_settings = resolve(LeaderSettings, leader or {}, self.file)
         self._publisher_given = dict(publisher or {})
-        self._store_options = dict(store or {})
+        self.store_options = dict(store or {})
         self._clock = clock
         self._lock = threading.RLock()
         self._store: Store | None = None
@@ -101,6 +102,9 @@ class Ignis:
         self._sweeper: Sweeper | None = None
         self._deciders: Deciders | None = None
         self._running = False
+        self.paused = False
+        self.ready = False
+        """Everything that `start` starts runs."""
         self._stop_lock = threading.Lock()
         # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
         # set from there can wait for itself.
@@ -120,7 +124,7 @@ class Ignis:
                     if not self.url:
                         raise ConfigError("no store: give a URL such as embedded:///var/lib/orders, or set IGNIS_URL")
                     self._store = open_store(
-                        self.url, client_id=self.client_id, farm_id=self.farm_id, **self._store_options
+                        self.url, client_id=self.client_id, farm_id=self.farm_id, **self.store_options
                     )
         return self._store
 
@@ -290,19 +294,22 @@ class Ignis:
                 raise
         if self.templates:
             self.refresh()  # the queues that are there already do not wait for the first pass
+        self.ready = True
 
     def refresh(self) -> RefreshResult:
         """A pass of the refresher now: discovers, expires, reconciles. Raises the store's error when it cannot be asked."""
         return self.refresher.run_once()
 
     def pause(self) -> None:
-        """Stops claiming on all queues here; what was claimed is finished. See `quiet`."""
+        """Stops claiming on all queues here, those found later included; what was claimed is finished. See `quiet`."""
+        self.paused = True
         for queue in self.queues():
             if queue.consumer is not None:
                 queue.consumer.pause()
 
     def resume(self) -> None:
         """Claims again after `pause`."""
+        self.paused = False
         for queue in self.queues():
             if queue.consumer is not None:
                 queue.consumer.resume()
@@ -310,7 +317,8 @@ class Ignis:
     @property
     def quiet(self) -> bool:
         """Paused, with nothing claimed and every outcome stored: this instance may go without touching any message."""
-        return all(queue.consumer is None or queue.consumer.quiet for queue in self.queues())
+        consumers = [queue.consumer for queue in self.queues()]
+        return self.paused and all(one is None or one.quiet for one in consumers)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are
@@ -320,7 +328,7 @@ class Ignis:
         timeout = self.consumer_settings.stop_timeout_s if timeout is None else timeout
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
-            self._running = False
+            self._running = self.ready = False
             # First: it would start again what is stopped here.
             self.refresher.stop(timeout)
             queues = self.queues()
@@ -383,6 +391,7 @@ class Ignis:
             "store": self.store.stats(),
             "queues": [queue.stats() for queue in self.queues() if states.get(queue.name) != REMOVED],
             "refresher": self.refresher.stats(),
+            "ring_depth": pending_messages(),
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()

@@ -34,6 +34,7 @@ else:  # pragma: no cover - 3.10 only
 
 __all__ = [
     "NAME_PATTERN",
+    "AutoscalerSettings",
     "BrokerSettings",
     "ClientSettings",
     "ConsumerSettings",
@@ -44,6 +45,7 @@ __all__ = [
     "RefresherSettings",
     "RelaySettings",
     "SparkSettings",
+    "SupervisorSettings",
     "SweeperSettings",
     "check_name",
     "load_file",
@@ -279,6 +281,44 @@ class LeaderSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class SupervisorSettings(_Settings):
+    """The supervisor of worker processes."""
+
+    section: ClassVar[str] = "supervisor"
+
+    restart_wait_s: float = _setting(
+        0.5, "wait before a process that died is replaced; doubled with each death", 0, 600
+    )
+    restart_wait_max_s: float = _setting(30, "the longest such wait", 0, 3_600)
+    stable_after_s: float = _setting(60, "a process that ran so long begins the waits anew when it dies", 0, 86_400)
+    start_timeout_s: float = _setting(120, "a process that does not consume after so long is killed", 1, 3_600)
+    kill_after_s: float = _setting(10, "how long beyond its stop timeout a process may take to end", 0, 3_600)
+    silent_after_s: float = _setting(30, "a process that says nothing for so long is reported as unhealthy", 1, 3_600)
+
+
+@dataclass(frozen=True)
+class AutoscalerSettings(_Settings):
+    """The autoscaler: how many workers the backlog is worth."""
+
+    section: ClassVar[str] = "autoscaler"
+
+    min_workers: int = _setting(1, "never fewer", 0, 10_000)
+    max_workers: int = _setting(4, "never more", 1, 10_000)
+    messages_per_worker: int = _setting(1_000, "pending messages that one worker more is worth", 1, 1_000_000_000)
+    max_age_s: float = _setting(
+        60, "one worker more while the oldest message waits longer; 0 = age does not count", 0, 86_400
+    )
+    interval_s: float = _setting(5, "time between looks at the queues", 0.01, 3_600)
+    cool_down_s: float = _setting(60, "fewer workers only after so long without need of them", 0, 86_400)
+    scope: str = _setting("autoscaler", "name of the leadership: of those who share it, one acts")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_workers < self.min_workers:
+            raise ConfigError(f"autoscaler.max_workers = {self.max_workers} is below min_workers = {self.min_workers}")
+
+
+@dataclass(frozen=True)
 class LockSettings(_Settings):
     """Distributed locks."""
 
@@ -388,7 +428,7 @@ class ClientSettings(_Settings):
 
 SECTIONS: tuple[type[_Settings], ...] = (
     QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
-    LockSettings, SparkSettings, RelaySettings, BrokerSettings, ClientSettings,
+    SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings, ClientSettings, SparkSettings,
 )  # fmt: skip
 
 

@@ -18,22 +18,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ignis.acknowledger import Acknowledger
 from ignis.config import ConsumerSettings
 from ignis.errors import (
     ClosedError,
-    ForkedHandleError,
     IgnisError,
     MessageTooLargeError,
-    StoreFailedError,
     WaitTimeoutError,
 )
 from ignis.handler import Failure, HandlerSpec, check_consumers
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE
+from ignis.message import REASON_UNREADABLE
 from ignis.storage.base import Claim
 from ignis.workers import Chunk, Worker, make_pool
 from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
 from ignis.workers.cutting import Mixed, bytes_of, cut
-from ignis.workers.settling import sideline_items
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -69,22 +67,15 @@ class Consumer:
         self._chunks: dict[int, Chunk] = {}
         self._chunk_ids = itertools.count(1)
         self._returned: deque[tuple[Chunk, int, int]] = deque()
-        self._done: deque[tuple[int, Sequence[int]]] = deque()
-        self._failures: deque[tuple[Chunk, int, Failure]] = deque()
-        self._corrupt: deque[tuple[int, int]] = deque()
         self._bytes = 0
-        self._unacked = 0
-        self._lock = threading.Lock()  # over _bytes, _unacked, _paused, _parked, times and what is left of each chunk
+        self._lock = threading.Lock()  # over _bytes, _paused, _parked, times and what is left of each chunk
         self._waiting_for_load = False
         self._paused = False
         self._parked = True  # the fetcher is not claiming and has seen the pause; only it makes this false again
-        self._settling = False
         self._timed_s = 0.0
         self._stopping = threading.Event()
-        self._acked_all = threading.Event()
-        self._ack_until = 0.0
         self._room = threading.Event()
-        self._acks = threading.Event()
+        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._room.set)
         self._pool_lock = threading.RLock()
         self._pool = make_pool(
             spec,
@@ -130,15 +121,13 @@ class Consumer:
         fetcher.join(max(0.1, deadline - time.monotonic()))
         with self._pool_lock:
             drained = self._pool.drain(max(0.0, deadline - time.monotonic()))
-        self._ack_until = max(deadline, time.monotonic() + 1.0)
-        self._acked_all.set()
-        self._acks.set()
+        self._acker.finish(max(deadline, time.monotonic() + 1.0))
         acker.join(max(1.0, deadline - time.monotonic()) + 1.0)
         checker.join(1.0)
         with self._pool_lock:
             self._pool.close(max(1.0, deadline - time.monotonic()))
         self._threads = []
-        left = self._chunks or self._done or self._failures or self._corrupt or self._returned
+        left = self._chunks or self._acker.left or self._returned
         clean = drained and not acker.is_alive() and not left
         if not clean:
             log.warning(
@@ -185,9 +174,8 @@ class Consumer:
         with self._lock:
             if not (self._paused and self._parked):
                 return False
-        # In the order in which a message passes: what has left one is seen in a later one.
-        waiting = self.in_flight or self._returned or self._unacked or self._failures or self._corrupt
-        return not waiting and not self._settling
+        # In the order in which a message passes: what has left the one is seen in the other.
+        return not self.in_flight and not self._acker.waiting
 
     @property
     def concurrency(self) -> int:
@@ -204,12 +192,26 @@ class Consumer:
         """Process ids of worker processes; empty for threads and coroutines."""
         return list(getattr(self._pool, "pids", []))
 
+    def in_hand(self) -> dict[str, Any]:
+        """For a person who asks what this process is doing: what each worker is at, and how much is claimed."""
+        workers = []
+        for worker in list(self._pool.workers):
+            one: dict[str, Any] = {"name": worker.name, "given": worker.outstanding}
+            running = worker.running()
+            chunk = None if running is None else self._chunks.get(running[0] >> INDEX_BITS)
+            if running is not None and chunk is not None:
+                shard, pointer = chunk.place(running[0] - chunk.first_id)
+                one.update(shard=shard, pointer=pointer, messages=running[1], seconds=running[2])
+            workers.append(one)
+        return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and what is in flight now."""
         return {
             "concurrency": self._target,
             "workers": len(self._pool.workers),
             "in_flight": self.in_flight,
+            "in_flight_bytes": self._bytes,
             "paused": self._paused,
             "handle_s": self._handle_s,
             "timed_s": self._timed_s,
@@ -222,18 +224,14 @@ class Consumer:
 
     def on_done(self, first_id: int, count: int) -> None:
         chunk, start = self._locate(first_id)
-        with self._lock:
-            self._unacked += count
-        self._done.extend(chunk.places(start, start + count))
+        self._acker.add_done(chunk, start, count)
         self._forget(chunk, count)
-        self._acks.set()
         self._room.set()
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
         chunk, index = self._locate(request_id)
-        self._failures.append((chunk, index, failure))
+        self._acker.add_failed(chunk, index, failure)
         self._forget(chunk, 1)
-        self._acks.set()
         self._room.set()
 
     def on_returned(self, first_id: int, count: int) -> None:
@@ -324,7 +322,7 @@ class Consumer:
     def _wanted(self) -> int:
         """How many messages to claim now; 0 while the workers have enough."""
         # What is handled and not yet retired would be handled again if this process died now: bounded as well.
-        room = self.settings.max_unacked - self._unacked
+        room = self.settings.max_unacked - self._acker.unacked
         if room <= 0 or self._bytes >= self.settings.max_in_flight_bytes or self._returned:
             return 0
         workers = self._pool.workers
@@ -370,8 +368,7 @@ class Consumer:
         if None in claim.records:
             for index in reversed(range(len(claim.records))):
                 if claim.records[index] is None:
-                    self._corrupt.append((claim.shard, claim.pointers[index]))
-            self._acks.set()
+                    self._acker.add_corrupt(claim.shard, claim.pointers[index])
 
     def _new_chunk(self, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int) -> Chunk:
         chunk = Chunk(next(self._chunk_ids), places, records, nbytes)
@@ -417,82 +414,8 @@ class Consumer:
     # -- the acknowledger
 
     def _ack_loop(self) -> None:
-        retry_at = 0.0
-        while True:
-            last = self._acked_all.is_set()
-            if not last:
-                self._acks.wait(0.5)
-                if self.settings.ack_linger_s and len(self._done) < 64:
-                    self._acked_all.wait(self.settings.ack_linger_s)
-            self._acks.clear()
-            if time.monotonic() >= retry_at or last:
-                try:
-                    self._ack_round()
-                except (ClosedError, ForkedHandleError, StoreFailedError):
-                    raise
-                except IgnisError as exc:
-                    # Nothing is lost: what could not be acknowledged is still queued here, and claimed in the store.
-                    self.counts["ack_errors"] += 1
-                    log.warning("acknowledgement on %s failed, trying again: %s", self.queue.name, exc)
-                    retry_at = time.monotonic() + self.settings.ack_retry_s
-                    self._acks.set()
-                    if not last:
-                        self._acked_all.wait(self.settings.ack_retry_s)
-                    elif exc.retryable and retry_at < self._ack_until:
-                        time.sleep(self.settings.ack_retry_s)
-                        continue
-            if last:
-                self._give_back_rest()
-                return
-
-    def _ack_round(self) -> None:
-        """One delete and one transfer for everything that has gathered."""
-        self._settling = True
-        try:
-            self._settle_done()
-            self._settle_failed()
-        finally:
-            self._settling = False
-
-    def _settle_done(self) -> None:
-        main = self.queue.main.name
-        taken = [self._done.popleft() for _ in range(len(self._done))]
-        if taken:
-            pointers: dict[int, list[int]] = {}
-            for shard, some in taken:
-                pointers.setdefault(shard, []).extend(some)
-            asked = sum(map(len, pointers.values()))
-            try:
-                gone = self._magazines.delete(main, pointers)
-            except BaseException:
-                self._done.extendleft(reversed(taken))
-                raise
-            with self._lock:
-                self._unacked -= asked
-            self._room.set()
-            self.counts["handled"] += asked
-            self.counts["late_acks"] += asked - gone
-            self.queue.app.hooks.handled(self.queue.name, gone, 0)
-
-    def _settle_failed(self) -> None:
-        main, sideline = self.queue.main.name, self.queue.sideline.name
-        failures = [self._failures.popleft() for _ in range(len(self._failures))]
-        corrupt = [self._corrupt.popleft() for _ in range(len(self._corrupt))]
-        if failures or corrupt:
-            items = sideline_items(main, self.spec.name, failures, corrupt)
-            try:
-                moved = self._magazines.transfer(main, sideline, items, self.queue.settings.message_expiry_s)
-            except BaseException:
-                self._failures.extendleft(reversed(failures))
-                self._corrupt.extendleft(reversed(corrupt))
-                raise
-            for _, _, failure in failures:
-                self.counts[f"sidelined_{failure.reason}"] += 1
-            if corrupt:
-                self.counts[f"sidelined_{REASON_CORRUPT}"] += len(corrupt)
-            self.counts["sidelined"] += moved
-            self.counts["late_acks"] += len(items) - moved
-            self.queue.app.hooks.handled(self.queue.name, 0, moved)
+        self._acker.run()
+        self._give_back_rest()
 
     def _give_back_rest(self) -> None:
         """At the end: what was claimed and not started goes back to the queue's tail."""
@@ -510,7 +433,7 @@ class Consumer:
 
     def _check_loop(self) -> None:
         ready = 0
-        while not self._acked_all.wait(_CHECK_S):
+        while not self._acker.finishing.wait(_CHECK_S):
             if self._pool_lock.acquire(blocking=False):
                 try:
                     self._pool.check(time.monotonic())

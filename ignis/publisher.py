@@ -23,7 +23,7 @@ from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, Receipt, shard_for_key
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "pending_messages"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -228,6 +228,11 @@ class Publisher(Generic[M]):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.close)
+
+
+def pending_messages() -> int:
+    """Messages in all publishers of this process that are not durable yet."""
+    return sum(publisher.pending for publisher in list(_open))
 
 
 @atexit.register

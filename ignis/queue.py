@@ -406,8 +406,11 @@ class Queue(Generic[M]):
         with self._life:
             self.open()
             if self.consumer is None and self.spec is not None:
-                self.consumer = Consumer(self, self.spec, self.app.consumer_settings)
-                self.consumer.start()
+                consumer = Consumer(self, self.spec, self.app.consumer_settings)
+                if self.app.paused:
+                    consumer.pause()
+                self.consumer = consumer
+                consumer.start()
             self.shovel.start()
 
     def stop(self, timeout: float) -> bool:
@@ -449,11 +452,15 @@ class Queue(Generic[M]):
             "sideline": sideline.pending(),
             "sideline_in_flight": sideline.in_flight(),
             "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
-            "published": self.published,
-            "shovel": dataclasses.asdict(self.shovel.total),
         }
-        if self.consumer is not None:
-            out["consumer"] = self.consumer.stats()
+        return {**out, **self.local_stats()}
+
+    def local_stats(self) -> dict[str, Any]:
+        """What this process counted, without asking the store."""
+        out = {"queue": self.name, "published": self.published, "shovel": dataclasses.asdict(self.shovel.total)}
+        consumer = self.consumer
+        if consumer is not None:
+            out["consumer"] = consumer.stats()
         return out
 
     def __repr__(self) -> str:

@@ -10,13 +10,13 @@ import click
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.errors import QueueNotFoundError, UnreadableMessageError
-from ignis.magazine import SIDELINE_SUFFIX
+from ignis.depths import queue_depths, shard_states
+from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
 from ignis.refresher import EXPIRED
-from ignis.storage.base import QueueRecord, ShardState, Store
+from ignis.storage.base import QueueRecord, ShardState
 
-__all__ = ["message_dict", "peek", "queue_state", "queues", "shard_states", "stats"]
+__all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
 
 
 @click.command()
@@ -27,7 +27,7 @@ def queues(state: State, everything: bool) -> int:
     """Lists the queues with their depths and settings."""
     with state.store() as store:
         records = store.queues.list(active=None if everything else True)
-        found = [(record, _depths(store, record)) for record in records]
+        found = [(record, queue_depths(store, record)) for record in records]
     if state.json:
         render.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
         return exit_codes.OK
@@ -65,7 +65,7 @@ def stats(state: State, queue: str | None, shards: bool) -> int:
         raise click.UsageError("--shards needs a QUEUE")
     with state.store() as store:
         records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
-        depths = [_depths(store, record) for record in records]
+        depths = [queue_depths(store, record) for record in records]
         figures = store.stats() if queue is None else {}
         states = shard_states(store, queue) if queue is not None and shards else []
     if state.json:
@@ -179,28 +179,6 @@ def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, An
         return {**place, **Message.from_bytes(record).as_dict()}
     except UnreadableMessageError as exc:
         return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
-
-
-def shard_states(store: Store, magazine: str) -> list[ShardState]:
-    """The shards of a magazine; none when it was never declared."""
-    try:
-        return store.magazines.metadata(magazine)
-    except QueueNotFoundError:
-        return []
-
-
-def _depths(store: Store, record: QueueRecord) -> dict[str, Any]:
-    main, sideline = shard_states(store, record.name), shard_states(store, record.name + SIDELINE_SUFFIX)
-    oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
-    return {
-        "queue": record.name,
-        "pending": sum(one.pending for one in main),
-        "in_flight": sum(one.in_flight for one in main),
-        "sideline": sum(one.pending for one in sideline),
-        "sideline_in_flight": sum(one.in_flight for one in sideline),
-        "swept": record.swept_count,
-        "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),
-    }
 
 
 def _counted(depths: dict[str, Any]) -> list[int]:

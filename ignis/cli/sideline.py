@@ -16,8 +16,9 @@ from rich.progress import Progress
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
-from ignis.cli.look import Row, shard_states, show_messages
+from ignis.cli.look import Row, show_messages
 from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message

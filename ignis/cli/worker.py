@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
 import traceback
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,54 +24,60 @@ __all__ = ["find_app", "sweep", "worker"]
 @click.argument("target", metavar="MODULE:APP")
 @click.option("-q", "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be given often.")
 @click.option(
+    "--processes",
+    type=click.IntRange(1, 1_000),
+    metavar="N",
+    help="Run so many worker processes and replace those that die.  [default: work in this process]",
+)
+@click.option(
+    "--autoscale",
+    type=click.IntRange(1, 1_000),
+    metavar="MAX",
+    help="With --processes: between N and MAX processes, by what waits in the queues.",
+)
+@click.option("--max-messages", type=click.IntRange(min=1), metavar="N", help="End, or be replaced, after so many.")
+@click.option("--max-rss", metavar="SIZE", help="End, or be replaced, when resident memory is larger, e.g. 512M.")
+@click.option("--burst", is_flag=True, help="End with 0 when the queues are empty.")
+@click.option(
+    "--health-bind",
+    metavar="[HOST:]PORT",
+    help="Serve /healthz, /metrics and /scale there; HOST is loopback by default.",
+)
+@click.option("--public-bind", is_flag=True, help="Allow --health-bind an address that others can reach.")
+@click.option(
     "--stop-timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="How long a stop waits for running handlers.  [default: consumer.stop_timeout_s]",
 )
+@click.option("--supervised-fd", type=int, hidden=True)
 @common_options
 @pass_state
-def worker(state: State, target: str, queues: tuple[str, ...], stop_timeout: float | None) -> int:
+def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any) -> int:
     """Runs the handlers of an application until SIGTERM or SIGINT.
 
     MODULE:APP names the ignis.Ignis object, for example shop.tasks:app; ":app" may be left out. The current directory
     is on the path. The first signal drains: running handlers finish, the rest goes back. A second one ends at once.
+    SIGUSR1 writes the messages in hand and all stacks into the log; with --processes SIGHUP replaces the processes one
+    by one.
     """
     state.log_to_stderr("info")
     if state.config:
         # The application object reads its settings when its module is imported, which is below.
         os.environ["IGNIS_CONFIG"] = state.config
+    # What runs processes is not loaded for the commands that only look.
+    from ignis.cli import fleet
+
+    given = fleet.WorkerOptions(queues=queues, **options)
+    if given.processes is not None:
+        return fleet.supervise(state, target, given)
+    if given.autoscale is not None:
+        raise click.UsageError("--autoscale needs --processes")
     app = find_app(target)
     app.url = state.url or app.url
     app.client_id = state.client_id or app.client_id
     app.farm_id = state.farm_id or app.farm_id
-    chosen = sorted(queues or [queue.name for queue in app.queues() if queue.spec is not None])
-    ended = threading.Event()
-    # Beside run(), which blocks: the line may only appear when the handlers run and signals are heard.
-    announcer = threading.Thread(target=_announce, args=(state, app, chosen, ended), daemon=True)
-    announcer.start()
-    try:
-        app.run(queues or None, stop_timeout=stop_timeout)
-    finally:
-        ended.set()
-        announcer.join()
-        app.close_quietly()
-    if state.json:
-        render.document({"event": "stopped", "pid": os.getpid()})
-    return exit_codes.OK
-
-
-def _announce(state: State, app: Ignis, queues: list[str], ended: threading.Event) -> None:
-    """Says what runs, once it does: whoever waits for this line may publish, and may send signals."""
-    while not app.running:
-        if ended.wait(0.005):
-            return
-    if state.json:
-        owner = app.store.owner
-        render.document({"event": "started", "pid": os.getpid(), "owner": owner, "url": app.url, "queues": queues})
-        sys.stdout.flush()
-    else:
-        render.remark(f"ignis worker {os.getpid()} on {app.url}: {', '.join(queues)}; SIGTERM or Ctrl-C drains")
+    return fleet.work_here(state, app, given)
 
 
 def find_app(target: str) -> Ignis:

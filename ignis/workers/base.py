@@ -105,6 +105,9 @@ class Worker(abc.ABC):
     ``submitted`` is written by the dispatcher alone and ``reported`` by the reporting side alone: neither needs a lock.
     """
 
+    name = ""
+    """For people."""
+
     def __init__(self, sink: Sink) -> None:
         self.submitted = 0
         self.reported = 0
@@ -136,6 +139,11 @@ class Worker(abc.ABC):
                 self._owed.pop()
                 self.submitted -= count
         return sent
+
+    def running(self) -> tuple[int, int, float | None] | None:
+        """(first request id, messages, seconds so far if known) of the call in progress; None when there is none, or more
+        than one."""
+        return None
 
     def on_done(self, first_id: int, count: int) -> None:
         self._settle(first_id, count)

@@ -32,6 +32,7 @@ class _LoopWorker(Worker):
 
     def __init__(self, pool: CoroutinePool) -> None:
         super().__init__(pool.sink)
+        self.name = f"ignis-{pool.spec.queue}-async"
         self._spec = pool.spec
         self._runner = pool.make_runner()
         self.concurrency = 0

@@ -54,6 +54,7 @@ class _ThreadWorker(Worker):
 
     def __init__(self, pool: ThreadPool, name: str) -> None:
         super().__init__(pool.sink)
+        self.name = name
         self.stopping = False
         self.given_up = False
         self._lock = threading.Lock()
@@ -97,6 +98,13 @@ class _ThreadWorker(Worker):
             if self.returning or self.stopping or self.given_up:
                 return False
             return self._send(self.inbox, chunk, start, stop)
+
+    def running(self) -> tuple[int, int, float | None] | None:
+        first_id, count = self._loop.at
+        running = self._running
+        if not self.owes(first_id):
+            return None
+        return first_id, count, time.monotonic() - running[2] if running is not None else None
 
     # -- being given up
 

@@ -28,9 +28,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"array_queue", "locks", "magazine"}),
     frozenset({"handler", "leader", "publisher", "sweep_clock"}),
     frozenset({"workers"}),
-    frozenset({"consumer", "recovery", "shovel", "sweeper"}),
+    frozenset({"acknowledger", "depths", "recovery"}),
+    frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),
-    frozenset({"refresher", "template"}),
+    frozenset({"autoscaler", "refresher", "template"}),
     frozenset({"app"}),
 )
 
@@ -39,14 +40,16 @@ LEAVES: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
     "bench": frozenset(),
     "broker": frozenset(),
-    "cli": frozenset({"broker", "demo", "relay"}),
+    "cli": frozenset({"broker", "demo", "relay", "supervisor"}),
     "console": frozenset(),
     "demo": frozenset(),
+    "metrics": frozenset(),
     "relay": frozenset(),
     "spark": frozenset(),
+    "supervisor": frozenset({"metrics"}),
 }
 
-DRIVERS = ("aerospike", "kazoo", "lmdb", "psycopg", "pyspark", "starlette")
+DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pyspark", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}

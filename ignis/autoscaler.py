@@ -1,0 +1,203 @@
+"""The autoscaler: watches what waits in the queues and tells a target how many workers that is worth.
+
+Anything with ``workers()`` and ``scale_to(count)`` is a target: `ignis.supervisor.LocalProcesses`, a function
+(`FunctionTarget`), an orchestrator's client. More workers are asked for at once, fewer only after a while without need
+of them. Who is removed is the target's to do without harm: worker processes are locked from claiming first, end when they
+have nothing in hand, and are unlocked when work comes meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from ignis.config import AutoscalerSettings
+from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.leader import Leadership, make_leader
+from ignis.storage.base import Store
+
+__all__ = ["Autoscaler", "Decision", "FunctionTarget", "QueueLoad", "Target", "queue_loads"]
+
+log = logging.getLogger("ignis.autoscaler")
+
+
+class Target(Protocol):
+    """What can be scaled. Both calls return soon."""
+
+    def workers(self) -> int:
+        """How many there are or are being made; those on their way out do not count."""
+
+    def scale_to(self, count: int) -> None:
+        """Makes it so many, in its own time."""
+
+
+class FunctionTarget:
+    """A function as a target: called with the number of workers whenever another one is wanted.
+
+    Args:
+        fn: what it raises is logged, and the call repeated at the next look.
+        workers: how many there are at first.
+    """
+
+    def __init__(self, fn: Callable[[int], object], workers: int = 0) -> None:
+        self._fn = fn
+        self._workers = workers
+
+    def workers(self) -> int:
+        return self._workers
+
+    def scale_to(self, count: int) -> None:
+        if count != self._workers:
+            self._fn(count)
+            self._workers = count
+
+
+@dataclass(frozen=True)
+class QueueLoad:
+    """What waits in one queue. ``oldest_age_s`` None = nothing waits."""
+
+    queue: str
+    pending: int
+    oldest_age_s: float | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one look came to: ``wanted`` workers where there were ``workers``."""
+
+    wanted: int
+    workers: int
+    loads: tuple[QueueLoad, ...]
+
+
+def queue_loads(store: Store, queues: Iterable[str] | None = None) -> list[QueueLoad]:
+    """What waits in the queues named, or in all active ones. Queues that do not exist are left out."""
+    names = [one.name for one in store.queues.list(active=True)] if queues is None else sorted(queues)
+    found = []
+    for name in names:
+        try:
+            pending = sum(one.pending for one in store.magazines.metadata(name))
+            oldest_us = store.magazines.oldest_enqueued_at_us(name) if pending else None
+        except QueueNotFoundError:
+            continue
+        age_s = None if oldest_us is None else max(0.0, time.time() - oldest_us / 1e6)
+        found.append(QueueLoad(name, pending, age_s))
+    return found
+
+
+class Autoscaler:
+    """Scales one target by the load of some queues. Thread-safe. Of several with the same ``scope`` on a store one acts.
+
+    Args:
+        store: the store.
+        target: see `Target`.
+        queues: names, or what returns them; None = all active ones.
+        settings: see ``ignis.config``.
+        leader: decides whether this one acts; default: by ``settings.scope``.
+        clock: monotonic seconds, for the cool-down; injectable for tests.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        target: Target,
+        *,
+        queues: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+        settings: AutoscalerSettings | None = None,
+        leader: Leadership | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._queues = queues if queues is None or callable(queues) else tuple(queues)
+        self._settings = settings or AutoscalerSettings()
+        self._leader = leader or make_leader(store, self._settings.scope)
+        self._clock = clock
+        self._needs: deque[tuple[float, int]] = deque()
+        self._looking = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.leading = False
+        self.errors = 0
+        self.last: Decision | None = None
+
+    def start(self) -> None:
+        """Starts the schedule. Idempotent."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._loop, name="ignis-autoscaler", daemon=True)
+            self._thread.start()
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Ends the schedule and gives the leadership up; the target stays as it is. Idempotent."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+        self._leader.relinquish()
+        self.leading = False
+
+    def run_once(self) -> Decision | None:
+        """One look, and what follows from it; None when another one acts. Raises the store's and the target's errors."""
+        with self._looking:
+            self.leading = self._leader.try_lead() is not None
+            if not self.leading:
+                self._needs.clear()  # what was needed before another acted says nothing
+                return None
+            queues = self._queues() if callable(self._queues) else self._queues
+            loads = queue_loads(self._store, queues)
+            workers = self._target.workers()
+            wanted = self._wanted(loads, workers)
+            self.last = Decision(wanted, workers, tuple(loads))
+            if wanted != workers:
+                waiting = sum(one.pending for one in loads)
+                log.info("%d worker(s) wanted instead of %d: %d message(s) wait", wanted, workers, waiting)
+                self._target.scale_to(wanted)
+            return self.last
+
+    def need(self, loads: Iterable[QueueLoad], workers: int) -> int:
+        """How many workers the load is worth, within the limits, whatever was before."""
+        settings = self._settings
+        need = sum(math.ceil(one.pending / settings.messages_per_worker) for one in loads)
+        if settings.max_age_s and any((one.oldest_age_s or 0) > settings.max_age_s for one in loads):
+            need = max(need, workers + 1)
+        return min(max(need, settings.min_workers), settings.max_workers)
+
+    def _wanted(self, loads: list[QueueLoad], workers: int) -> int:
+        now, need = self._clock(), self.need(loads, workers)
+        if not self._needs:
+            # It begins as if all that there are had been needed until now.
+            self._needs.append((now, workers))
+        self._needs.append((now, need))
+        while len(self._needs) > 1 and self._needs[0][0] <= now - self._settings.cool_down_s:
+            self._needs.popleft()
+        # Fewer only when nothing in all that time was worth more.
+        lately = max(one for _, one in self._needs)
+        wanted = need if need >= workers else min(workers, max(need, lately))
+        return min(max(wanted, self._settings.min_workers), self._settings.max_workers)
+
+    def report(self) -> dict[str, Any]:
+        """The last decision, for an endpoint."""
+        last = self.last
+        return {
+            "leading": self.leading,
+            "wanted": None if last is None else last.wanted,
+            "workers": self._target.workers(),
+            "errors": self.errors,
+            "queues": [] if last is None else [asdict(one) for one in last.loads],
+        }
+
+    def _loop(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.run_once()
+            except Exception as exc:
+                self.errors += 1
+                log.warning("autoscaler failed, trying again: %s", exc, exc_info=not isinstance(exc, IgnisError))
+            self._stop.wait(self._settings.interval_s)

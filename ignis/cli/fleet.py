@@ -1,0 +1,164 @@
+"""What ``ignis worker`` does in this process, and what it does with worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+
+import click
+
+from ignis.app import Ignis
+from ignis.autoscaler import Autoscaler
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State
+from ignis.config import AutoscalerSettings, ConsumerSettings, SupervisorSettings, load_file, resolve
+from ignis.supervisor import Supervisor, WorkerCommand
+from ignis.supervisor.endpoint import app_endpoint, supervisor_endpoint
+from ignis.supervisor.inside import Limits, Worker, running_queues
+from ignis.supervisor.link import Link
+
+__all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
+
+_SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?\Z", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The options of ``ignis worker``."""
+
+    queues: tuple[str, ...]
+    processes: int | None
+    autoscale: int | None
+    max_messages: int | None
+    max_rss: str | None
+    burst: bool
+    health_bind: str | None
+    public_bind: bool
+    stop_timeout: float | None
+    supervised_fd: int | None
+
+    def limits(self) -> Limits:
+        return Limits(self.max_messages or 0, parse_size(self.max_rss) if self.max_rss else 0, self.burst)
+
+    def for_a_process(self, state: State) -> list[str]:
+        """What each worker process is told."""
+        out = [part for name in self.queues for part in ("--queue", name)]
+        for option, value in (
+            ("--max-messages", self.max_messages),
+            ("--max-rss", self.max_rss),
+            ("--stop-timeout", self.stop_timeout),
+            ("--url", state.url),
+            ("--client-id", state.client_id),
+            ("--farm-id", state.farm_id),
+            ("--config", state.config),
+            ("--log-level", state.log_level),
+        ):
+            if value is not None:
+                out += [option, str(value)]
+        return [*out, "--burst"] if self.burst else out
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``512M``, ``2G``, ``1048576``. Raises click.UsageError."""
+    match = _SIZE.match(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise click.UsageError(f"--max-rss {text!r} is not a size; write 512M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
+    """Runs the application in this process."""
+    limits = given.limits()
+    supervised = given.supervised_fd is not None
+    link = Link(socket.socket(fileno=given.supervised_fd)) if supervised else None
+
+    def announce() -> None:
+        """Whoever waits for this line may publish, and may send signals."""
+        if supervised:
+            return
+        queues = running_queues(app)
+        if state.json:
+            owner = app.store.owner
+            render.document({"event": "started", "pid": os.getpid(), "owner": owner, "url": app.url, "queues": queues})
+            sys.stdout.flush()
+        else:
+            render.remark(f"ignis worker {os.getpid()} on {app.url}: {', '.join(queues)}; SIGTERM or Ctrl-C drains")
+
+    with contextlib.ExitStack() as closing:
+        closing.callback(app.close_quietly)
+        if given.health_bind is not None:
+            closing.callback(app_endpoint(given.health_bind, app, public=given.public_bind).close)
+        worker = Worker(app, given.queues or None, limits=limits, link=link, on_started=announce)
+        worker.run(given.stop_timeout)
+    if state.json and not supervised:
+        render.document({"event": "stopped", "pid": os.getpid(), "why": worker.why})
+    return exit_codes.OK
+
+
+def supervise(state: State, target: str, given: WorkerOptions) -> int:
+    """Runs worker processes, and perhaps scales them."""
+    given.limits()  # what is wrong with an option is said once, and not by every process
+    if given.autoscale is not None and given.burst:
+        raise click.UsageError("--burst ends when there is nothing to do, --autoscale waits for more: give one of them")
+    assert given.processes is not None
+    file = load_file(state.config)
+    settings = resolve(SupervisorSettings, {}, file)
+    stop_timeout_s = given.stop_timeout
+    if stop_timeout_s is None:
+        stop_timeout_s = resolve(ConsumerSettings, {}, file).stop_timeout_s
+    scaling = None
+    if given.autoscale is not None:
+        limits = {"min_workers": given.processes, "max_workers": given.autoscale}
+        scaling = resolve(AutoscalerSettings, limits, file)
+    scalers: list[Autoscaler] = []
+
+    def started() -> None:
+        if scaling is not None:
+            chosen = given.queues or (lambda: supervisor.queues)
+            scalers.append(Autoscaler(supervisor.store(), supervisor, queues=chosen, settings=scaling))
+            scalers[0].start()
+        described = supervisor.describe()
+        pids = [one["pid"] for one in described["processes"]]
+        if state.json:
+            document = {"event": "started", "pid": os.getpid(), "queues": supervisor.queues, "processes": pids}
+            if given.health_bind is not None:
+                document["health"] = endpoint_url[0]
+            render.document(document)
+            sys.stdout.flush()
+        else:
+            names = ", ".join(supervisor.queues)
+            render.remark(
+                f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}; SIGTERM drains"
+            )
+
+    def stopping() -> None:
+        for one in scalers:
+            one.stop(5.0)
+
+    supervisor = Supervisor(
+        WorkerCommand([target, *given.for_a_process(state)]),
+        given.processes,
+        settings=settings,
+        stop_timeout_s=stop_timeout_s,
+        burst=given.burst,
+        on_started=started,
+        on_stopping=stopping,
+    )
+    endpoint_url: list[str] = []
+    with contextlib.ExitStack() as closing:
+        if given.health_bind is not None:
+            endpoint = supervisor_endpoint(
+                given.health_bind, supervisor, lambda: scalers[0] if scalers else None, public=given.public_bind
+            )
+            closing.callback(endpoint.close)
+            endpoint_url.append(endpoint.url)
+        code = supervisor.run()
+    if state.json:
+        render.document({"event": "stopped", "pid": os.getpid(), "code": code})
+    return code

@@ -1,0 +1,36 @@
+"""How much is in a queue, asked of the store: what ``ignis stats`` and the metrics show."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ignis.errors import QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.storage.base import QueueRecord, ShardState, Store
+
+__all__ = ["queue_depths", "shard_states"]
+
+
+def shard_states(store: Store, magazine: str) -> list[ShardState]:
+    """The shards of a magazine; none when it was never declared."""
+    try:
+        return store.magazines.metadata(magazine)
+    except QueueNotFoundError:
+        return []
+
+
+def queue_depths(store: Store, record: QueueRecord) -> dict[str, Any]:
+    """Messages pending and in flight in both magazines, how many were swept, and the age of the oldest pending one in
+    seconds (None = none)."""
+    main, sideline = shard_states(store, record.name), shard_states(store, record.name + SIDELINE_SUFFIX)
+    oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
+    return {
+        "queue": record.name,
+        "pending": sum(one.pending for one in main),
+        "in_flight": sum(one.in_flight for one in main),
+        "sideline": sum(one.pending for one in sideline),
+        "sideline_in_flight": sum(one.in_flight for one in sideline),
+        "swept": record.swept_count,
+        "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),
+    }

@@ -1,0 +1,166 @@
+"""A small HTTP endpoint beside a service: health, metrics, figures for scalers. GET and HEAD only, on loopback by default.
+
+The standard library's server, one thread per connection, with a bound on connections, on request time and on the size of
+what is read. It shows figures and never a message.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+from ignis.errors import ConfigError
+
+__all__ = ["Endpoint", "Reply", "parse_bind"]
+
+log = logging.getLogger("ignis.httpd")
+
+JSON = "application/json"
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 32
+
+
+class Reply(NamedTuple):
+    """What a route answers."""
+
+    status: int
+    body: bytes
+    content_type: str = JSON
+
+
+Route = Callable[[str], Reply]
+"""``route(rest)``: answers a GET; ``rest`` is the path behind the route's own."""
+
+
+def parse_bind(text: str, *, public: bool = False) -> tuple[str, int]:
+    """``HOST:PORT``, ``:PORT`` or ``PORT`` (loopback); port 0 = any free one.
+
+    Raises ConfigError for nonsense, and for an address that others can reach unless ``public``: the endpoint asks nobody
+    who he is.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isdecimal() or int(port) > 65_535:
+        raise ConfigError(f"bind address {text!r} is not HOST:PORT with a port of 0 to 65535")
+    if not public and not _loopback(host):
+        raise ConfigError(
+            f"bind address {text!r} can be reached from outside and asks nobody who he is: say --public-bind"
+        )
+    return host, int(port)
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], routes: Mapping[str, Route]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.routes = routes
+        self.places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("request of %s ended early: %s", client_address, sys.exc_info()[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_TIMEOUT_S
+    server_version = "ignis"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        reply = self._reply(path)
+        self.send_response(reply.status)
+        self.send_header("Content-Type", reply.content_type)
+        self.send_header("Content-Length", str(len(reply.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(reply.body)
+
+    def _reply(self, path: str) -> Reply:
+        for name, route in self.server.routes.items():
+            if path == name or (name.endswith("/") and path.startswith(name)):
+                try:
+                    return route(path[len(name) :])
+                except Exception as exc:
+                    log.exception("%s failed", path)
+                    return Reply(500, f'{{"error":"{type(exc).__name__}"}}'.encode())
+        return Reply(404, b'{"error":"not found"}')
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
+        log.debug("%s %s", self.address_string(), format % args)
+
+
+class Endpoint:
+    """Serves routes until closed. Thread-safe.
+
+    Args:
+        bind: see `parse_bind`.
+        routes: path -> what answers it; a path that ends in ``/`` answers for everything below.
+        public: whether an address that others can reach is meant.
+
+    Raises ConfigError when the address cannot be bound.
+    """
+
+    def __init__(self, bind: str, routes: Mapping[str, Route], *, public: bool = False) -> None:
+        address = parse_bind(bind, public=public)
+        try:
+            self._server = _Server(address, routes)
+        except OSError as exc:
+            raise ConfigError(f"cannot listen on {bind}: {exc.strerror or exc}") from exc
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="ignis-http", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        host = str(self._server.server_address[0])
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    def close(self) -> None:
+        """Stops listening. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(5.0)

@@ -1,0 +1,206 @@
+"""Prometheus metrics, made from the figures of ``app.stats()`` at the moment they are asked for.
+
+Nothing is counted twice and nothing on the hot path knows of Prometheus. In a service::
+
+    from prometheus_client import REGISTRY
+    REGISTRY.register(Collector(app.stats))
+
+``ignis worker --health-bind`` serves the same under ``/metrics``. Needs the extra ``metrics``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector as BaseCollector
+
+__all__ = ["CONTENT_TYPE", "Collector", "Exposition"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Stats = Mapping[str, Any]
+
+# name, where it is in a queue's figures, what it says
+_GAUGES = (
+    ("ignis_queue_pending", ("pending",), "Messages that wait in the queue."),
+    ("ignis_queue_sideline", ("sideline",), "Messages that wait in the sideline."),
+    ("ignis_inflight_count", ("in_flight",), "Messages claimed and not finished, by anybody."),
+    ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
+    ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
+    ("ignis_lost_threads", ("consumer", "lost_threads"), "Threads given up that still run here."),
+    (
+        "ignis_direct_used_bytes",
+        ("consumer", "in_flight_bytes"),
+        "Bytes of messages in memory here, claimed, not finished.",
+    ),
+    (
+        "ignis_timeout_count",
+        ("consumer", "sidelined_timeout"),
+        "Handler calls here that overran their time; only rises.",
+    ),
+)
+_COUNTERS = (
+    ("ignis_published", ("published",), "Messages made durable here."),
+    ("ignis_consumed", ("consumer", "handled"), "Messages handled or dropped here, and acknowledged."),
+    ("ignis_shovelled", ("shovel", "moved"), "Messages brought back from the sideline here."),
+    ("ignis_swept", ("swept",), "Abandoned messages that any sweeper recovered."),
+    ("ignis_claims", ("consumer", "claims"), "Claims that found something here."),
+    ("ignis_claimed_messages", ("consumer", "fetched"), "Messages in those claims."),
+    (
+        "ignis_late_acknowledgements",
+        ("consumer", "late_acks"),
+        "Messages taken away while they were being handled here.",
+    ),
+    ("ignis_acknowledgement_errors", ("consumer", "ack_errors"), "Acknowledgements that the store refused at first."),
+    ("ignis_claim_errors", ("consumer", "fetch_errors"), "Claims that the store refused at first."),
+    ("ignis_worker_deaths", ("consumer", "worker_deaths"), "Worker processes of pool=process that died."),
+)
+_SIDELINED = "sidelined_"
+
+
+class Collector(BaseCollector):
+    """Thread-safe.
+
+    Args:
+        stats: returns the figures, in the form of ``Ignis.stats``.
+    """
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self._stats = stats
+        self._rates = _Rates()
+
+    def describe(self) -> Iterable[Metric]:
+        """None: registering must not open the store."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures of this moment."""
+        stats = self._stats()
+        queues: list[Stats] = list(stats.get("queues", ()))
+        yield from _of_queues(queues)
+        yield self._rates.metric(queues)
+        if "ring_depth" in stats:
+            yield GaugeMetricFamily(
+                "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
+            )
+        for section in ("store", "sweeper", "leader"):
+            yield from _plain(section, stats.get(section))
+        yield from _of_refresher(stats.get("refresher"))
+        yield from _of_supervisor(stats.get("supervisor"))
+        yield from _of_autoscaler(stats.get("autoscaler"))
+
+
+class Exposition:
+    """The text that a Prometheus server reads. Thread-safe."""
+
+    def __init__(self, stats: Callable[[], Stats]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(Collector(stats))
+
+    def text(self) -> bytes:
+        """Of content type `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
+
+
+def _value(figures: Stats, path: tuple[str, ...]) -> float | None:
+    found: Any = figures
+    for name in path:
+        if not isinstance(found, Mapping) or name not in found:
+            return None
+        found = found[name]
+    return 0.0 if found is None else float(found)
+
+
+def _of_queues(queues: list[Stats]) -> Iterable[Metric]:
+    for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, path, says in rows:
+            family = kind(name, says, labels=["queue"])
+            for one in queues:
+                value = _value(one, path)
+                if value is not None:
+                    family.add_metric([one["queue"]], value)
+            yield family
+    sidelined = CounterMetricFamily("ignis_sidelined", "Messages set aside here.", labels=["queue", "reason"])
+    spent = SummaryMetricFamily("ignis_handler_duration_seconds", "Time in handlers here.", labels=["queue"])
+    for one in queues:
+        counts = one.get("consumer") or {}
+        for key, value in counts.items():
+            if key.startswith(_SIDELINED):
+                sidelined.add_metric([one["queue"], key.removeprefix(_SIDELINED)], value)
+        if "timed_s" in counts:
+            spent.add_metric([one["queue"]], count_value=counts.get("timed", 0), sum_value=counts["timed_s"])
+    yield sidelined
+    yield spent
+
+
+class _Rates:
+    """Messages handled a second since the look before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._before: dict[str, tuple[float, float]] = {}
+
+    def metric(self, queues: list[Stats]) -> Metric:
+        family = GaugeMetricFamily(
+            "ignis_drain_rate", "Messages handled here a second, since the last look.", labels=["queue"]
+        )
+        now = time.monotonic()
+        with self._lock:
+            for one in queues:
+                handled = _value(one, ("consumer", "handled")) or 0.0
+                at, before = self._before.get(one["queue"], (now, handled))
+                self._before[one["queue"]] = now, handled
+                family.add_metric([one["queue"]], max(0.0, handled - before) / (now - at) if now > at else 0.0)
+        return family
+
+
+def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:
+    """Every number of a section, by its own name."""
+    if figures:
+        family = GaugeMetricFamily(f"ignis_{section}", f"Figures of the {section} here.", labels=["figure"])
+        for name, value in figures.items():
+            if isinstance(value, (int, float)):
+                family.add_metric([name], float(value))
+        yield family
+
+
+def _of_refresher(figures: Stats | None) -> Iterable[Metric]:
+    if figures:
+        yield CounterMetricFamily("ignis_refresh_passes", "Passes over all queues.", value=figures["passes"])
+        yield CounterMetricFamily("ignis_refresh_errors", "Queues or passes that failed.", value=figures["errors"])
+        states = GaugeMetricFamily(
+            "ignis_queue_state", "1 for the state of each queue here.", labels=["queue", "state"]
+        )
+        for queue, state in figures["states"].items():
+            # Why it failed is for the log: every text would be a series of its own.
+            states.add_metric([queue, state.partition(":")[0]], 1)
+        yield states
+
+
+def _of_supervisor(figures: Stats | None) -> Iterable[Metric]:
+    if figures:
+        yield GaugeMetricFamily("ignis_processes_wanted", "Worker processes wanted.", value=figures["wanted"])
+        yield CounterMetricFamily("ignis_process_deaths", "Worker processes that died.", value=figures["deaths"])
+        yield CounterMetricFamily(
+            "ignis_process_restarts", "Worker processes started again.", value=figures["restarts"]
+        )
+        yield CounterMetricFamily(
+            "ignis_recovered", "Messages of dead worker processes put into the sideline.", value=figures["recovered"]
+        )
+        family = GaugeMetricFamily("ignis_processes", "Worker processes by state.", labels=["state"])
+        states = [one["state"] for one in figures["processes"]]
+        for state in sorted(set(states)):
+            family.add_metric([state], states.count(state))
+        yield family
+
+
+def _of_autoscaler(figures: Stats | None) -> Iterable[Metric]:
+    if figures:
+        yield GaugeMetricFamily("ignis_autoscaler_leading", "1 while this one acts.", value=float(figures["leading"]))
+        yield GaugeMetricFamily("ignis_autoscaler_workers", "Workers of its target.", value=figures["workers"])
+        yield GaugeMetricFamily("ignis_autoscaler_wanted", "Workers wanted.", value=figures["wanted"] or 0)

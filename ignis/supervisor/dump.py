@@ -1,0 +1,70 @@
+"""SIGUSR1: what a process is doing, into its log: the messages in hand as JSON, and the stacks of all threads."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import queue as queues_
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from ignis.app import Ignis
+
+__all__ = ["dumping_on_signal", "in_hand"]
+
+log = logging.getLogger("ignis.dump")
+
+
+def in_hand(app: Ignis) -> dict[str, Any]:
+    """What every consumer of the application has claimed and not finished."""
+    return {queue.name: queue.consumer.in_hand() for queue in app.queues() if queue.consumer is not None}
+
+
+@contextlib.contextmanager
+def dumping_on_signal(describe: Callable[[], dict[str, Any]]) -> Iterator[None]:
+    """While it lasts SIGUSR1 writes the stacks to stderr and ``describe()`` to the log. The stacks come from C: they are
+    written although no Python code may be able to run. Only in the main thread; elsewhere nothing is installed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # A handler runs in the middle of anything, logging included: it only wakes the thread that may log.
+    asked: queues_.SimpleQueue[bool] = queues_.SimpleQueue()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        asked.put(True)
+
+    def work() -> None:
+        while asked.get():
+            try:
+                log.warning("in hand: %s", msgspec.json.encode(describe()).decode())
+            except Exception:
+                log.exception("in hand: not known")
+
+    before = signal.signal(signal.SIGUSR1, on_signal)
+    registered = _has_descriptor()
+    if registered:
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=True)
+    thread = threading.Thread(target=work, name="ignis-dump", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        if registered:
+            faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, before)
+        asked.put(False)
+        thread.join(1.0)
+
+
+def _has_descriptor() -> bool:
+    try:
+        return sys.stderr.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False

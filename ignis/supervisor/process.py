@@ -1,0 +1,152 @@
+"""One worker process as its supervisor sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ignis.errors import ClosedError
+from ignis.supervisor.link import Link
+
+__all__ = ["GONE", "LOCKED", "RUNNING", "STARTING", "STOPPING", "WorkerCommand", "WorkerProcess"]
+
+log = logging.getLogger("ignis.supervisor")
+
+STARTING = "starting"
+RUNNING = "running"
+LOCKED = "locked"
+"""Told not to claim; ends when it has nothing in hand."""
+STOPPING = "stopping"
+GONE = "gone"
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """How a worker process is started.
+
+    Attributes:
+        arguments: behind ``ignis worker``: the target and options.
+        environment: of the process; None = this one's.
+        directory: where it runs; None = here.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str] | None = None
+    directory: str | None = None
+
+    def start(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """In a session of its own: a terminal's Ctrl-C is the supervisor's to hand on, once."""
+        command = [sys.executable, "-m", "ignis", "worker", *self.arguments, "--supervised-fd", str(descriptor)]
+        return subprocess.Popen(
+            command, env=self.environment, cwd=self.directory, pass_fds=(descriptor,), stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+@dataclass
+class WorkerProcess:
+    """Used by the supervisor's one thread."""
+
+    command: WorkerCommand
+    number: int
+    state: str = STARTING
+    owner: str = ""
+    started: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+    replaces: WorkerProcess | None = None
+
+    def __post_init__(self) -> None:
+        self.link, theirs = Link.pair()
+        try:
+            self.popen = self.command.start(theirs.fileno())
+        except BaseException:
+            self.link.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self.popen.pid
+        self.began_at = self.heard_at = time.monotonic()
+        self.stop_by = float("inf")
+        self._order = 0
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Takes what it has said, without waiting."""
+        events: list[dict[str, Any]] = []
+        while some := self.link.receive(0):
+            events += some
+        for event in events:
+            self.heard_at = time.monotonic()
+            kind = event["event"]
+            if kind == "started":
+                self.started, self.owner = event, event["owner"]
+                if self.state == STARTING:
+                    self.state = RUNNING
+            elif kind == "status":
+                self.status = event
+            elif kind == "ending":
+                self.why = event["why"]
+                self.status = {**self.status, **event}
+                self.state = STOPPING
+        return events
+
+    def _say(self, what: str) -> None:
+        self._order += 1
+        try:
+            self.link.send(do=what, number=self._order)
+        except ClosedError:
+            log.warning("worker process %d does not listen", self.pid)
+
+    def lock(self) -> None:
+        """It claims nothing more and finishes what it has."""
+        self.state = LOCKED
+        self._say("pause")
+
+    def unlock(self) -> None:
+        """It claims again: work has come while it was locked."""
+        self.state = RUNNING
+        self._say("resume")
+
+    @property
+    def idle(self) -> bool:
+        """Locked, and since then it has said that it has nothing in hand."""
+        return self.state == LOCKED and self.status.get("number") == self._order and bool(self.status.get("quiet"))
+
+    def stop(self, timeout: float) -> None:
+        """SIGTERM: it drains. Killed by `overdue` when it takes longer than ``timeout`` seconds."""
+        if self.state not in (STOPPING, GONE):
+            self.send_signal(signal.SIGTERM)
+        self.state = STOPPING
+        self.stop_by = min(self.stop_by, time.monotonic() + timeout)
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.kill()
+
+    def overdue(self, start_timeout_s: float) -> bool:
+        """Whether it should have ended, or started, by now."""
+        now = time.monotonic()
+        return now > self.stop_by or (self.state == STARTING and now > self.began_at + start_timeout_s)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.began_at
+
+    def describe(self) -> dict[str, Any]:
+        """For people and for the health endpoint."""
+        return {
+            "pid": self.pid, "number": self.number, "state": self.state, "age_s": round(self.age_s, 3),
+            "silent_s": round(time.monotonic() - self.heard_at, 3), "rss_bytes": self.status.get("rss_bytes"),
+            "in_flight": sum(one.get("consumer", {}).get("in_flight", 0) for one in self.status.get("queues", [])),
+        }  # fmt: skip

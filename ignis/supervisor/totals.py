@@ -1,0 +1,56 @@
+"""Counts over all worker processes, the dead ones included: what is counted must never go down."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Totals"]
+
+_GAUGES = frozenset(("concurrency", "workers", "in_flight", "in_flight_bytes", "paused", "handle_s", "lost_threads"))
+
+
+class Totals:
+    """Sums of what the processes say of themselves. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._living: dict[int, Mapping[str, Any]] = {}
+        self._dead: dict[str, dict[str, Any]] = {}
+
+    def note(self, number: int, status: Mapping[str, Any]) -> None:
+        """The latest that the process with that number has said."""
+        if status.get("queues"):
+            with self._lock:
+                self._living[number] = status
+
+    def close(self, number: int) -> None:
+        """The process is gone; what it counted stays."""
+        with self._lock:
+            status = self._living.pop(number, None)
+            if status is not None:
+                _add(self._dead, status["queues"], gauges=False)
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """Queue -> the sums, in the form of ``Queue.local_stats``."""
+        with self._lock:
+            sums: dict[str, dict[str, Any]] = {}
+            _add(sums, list(self._dead.values()), gauges=False)
+            for status in self._living.values():
+                _add(sums, status["queues"], gauges=True)
+            return sums
+
+
+def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauges: bool) -> None:
+    for one in queues:
+        into = sums.setdefault(
+            one["queue"], {"queue": one["queue"], "published": 0, "shovel": Counter(), "consumer": Counter()}
+        )
+        into["published"] += one.get("published", 0)
+        into["shovel"].update(one.get("shovel", {}))
+        counts = one.get("consumer") or {}
+        into["consumer"].update(
+            {name: value for name, value in counts.items() if (gauges or name not in _GAUGES) and value is not None}
+        )
