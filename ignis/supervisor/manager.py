@@ -209,7 +209,7 @@ class Supervisor:
                     self._ever_ready = True
                     log.info("process %d consumes: %s", one.pid, ", ".join(event["queues"]))
             self.totals.note(one.number, one.status)
-        if self._failures and all(one.age_s > self._settings.stable_after_s for one in self._living):
+        if self._living and all(one.age_s > self._settings.stable_after_s for one in self._living):
             self._failures = 0
 
     def _reap(self) -> None:

@@ -269,6 +269,7 @@ def test_the_shovel_follows_its_stored_settings(store_url: str, new_app: MakeApp
     put(app, "jobs", shovel_interval_s=1, shovel_concurrency=2)
     assert app.refresh().changed == ["jobs"]
     eventually(lambda: queue.shovel.total.moved == 1)
+    wait_idle(queue)
     assert queue.settings.shovel_concurrency == 2
     put(app, "jobs", shovel_interval_s=86_400)
     app.refresh()

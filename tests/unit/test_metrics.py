@@ -1,0 +1,105 @@
+"""Prometheus metrics: names, values, and that what only rises does so over the death of processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import ignis
+from ignis.metrics import Collector, Exposition
+from ignis.supervisor.totals import Totals
+from tests.support import eventually, wait_idle
+
+NAMES = {
+    "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
+    "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_late_acknowledgements",
+    "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending", "ignis_queue_sideline",
+    "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
+    "ignis_sidelined", "ignis_store", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
+    "ignis_acknowledgement_errors", "ignis_claim_errors",
+}  # fmt: skip
+
+
+def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_figures_of_an_application(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=2)
+    queue.handler(lambda n: n % 2 == 0)
+    exposition = Exposition(app.stats)
+    queue.publish_many(range(10))
+    before = parsed(exposition.text())
+    jobs = (("queue", "jobs"),)
+    assert before["ignis_queue_pending", jobs] == 10
+    assert before["ignis_oldest_age_seconds", jobs] >= 0
+    assert before["ignis_published_total", jobs] == 10
+    app.start()
+    wait_idle(queue)
+    eventually(lambda: queue.sideline.pending() == 5)
+    app.refresh()
+    after = parsed(exposition.text())
+    assert after["ignis_consumed_total", jobs] == 5
+    assert after["ignis_sidelined_total", (("queue", "jobs"), ("reason", "rejected"))] == 5
+    assert (after["ignis_queue_pending", jobs], after["ignis_queue_sideline", jobs]) == (0, 5)
+    assert after["ignis_handler_duration_seconds_count", jobs] == 10
+    assert after["ignis_handler_duration_seconds_sum", jobs] > 0
+    assert after["ignis_claimed_messages_total", jobs] == 10
+    assert after["ignis_claims_total", jobs] >= 1
+    assert after["ignis_consumers", jobs] == 1
+    assert after["ignis_drain_rate", jobs] > 0
+    assert after["ignis_queue_state", (("queue", "jobs"), ("state", "running"))] == 1
+    assert after["ignis_refresh_passes_total", ()] == 1
+    assert after["ignis_ring_depth", ()] == 0
+    assert after["ignis_store", (("figure", "loads"),)] >= 1
+    names = {family.name for family in text_string_to_metric_families(exposition.text().decode())}
+    assert names == NAMES
+
+
+def test_registering_does_not_open_the_store() -> None:
+    app = ignis.Ignis("nosql://nowhere")
+    assert list(Collector(app.stats).describe()) == []
+
+
+def test_other_sections_are_shown_by_their_own_names() -> None:
+    stats = {
+        "sweeper": {"passes": 3, "leading": True, "who": "host:1"},
+        "supervisor": {
+            "wanted": 2, "deaths": 1, "restarts": 4, "recovered": 7,
+            "processes": [{"state": "running"}, {"state": "running"}, {"state": "locked"}],
+        },
+        "autoscaler": {"leading": False, "workers": 2, "wanted": None},
+    }  # fmt: skip
+    found = parsed(Exposition(lambda: stats).text())
+    assert found["ignis_sweeper", (("figure", "passes"),)] == 3
+    assert found["ignis_sweeper", (("figure", "leading"),)] == 1
+    assert ("ignis_sweeper", (("figure", "who"),)) not in found
+    assert found["ignis_processes", (("state", "running"),)] == 2
+    assert found["ignis_recovered_total", ()] == 7
+    assert found["ignis_autoscaler_wanted", ()] == 0
+
+
+def local(handled: int, in_flight: int) -> dict[str, Any]:
+    counts = {"handled": handled, "in_flight": in_flight, "concurrency": 2, "paused": False}
+    return {"queues": [{"queue": "jobs", "published": 1, "shovel": {"moved": 1}, "consumer": counts}]}
+
+
+def test_sums_over_processes_never_go_down() -> None:
+    totals = Totals()
+    totals.note(1, local(10, 3))
+    totals.note(2, local(5, 1))
+    one = totals.queues()["jobs"]
+    assert (one["consumer"]["handled"], one["consumer"]["in_flight"], one["consumer"]["concurrency"]) == (15, 4, 4)
+    totals.close(1)
+    totals.close(1)
+    totals.note(3, {})
+    one = totals.queues()["jobs"]
+    assert (one["consumer"]["handled"], one["consumer"]["in_flight"], one["published"]) == (15, 1, 2)
+    assert one["shovel"]["moved"] == 2
+    totals.note(3, local(1, 0))
+    assert totals.queues()["jobs"]["consumer"]["handled"] == 16
