@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         InputPartition,
         WriterCommitMessage,
     )
-    from pyspark.sql.types import BinaryType, StringType, StructType
+    from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
 else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
@@ -33,10 +33,10 @@ else:
             InputPartition,
             WriterCommitMessage,
         )
-        from pyspark.sql.types import BinaryType, StringType, StructType
+        from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
     except ImportError as exc:
         raise ConfigError(
-            f"Spark stages need PySpark 4.1 or newer with pyarrow ({exc}): pip install 'ignis-mq[spark]'"
+            f"Spark stages need PySpark 4.2 or newer with pyarrow ({exc}): pip install 'ignis-mq[spark]'"
         ) from exc
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "DataSourceStreamArrowWriter",
     "DataSourceStreamReader",
     "InputPartition",
+    "IntegralType",
     "SparkSession",
     "StringType",
     "StructType",

@@ -47,7 +47,8 @@ def publish(
         id: the column, or columns, that tell the rows apart. With it no message is stored twice, however often its row
             is published: by a task that is run again or twice, by another action, by another run of the program within
             ``remember_ids_s``. Not on a store without ``tells_repeats`` (Aerospike), and not without it: at least once.
-            Binary values of 16 bytes and UUIDs are the messages' ids, of everything else the MD5 is. Not null.
+            Binary values of 16 bytes, UUIDs and whole numbers are the messages' ids, of everything else the MD5 is. Not
+            null.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.

@@ -204,7 +204,8 @@ class MagazineStore(abc.ABC):
 
         Ids and records are stored in one transaction, so that of two loads of the same records, at the same time or
         one after a crash of the other, one stores each. An id is remembered for at least ``remember_s`` seconds from
-        its load on, at most a day longer, whether its message is still there or not. It costs about 60 bytes.
+        its load on, at most half as long again (an hour at the least), whether its message is still there or not. It costs
+        about 70 bytes.
 
         Only where ``tells_repeats`` is true. The other stores load everything: at least once.
         """

@@ -52,7 +52,7 @@ from typing import Any
 from ignis.errors import StoreFailedError, StoreFullError
 from ignis.native import crc32c
 from ignis.storage.embedded.environment import Environment
-from ignis.storage.embedded.recorder import PUT, WRITE, Recorder
+from ignis.storage.embedded.recorder import MAX_RECORD_BYTES, PUT, WRITE, Recorder
 
 __all__ = ["Journal"]
 
@@ -60,8 +60,6 @@ log = logging.getLogger("ignis.storage")
 
 FILES = ("journal.0", "journal.1")
 FILE_BYTES = 8 << 20
-MAX_RECORD_BYTES = 256 << 10
-"""Larger commits are flushed as a whole: writing them twice would cost more than the second flush."""
 
 _HEADER = struct.Struct("<8sIIQ")
 _MAGIC = b"IGNJRNL\0"

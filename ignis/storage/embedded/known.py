@@ -1,12 +1,13 @@
 """Loading each id once: the ids that a magazine remembers, beside its data.
 
-Key, integers big-endian: ``I | magazine u32 | day u32 | id`` -> nothing. The day, counted from the Unix epoch, is the last
-one on which the id is remembered; so what may be forgotten lies together, in front of everything else, and different
-loads may remember for different times. Looked up is every day that is there, which are few.
+Key, integers big-endian: ``I | magazine u32 | hour u32 | id`` -> 8 bytes drawn for the load that stored it. The hour,
+counted from the Unix epoch, is when the id may be forgotten, rounded up to a power of two of at most half the time it is
+to be remembered: so the ids of a time lie together, those that are over in front, and a lookup has few times to ask.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Sequence
@@ -20,12 +21,20 @@ from ignis.storage.identities import without_repeats
 
 __all__ = ["LoadOnce"]
 
-_DAY = struct.Struct(">cII")
-_DAY_MS = 86_400_000
+_UNTIL = struct.Struct(">cII")
+_HOUR_MS = 3_600_000
 _FORGOTTEN_AT_ONCE = 4_096
-"""So many old ids are removed with one load: more than a load of the same size adds, and little work."""
+"""So many old ids are removed with one load: little work beside it, and what is left waits for the next."""
 _ID_BYTES = 128
 """Room asked for per id: a B-tree that grows at random places is half empty at the worst."""
+
+
+def forget_hour(now_ms: int, remember_until_ms: int) -> int:
+    """The hour until which an id is remembered."""
+    hours = max(1, (remember_until_ms - now_ms) // _HOUR_MS)
+    step = 1 << max(0, (hours // 2).bit_length() - 1)
+    last = -(-remember_until_ms // _HOUR_MS)
+    return -(-last // step) * step
 
 
 class LoadOnce(MagazineOperation):
@@ -39,9 +48,10 @@ class LoadOnce(MagazineOperation):
         self.notify = place.event
         self._shards = [shard for shard, _ in batches]
         self._batches = [batch for _, batch in batches]
+        self._ids = [id for batch in self._batches for id in batch.ids() if id]
         self._expires_at_ms = expires_at_ms
-        self._last_day = remember_until_ms // _DAY_MS
-        self._need_bytes = Load(place, batches).need_bytes() + _ID_BYTES * sum(one.count for one in self._batches)
+        self._until_ms = remember_until_ms
+        self._need_bytes = Load(place, batches).need_bytes() + _ID_BYTES * len(self._ids)
         self._ran = False
 
     def need_bytes(self) -> int:
@@ -53,60 +63,68 @@ class LoadOnce(MagazineOperation):
             # The transaction runs again: the batches are sealed for pointers that may be others' now.
             self._batches = [PackedBatch.pack(batch.records()) for batch in self._batches]
         self._ran = True
-        days = _days(txn, info.id, int(time.time() * 1000) // _DAY_MS)
-        known = _known(txn, info.id, days, [id for batch in self._batches for id in batch.ids() if id])
-        left, repeats = without_repeats(self._batches, known.__contains__)
+        now_ms = int(time.time() * 1000)
+        known = self._remember(txn, info.id, now_ms // _HOUR_MS, forget_hour(now_ms, self._until_ms))
+        left: Sequence[PackedBatch | None] = self._batches
+        repeats = [0] * len(left)
+        if known or len(set(self._ids)) < len(self._ids):
+            left, repeats = without_repeats(self._batches, known.__contains__)
         loading = [(shard, batch) for shard, batch in zip(self._shards, left, strict=True) if batch is not None]
-        ids = [id for _, batch in loading for id in batch.ids() if id]
         if self._expires_at_ms:
             for _, batch in loading:
                 batch.set_expiry(self._expires_at_ms)
         firsts = iter(Load(self.place, loading).run(txn))
-        prefix = _DAY.pack(b"I", info.id, self._last_day)
-        # In order, so that neighbours in the tree are met one after the other.
-        put_new(txn, [(prefix + id, b"") for id in sorted(ids)])
         return [
             LoadedOnce(0, 0, lost) if batch is None else LoadedOnce(next(firsts), batch.count, lost)
             for batch, lost in zip(left, repeats, strict=True)
         ]
 
+    def _remember(self, txn: Txn, magazine_id: int, now: int, until: int) -> set[bytes]:
+        """Stores the ids that are new; returns those that are not."""
+        known: set[bytes] = set()
+        for hour in _hours(txn, magazine_id, now):
+            if hour != until:
+                known.update(id for id, _ in _look_up(txn, _UNTIL.pack(b"I", magazine_id, hour), self._ids))
+        # In order, so that neighbours in the tree are met one after the other.
+        new = sorted(set(self._ids) - known)
+        prefix, mine = _UNTIL.pack(b"I", magazine_id, until), os.urandom(8)
+        if put_new(txn, [(prefix + id, mine) for id in new]) < len(new):
+            known.update(id for id, load in _look_up(txn, prefix, new) if load != mine)
+        return known
 
-def _days(txn: Txn, magazine_id: int, today: int) -> list[int]:
-    """The days that ids are there for, without those that are over; of these a part is removed."""
-    days: list[int] = []
+
+def _hours(txn: Txn, magazine_id: int, now: int) -> list[int]:
+    """The hours that there are ids for and that are not over. Of those that are, a part is removed."""
     cursor = txn.cursor()
-    more = cursor.set_range(_DAY.pack(b"I", magazine_id, 0))
-    old: list[bytes] = []
-    while more and len(old) < _FORGOTTEN_AT_ONCE:
-        day = _day_at(cursor.key(), magazine_id)
-        if day is None or day >= today:
+    more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, 0))
+    over: list[bytes] = []
+    while more and len(over) < _FORGOTTEN_AT_ONCE:
+        hour = _hour_at(cursor.key(), magazine_id)
+        if hour is None or hour > now:
             break
-        old.append(bytes(cursor.key()))
+        over.append(bytes(cursor.key()))
         more = cursor.next()
-    for key in old:
+    for key in over:
         txn.delete(key)
-    more = cursor.set_range(_DAY.pack(b"I", magazine_id, today))
+    hours: list[int] = []
+    more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, now + 1))
     while more:
-        day = _day_at(cursor.key(), magazine_id)
-        if day is None:
+        hour = _hour_at(cursor.key(), magazine_id)
+        if hour is None:
             break
-        days.append(day)
-        more = cursor.set_range(_DAY.pack(b"I", magazine_id, day + 1))
-    return days
+        hours.append(hour)
+        more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, hour + 1))
+    return hours
 
 
-def _day_at(key: memoryview, magazine_id: int) -> int | None:
-    if len(key) < _DAY.size:
+def _hour_at(key: memoryview, magazine_id: int) -> int | None:
+    if len(key) < _UNTIL.size:
         return None
-    kind, found_id, day = _DAY.unpack_from(key)
-    return day if kind == b"I" and found_id == magazine_id else None
+    kind, found_id, hour = _UNTIL.unpack_from(key)
+    return int(hour) if kind == b"I" and found_id == magazine_id else None
 
 
-def _known(txn: Txn, magazine_id: int, days: Sequence[int], ids: Sequence[bytes]) -> set[bytes]:
-    """Those of the ids that are remembered."""
-    known: set[bytes] = set()
-    for day in days:
-        prefix = _DAY.pack(b"I", magazine_id, day)
-        found = txn.cursor().getmulti([prefix + id for id in ids])
-        known.update(bytes(key)[_DAY.size :] for key, _ in found)
-    return known
+def _look_up(txn: Txn, prefix: bytes, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """Those of the ids that are there, each with the load that stored it."""
+    found = txn.cursor().getmulti([prefix + id for id in ids])
+    return [(bytes(key)[_UNTIL.size :], bytes(load)) for key, load in found]

@@ -6,11 +6,13 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DELETE", "PUT", "WRITE", "Recorder", "put_new"]
+__all__ = ["DELETE", "MAX_RECORD_BYTES", "PUT", "WRITE", "Recorder", "put_new"]
 
 WRITE = struct.Struct("<BHI")
 """What stands before each write: kind, key length, value length."""
 PUT, DELETE = 1, 2
+MAX_RECORD_BYTES = 256 << 10
+"""Larger commits are flushed as a whole: writing them twice would cost more than the second flush."""
 
 
 class Recorder:
@@ -42,15 +44,19 @@ class Recorder:
             self.nbytes += WRITE.size + len(key)
         return found
 
-    def note_put(self, key: bytes, value: bytes) -> None:
-        """A write that was made through a cursor."""
-        self.parts += (WRITE.pack(PUT, len(key), len(value)), key, value)
-        self.nbytes += WRITE.size + len(key) + len(value)
+    def note_puts(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Writes that were made through a cursor. So many that the commit will be flushed as a whole are only counted."""
+        size = sum(WRITE.size + len(key) + len(value) for key, value in items)
+        self.nbytes += size
+        if self.nbytes <= MAX_RECORD_BYTES:
+            for key, value in items:
+                self.parts += (WRITE.pack(PUT, len(key), len(value)), key, value)
 
 
-def put_new(txn: Any, items: Sequence[tuple[bytes, bytes]]) -> None:
-    """Puts many at once, into a transaction or a recorder of one. What has one of the keys already stays as it is."""
-    txn.cursor().putmulti(items, overwrite=False)
+def put_new(txn: Any, items: Sequence[tuple[bytes, bytes]]) -> int:
+    """Puts many at once, into a transaction or a recorder of one; returns how many. What has one of the keys already stays
+    as it is, and must not be put by anything else: a recorder does not tell them apart."""
+    _, added = txn.cursor().putmulti(items, overwrite=False)
     if isinstance(txn, Recorder):
-        for key, value in items:
-            txn.note_put(key, value)
+        txn.note_puts(items)
+    return int(added)
