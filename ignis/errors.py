@@ -475,6 +475,8 @@ class PublishOnlyError(StoreError):
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return (type(self), (self.call, self.url))
+
+
 # -- broker and its clients ----------------------------------------------------------------------------------
 
 
@@ -580,3 +582,28 @@ class ConflictError(BrokerError):
 
     code = "conflict"
     retryable = True
+
+
+# -- pipelines -----------------------------------------------------------------------------------------------
+
+
+class TooManyRejectedError(IgnisError, ValueError):
+    """More rows of a pipeline's input were rejected than it allows. Nothing was published.
+
+    Attributes: ``rejected``, ``rows``, ``limit`` (the part of the rows that is allowed), ``setting``.
+    """
+
+    code = "too_many_rejected"
+
+    def __init__(self, rejected: int, rows: int, limit: float, setting: str = "ingest.max_rejected") -> None:
+        super().__init__(
+            f"{rejected:,} of {rows:,} rows are rejected, more than the part of {limit:g} that is allowed ({setting}); "
+            "nothing was published"
+        )
+        self.rejected = rejected
+        self.rows = rows
+        self.limit = limit
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[int, int, float, str]]:
+        return (type(self), (self.rejected, self.rows, self.limit, self.setting))

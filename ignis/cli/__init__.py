@@ -19,6 +19,7 @@ from ignis.cli.broker import broker
 from ignis.cli.demo import demo
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
+from ignis.cli.pipeline import pipeline
 from ignis.cli.publish import publish
 from ignis.cli.relay import relay
 from ignis.cli.sideline import sideline
@@ -43,7 +44,9 @@ def cli(context: click.Context) -> None:
     context.ensure_object(State)
 
 
-for command in (worker, publish, queues, stats, peek, sideline, sweep, leader, relay, broker, demo, bench):
+for command in (
+    worker, publish, queues, stats, peek, sideline, sweep, leader, relay, broker, pipeline, demo, bench,
+):  # fmt: skip
     cli.add_command(command)
 
 

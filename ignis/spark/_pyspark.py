@@ -8,7 +8,7 @@ from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
-    from pyspark.sql import Column, DataFrame, SparkSession, functions
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window, functions
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -23,7 +23,7 @@ else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
         from pyspark import TaskContext
-        from pyspark.sql import Column, DataFrame, SparkSession, functions
+        from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window, functions
         from pyspark.sql.datasource import (
             DataSource,
             DataSourceArrowWriter,
@@ -50,10 +50,12 @@ __all__ = [
     "DataSourceStreamReader",
     "InputPartition",
     "IntegralType",
+    "Observation",
     "SparkSession",
     "StringType",
     "StructType",
     "TaskContext",
+    "Window",
     "WriterCommitMessage",
     "functions",
 ]

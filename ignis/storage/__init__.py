@@ -80,7 +80,9 @@ def open_store(
         if not path:
             raise ConfigError(f"store URL {url!r} names no directory; write embedded:///var/lib/orders")
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
-    raise ConfigError(f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, ignis, memory, relay")
+    raise ConfigError(
+        f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, ignis, memory, relay"
+    )
 
 
 def _open_aerospike(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> Store:

@@ -24,6 +24,8 @@ NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
     "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
 )  # fmt: skip
+SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties")
+"""What of the package is in both."""
 SDIST_FILES = (
     "CHANGELOG.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "pyproject.toml", "setup.py",
     "csrc/Makefile", ".ci/run",
@@ -49,7 +51,7 @@ def check_sdist(path: Path) -> Iterator[str]:
     names = {str(PurePosixPath(*PurePosixPath(member.name).parts[1:])) for member in members if member.isfile()}
     expected = {
         *SDIST_FILES,
-        *tree("ignis", ".py", ".pyi", ".pyx", ".pxd", ".pxi", ".typed", ".lua"),
+        *tree("ignis", ".pyx", ".pxd", ".pxi", *SHIPPED),
         *tree("csrc", ".c", ".h"),
         *tree("tests", ".py", ".json", ".bin", ".txt"),
         *tree("bench", ".py", ".sh", ".txt"),
@@ -69,7 +71,7 @@ def check_wheel(path: Path) -> Iterator[str]:
         entry_points = "".join(
             archive.read(name).decode() for name in names if name.endswith(".dist-info/entry_points.txt")
         )
-    yield from (f"wheel lacks {name}" for name in sorted({*tree("ignis", ".py", ".pyi", ".typed", ".lua")} - names))
+    yield from (f"wheel lacks {name}" for name in sorted({*tree("ignis", *SHIPPED)} - names))
     yield from (f"wheel must not hold {name}" for name in matching(sorted(names), NOT_IN_WHEEL))
     for source in tree("ignis/native", ".pyx"):
         stem = source.removesuffix(".pyx")

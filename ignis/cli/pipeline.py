@@ -1,0 +1,271 @@
+"""``ignis pipeline``: files into a queue and a queue into Parquet with Spark; a report on the sideline."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state
+
+if TYPE_CHECKING:
+    from ignis.spark.pipeline import (
+        Description,
+        ExportSummary,
+        IngestSummary,
+        Progress,
+        SidelineReport,
+        Step,
+        Target,
+    )
+
+__all__ = ["pipeline"]
+
+_LINE_EVERY_S = 10.0
+"""Without a terminal, a step that takes longer says so this often."""
+
+description_argument = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+run_option = click.option("--run-id", metavar="ID", help="Name of the run; one that is done is not done again.")
+master_option = click.option("--master", metavar="URL", default="", help="Spark's master, e.g. local[2].")
+
+
+@click.group()
+@common_options
+def pipeline() -> None:
+    """Files into a queue and a queue into Parquet with Spark; a report on the sideline.
+
+    FILE describes a pipeline: see docs/spark.md. Needs: pip install 'ignis-mq[spark]', and Java 17.
+    """
+
+
+@pipeline.command("ingest")
+@description_argument
+@run_option
+@click.option("--all", "everything", is_flag=True, help="Read all files, also those that an earlier run has read.")
+@click.option("--new-run", is_flag=True, help="Give up an unfinished run instead of taking it up.")
+@master_option
+@common_options
+@pass_state
+def ingest_command(state: State, file: Path, run_id: str | None, everything: bool, new_run: bool, master: str) -> int:
+    """Publishes the rows of FILE's input; when it ends with 0, all of them are durable.
+
+    Rows that do not fit the schema go to the quarantine folder. An unfinished run is taken up first; files that were read
+    by a finished run are passed over.
+    """
+    from ignis.spark.pipeline import ingest, load_description
+
+    described = load_description(file)
+    described.wanted("ingest")
+    with _session(state, described, master) as spark, _progress(state) as progress:
+        summary = ingest(
+            spark,
+            described,
+            target=_target(state),
+            run_id=run_id,
+            everything=everything,
+            new_run=new_run,
+            progress=progress,
+        )
+    _show(state, summary, "nothing new to read: every file was read by an earlier run (--all reads them again)")
+    return exit_codes.OK
+
+
+@pipeline.command("export")
+@description_argument
+@run_option
+@master_option
+@common_options
+@pass_state
+def export_command(state: State, file: Path, run_id: str | None, master: str) -> int:
+    """Moves what is pending in the queue into Parquet files; when it ends with 0, they are in place.
+
+    Messages whose body does not fit the schema go to the quarantine folder. An unfinished run is taken up first.
+    """
+    from ignis.spark.pipeline import export, load_description
+
+    described = load_description(file)
+    described.wanted("export")
+    with _session(state, described, master) as spark, _progress(state) as progress:
+        summary = export(spark, described, target=_target(state), run_id=run_id, progress=progress)
+    _show(state, summary, f"nothing is pending in {described.queue.name}")
+    return exit_codes.OK
+
+
+@pipeline.command("report")
+@click.argument("queue")
+@click.option("--csv", "csv_path", metavar="PATH", type=click.Path(dir_okay=False, path_type=Path), help="Write CSV.")
+@click.option(
+    "--html",
+    "html_path",
+    metavar="PATH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a page with plots.",
+)
+@click.option(
+    "--keys", default=10, show_default=True, type=click.IntRange(0, 1_000), help="How many of the keys to show."
+)
+@common_options
+@pass_state
+def report_command(state: State, queue: str, csv_path: Path | None, html_path: Path | None, keys: int) -> int:
+    """Adds up what is in QUEUE's sideline: reasons, handlers, keys, ages. Claims nothing, and starts no Spark."""
+    from ignis.spark.pipeline.page import write_page
+    from ignis.spark.pipeline.report import sideline_report, write_csv
+
+    with state.store() as store:
+        report = sideline_report(store, queue)
+    if csv_path is not None:
+        write_csv(report, csv_path)
+    if html_path is not None:
+        write_page(report, html_path)
+    if state.json:
+        render.document(report.as_dict(keys=keys))
+    else:
+        _show_report(report, keys)
+    return exit_codes.OK
+
+
+def _target(state: State) -> Target:
+    """What was given on the command line; the rest is filled in from the environment and the description."""
+    from ignis.spark.pipeline import Target
+
+    return Target(state.url or "", state.client_id or "", state.farm_id or "")
+
+
+def _session(state: State, described: Description, master: str) -> contextlib.AbstractContextManager[Any]:
+    from ignis.spark.pipeline import session
+
+    level = (state.log_level or "error").upper().replace("WARNING", "WARN")  # as Java spells it
+    return session(described.spark, app_name=f"ignis pipeline {described.name}", master=master, log_level=level)
+
+
+def _show(state: State, summary: IngestSummary | ExportSummary, nothing: str) -> None:
+    values = {name: getattr(summary, name) for name in summary.__struct_fields__}
+    if state.json:
+        render.document(values)
+        return
+    if not summary.run:
+        render.remark(nothing)
+        return
+    if summary.repeated:
+        render.remark(f"run {summary.run} was done before; its figures:")
+    rejected = values.pop("rejected")
+    shown = {name: value for name, value in values.items() if name not in ("resumed", "repeated", "rows_per_s")}
+    shown["rejected"] = sum(rejected.values())
+    shown |= {f"rejected: {reason}": count for reason, count in rejected.items()}
+    shown["rows a second"] = round(values["rows_per_s"])
+    if summary.resumed and not summary.repeated:
+        shown["taken up from"] = "an earlier process"
+    render.pairs(shown, title=f"pipeline {summary.pipeline}")
+
+
+def _show_report(report: SidelineReport, keys: int) -> None:
+    if not report.total:
+        render.remark(f"the sideline of {report.queue} is empty")
+        return
+    rows = []
+    for reason, handler, one in report.rows():
+        error, count = one.commonest()
+        cells = [render.preview(reason, 20), render.preview(handler, 40) or render.NONE, render.number(one.count)]
+        cells += [render.age(one.oldest_s), render.age(one.newest_s), render.preview(error, 60) or render.NONE]
+        rows.append([*cells, render.number(count) if count else render.NONE])
+    columns = ["reason", "handler", "messages", "oldest", "newest", "most frequent error", "of that"]
+    figures = ["messages", "oldest", "newest", "of that"]
+    render.table(columns, rows, title=f"sideline of {report.queue}: {report.total:,} messages", right=figures)
+    render.line("")
+    ages = [[name, render.number(sum(counts.values()))] for name, counts in report.ages().items() if counts]
+    render.table(["age", "messages"], ages, title="by age since the failure", right=["messages"])
+    found = report.top_keys(keys)
+    if found:
+        render.line("")
+        rows = [[render.preview(key, 60), render.number(count)] for key, count in found]
+        render.table(["key", "messages"], rows, title="keys with the most failures", right=["messages"])
+
+
+@contextlib.contextmanager
+def _progress(state: State) -> Iterator[Progress | None]:
+    """Bars on a terminal, lines elsewhere, nothing with ``--json``."""
+    if state.json:
+        yield None
+        return
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield _as_progress(_Lines())
+        return
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}")]
+    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
+        yield _as_progress(_Bars(bars))
+
+
+def _as_progress(shown: _Lines | _Bars) -> Progress:
+    """As the pipeline wants it: the class is there only where Spark is installed."""
+    from ignis.spark.pipeline import Progress
+
+    class Shown(Progress):
+        def begin(self, step: Step) -> None:
+            shown.begin(step)
+
+        def tasks(self, step: Step, done: int, total: int) -> None:
+            shown.tasks(step, done, total)
+
+        def end(self, step: Step) -> None:
+            shown.end(step)
+
+    return Shown()
+
+
+def _ended(step: Step) -> str:
+    count = "" if step.count is None else f" {step.count:,}"
+    return f"{step.title}:{count} in {step.seconds:.1f} s"
+
+
+class _Lines:
+    """A line at the end of each step, and for a long one every ten seconds."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def begin(self, step: Step) -> None:
+        self._next = time.monotonic() + _LINE_EVERY_S
+
+    def tasks(self, step: Step, done: int, total: int) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_EVERY_S
+            render.remark(f"{step.title}: {done:,} of {total:,} tasks")
+
+    def end(self, step: Step) -> None:
+        render.remark(_ended(step))
+
+
+class _Bars:
+    """One live bar, and a line for each step that is done."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._task: TaskID | None = None
+
+    def begin(self, step: Step) -> None:
+        self._remove()
+        self._task = self._bars.add_task(step.title, total=None, tasks="")
+
+    def tasks(self, step: Step, done: int, total: int) -> None:
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, total=total, tasks=f"{done:,} of {total:,} tasks")
+
+    def end(self, step: Step) -> None:
+        self._remove()
+        self._bars.console.print(f"[green]done[/green] {_ended(step)}", highlight=False, soft_wrap=True)
+
+    def _remove(self) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None

@@ -1,0 +1,68 @@
+"""What a pipeline says while it runs. The library prints nothing: whoever starts it gives a `Progress` that does."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+from ignis.spark._pyspark import SparkSession
+
+__all__ = ["Progress", "Step", "watched"]
+
+_LOOK_S = 0.25
+
+
+class Step:
+    """One step that is done.
+
+    Attributes: ``name`` (stable, for programs), ``title`` (for people), ``count`` (rows or files, None = not counted),
+    ``seconds``.
+    """
+
+    def __init__(self, name: str, title: str) -> None:
+        self.name = name
+        self.title = title
+        self.count: int | None = None
+        self.seconds = 0.0
+
+
+class Progress:
+    """Told about each step; this one says nothing. Its methods are called by one thread at a time."""
+
+    def begin(self, step: Step) -> None:
+        """The step begins."""
+
+    def tasks(self, step: Step, done: int, total: int) -> None:
+        """Of the Spark stages that run now, so many tasks are done. Called about four times a second."""
+
+    def end(self, step: Step) -> None:
+        """The step went well: what it promises is in place."""
+
+
+@contextlib.contextmanager
+def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> Iterator[Step]:
+    """Runs a step under the eyes of ``progress``."""
+    step = Step(name, title)
+    progress.begin(step)
+    began = time.monotonic()
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(progress, spark, step, ended), daemon=True, name="ignis-progress")
+    watcher.start()
+    try:
+        yield step
+    finally:
+        ended.set()
+        watcher.join(10)
+    step.seconds = time.monotonic() - began
+    progress.end(step)
+
+
+def _watch(progress: Progress, spark: SparkSession, step: Step, ended: threading.Event) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not ended.wait(_LOOK_S):
+        stages = [found for one in tracker.getActiveStageIds() if (found := tracker.getStageInfo(one)) is not None]
+        total = sum(one.numTasks for one in stages)
+        if total and not ended.is_set():
+            progress.tasks(step, sum(one.numCompletedTasks for one in stages), total)

@@ -1,0 +1,68 @@
+"""Where the queue of a pipeline is: an argument before the environment before the description."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ignis.app import Ignis
+from ignis.errors import ConfigError
+from ignis.spark.pipeline.description import Description
+from ignis.storage.base import QueueRecord
+
+__all__ = ["Target", "declare_queue", "resolve_target"]
+
+
+class Target(NamedTuple):
+    """A store and whose queues are meant."""
+
+    url: str
+    client_id: str
+    farm_id: str
+
+    def app(self) -> Ignis:
+        """An application on the store. Close it."""
+        return Ignis(self.url, client_id=self.client_id, farm_id=self.farm_id)
+
+
+def resolve_target(description: Description, given: Target | None = None) -> Target:
+    """Fills in what was not given.
+
+    Args:
+        given: of the command line; empty texts count as not given.
+
+    Raises:
+        ConfigError: no store is named, or one that only this process could see.
+    """
+    store = description.store
+    url = (given.url if given else "") or os.environ.get("IGNIS_URL", "") or store.url
+    if not url:
+        raise ConfigError("no store: give a URL, set IGNIS_URL, or write it into [store] of the description")
+    if url.startswith("memory:"):
+        raise ConfigError(f"url = {url!r}: a store in memory lives in one process; Spark's workers are others")
+    client_id = (given.client_id if given else "") or store.client_id
+    return Target(url, client_id, (given.farm_id if given else "") or store.farm_id)
+
+
+def declare_queue(description: Description, target: Target, *, raw: bool) -> QueueRecord:
+    """Makes the pipeline's queue known in the store and returns what is stored of it.
+
+    Args:
+        raw: whether bodies are plain text; otherwise they are JSON.
+
+    Raises:
+        QueueMismatchError: it exists with other settings. ConfigError: its codec cannot take such bodies.
+    """
+    name = description.queue.name
+    with target.app() as app:
+        stored = app.store.queues.get(name)
+        if stored is None or description.queue.settings:
+            kind = bytes if raw and (stored is None or stored.codec == "raw") else None
+            app.queue(name, kind, **description.queue.settings).open()
+            stored = app.store.queues.get(name)
+        assert stored is not None
+    if stored.codec != "raw" and (raw or stored.codec != "json"):
+        raise ConfigError(
+            f"queue {name!r} has the codec {stored.codec}; the pipeline brings {'text' if raw else 'JSON'}"
+        )
+    return stored

@@ -1,0 +1,18 @@
+"""Fixtures of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests import spark_support
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The process's one Spark session."""
+    session = spark_support.start(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
