@@ -24,6 +24,11 @@ import pytest
 WAIT_S = 30.0
 TICK_MS = 250
 JAR = Path("/usr/share/java/zookeeper.jar")
+CLASSPATH = ":".join(
+    str(JAR.with_name(f"{name}.jar"))
+    for name in ("zookeeper", "netty-codec", "netty-resolver", "netty-transport-native-unix-common", "slf4j-simple")
+)
+"""TLS needs more of netty than the package's manifest names; and the log is worth having."""
 SKIPPED = "no ZooKeeper: needs java and /usr/share/java/zookeeper.jar (Debian: apt-get install zookeeper)"
 
 
@@ -80,7 +85,7 @@ class Server:
                     "java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
                     # Nothing here is to survive a power cut, and the machine is slow.
                     "-Dzookeeper.forceSync=no",
-                    "-cp", str(JAR), "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.directory / "zoo.cfg"),
+                    "-cp", CLASSPATH, "org.apache.zookeeper.server.ZooKeeperServerMain", str(self.directory / "zoo.cfg"),
                 ],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.directory, start_new_session=True,
             )  # fmt: skip
@@ -212,3 +217,39 @@ def running(*options: str) -> Iterator[Server]:
         yield server
     finally:
         server.remove()
+
+
+def make_certificates(directory: Path) -> None:
+    """``ca.pem``; ``server.pem`` (with its key) and ``client.pem`` and ``client.key``, of it and for 127.0.0.1."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, cwd=directory, capture_output=True, timeout=WAIT_S)
+
+    new = ("req", "-newkey", "rsa:2048", "-nodes")
+    openssl(*new, "-x509", "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=ignis test authority")
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        openssl(*new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-CAcreateserial", "-days", "2", "-extfile", "names",
+        )  # fmt: skip
+    with open(directory / "server.pem", "a") as both:
+        both.write((directory / "server.key").read_text())
+
+
+@contextlib.contextmanager
+def running_with_tls(directory: Path) -> Iterator[int]:
+    """A server that wants a certificate of its clients; gives its port."""
+    port = _free_port()
+    with running(
+        f"secureClientPort={port}",
+        "secureClientPortAddress=127.0.0.1",
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+        f"ssl.keyStore.location={directory}/server.pem",
+        "ssl.keyStore.type=PEM",
+        f"ssl.trustStore.location={directory}/ca.pem",
+        "ssl.trustStore.type=PEM",
+        "ssl.clientAuth=need",
+    ):
+        yield port

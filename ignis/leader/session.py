@@ -71,7 +71,8 @@ class Session:
         self._listeners: list[Callable[[bool], None]] = []
         self._started = False
         self._closed = False
-        self._client = _client(settings, self.address)
+        self._log = _Quiet(logging.getLogger("ignis.leader.zookeeper"), {})
+        self._client = _client(settings, self.address, self._log)
         self._client.add_listener(self._on_state)
         self.since_s = time.time()
         """When the session was last lost or found, in seconds since 1970."""
@@ -110,6 +111,11 @@ class Session:
     def connected(self) -> bool:
         """Whether a server answers and the session lives, as far as is known here."""
         return bool(self._client.connected) and not self._closed
+
+    def absence(self) -> str:
+        """Why it is not connected, for a message."""
+        why = f" ({self._log.why})" if self._log.why else ""
+        return f"{self.address!r} cannot be reached{why}"
 
     def wait_connected(self, timeout_s: float) -> bool:
         """`start`, then waits for a server."""
@@ -188,7 +194,7 @@ class Session:
     def _ask(self, path: str, call: Callable[[Any], Any], absent: type[Exception]) -> Any:
         """The answer; None for ``absent``. Raises CoordinatorUnreachableError, CoordinatorError."""
         if not self.connected:
-            raise CoordinatorUnreachableError(f"{self.address!r} cannot be reached")
+            raise CoordinatorUnreachableError(self.absence())
         try:
             return call(self._client).get(timeout=self.timeout_s)
         except absent:
@@ -208,13 +214,18 @@ else:
 
 
 class _Quiet(_Adapter):
-    """The driver warns of every attempt to connect, once a second while a server is away; the leader says that once."""
+    """The driver warns of every attempt to connect, once a second while a server is away; the leader says once that it is,
+    and why."""
 
-    def log(self, level: int, *args: Any, **kwargs: Any) -> None:
-        super().log(logging.DEBUG if level <= logging.WARNING else level, *args, **kwargs)
+    why = ""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        if level == logging.WARNING and args:
+            self.why = str(args[-1])
+        super().log(logging.DEBUG if level <= logging.WARNING else level, msg, *args, **kwargs)
 
 
-def _client(settings: LeaderSettings, address: Address) -> Any:
+def _client(settings: LeaderSettings, address: Address, logger: Any) -> Any:
     options: dict[str, Any] = {}
     if address.user:
         options["auth_data"] = [("digest", f"{address.user}:{address.password}")]
@@ -230,6 +241,6 @@ def _client(settings: LeaderSettings, address: Address) -> Any:
         timeout=settings.session_timeout_s,
         connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": pause},
         command_retry={"max_tries": 1},
-        logger=_Quiet(logging.getLogger("ignis.leader.zookeeper"), {}),
+        logger=logger,
         **options,
     )

@@ -146,7 +146,7 @@ class ZooKeeperLeader(Leadership):
         if not self._settled.wait(self._timeout_s):
             if self._session.connected:
                 raise CoordinatorError(self._trouble or f"{self._session.address!r} has not answered in time")
-            raise CoordinatorUnreachableError(f"{self._session.address!r} cannot be reached")
+            raise CoordinatorUnreachableError(self._session.absence())
         return super().lead()
 
     def start(self) -> None:
@@ -214,7 +214,7 @@ class ZooKeeperLeader(Leadership):
         epoch = self._store.locks.epoch(self.scope)
         try:
             if not self._session.wait_connected(self._timeout_s):
-                raise CoordinatorUnreachableError(f"{self._session.address!r} cannot be reached")
+                raise CoordinatorUnreachableError(self._session.absence())
             seen = self._contest.look()
         except CoordinatorError as exc:
             return LeaderStatus(self.kind, self.scope, epoch=epoch, available=False, trouble=str(exc))
@@ -264,10 +264,10 @@ class ZooKeeperLeader(Leadership):
     def _round(self) -> float:
         """One comparison; returns how long nothing needs to be done."""
         if not self._session.connected:
-            self._set_trouble(
-                f"{self._session.address!r} cannot be reached: nobody leads {self.scope} from here; "
-                "publishing and consuming go on"
-            )
+            if "nobody leads" not in self._trouble:
+                self._set_trouble(
+                    f"nobody leads {self.scope} from here: {self._session.absence()}; publishing and consuming go on"
+                )
             return self.refresh_s
         try:
             if self._wanted:
