@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from tests.torture import app_kill9, damage, diskfull, kill9, leader, mutants, powercut, syscalls
+from tests.torture import app_kill9, damage, diskfull, fleet, kill9, leader, mutants, powercut, syscalls
 from tests.torture.report import Outcome
 
 Tests = Iterator[Callable[[], Outcome]]
@@ -133,6 +134,19 @@ def full_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ...]) 
         )
 
 
+def fleet_tests(run: Run, short: bool, seconds: float) -> Tests:
+    """On an embedded store, and on the Aerospike server that ``IGNIS_TEST_AEROSPIKE`` names."""
+    named = os.environ.get("IGNIS_TEST_AEROSPIKE", "")
+    for server in ("", named) if named else ("",):
+        for _ in range(run.of(1)):
+            yield lambda server=server: fleet.chaos(seconds, run.rng("fleet"), server=server)  # type: ignore[misc]
+        yield lambda server=server: fleet.autoscaling(  # type: ignore[misc]
+            4_000 if short else 100_000, most=2 if short else 4, server=server
+        )
+    if not named:
+        yield lambda: Outcome("fleet/aerospike", skipped="IGNIS_TEST_AEROSPIKE names no server")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
 def main() -> None:
     pass
@@ -201,6 +215,15 @@ def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool
     run.carry_out(leader.tests(run.of(4 if short else 50), run.rng("leader"), short=short, deadline=run.deadline))
 
 
+@main.command("fleet", help="A supervised fleet under fire for 5 minutes, and an autoscaled one under a burst.")
+@options
+@click.option("--short", is_flag=True, help="15 seconds, and a small burst.")
+@click.option("--seconds", type=float, default=0, help="Of fire; 0 = 300, or 15 in the short form.")
+def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool, seconds: float = 0) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(fleet_tests(run, short, seconds or (15 if short else 300)))
+
+
 @main.command("mutants", help="Planted faults that the tests above must catch.")
 @options
 @click.option("--short", is_flag=True, help="Only those that are quick to catch.")
@@ -221,6 +244,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         diskfull_command,
         damage_command,
         leader_command,
+        fleet_command,
         mutants_command,
     ):
         try:

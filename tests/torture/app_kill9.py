@@ -49,7 +49,7 @@ class _Scene:
         return app.queue(MAIN, bytes, shards=3, durability=self.durability, shovel_interval_s=0)
 
 
-def direct(scene: _Scene, number: int, batch: int) -> Role:
+def direct(scene: _Scene, number: int, batch: int, pause_s: float = 0.001) -> Role:
     """``publish`` (batch 1) or ``publish_many``, until killed."""
 
     def role(report: Reporter) -> None:
@@ -66,12 +66,12 @@ def direct(scene: _Scene, number: int, batch: int) -> Role:
             else:
                 queue.publish_many([make_body(one) for one in many])
             report.acknowledged(many)
-            time.sleep(0.001)
+            time.sleep(pause_s)
 
     return role
 
 
-def buffered(scene: _Scene, number: int) -> Role:
+def buffered(scene: _Scene, number: int, pause_s: float = 0.001) -> Role:
     """A buffered publisher; a message counts as acknowledged once its receipt is done."""
 
     def role(report: Reporter) -> None:
@@ -90,7 +90,7 @@ def buffered(scene: _Scene, number: int) -> Role:
                     for receipt in receipts:
                         receipt.result()
                     report.acknowledged(ids)
-                time.sleep(0.001)
+                time.sleep(pause_s)
 
     return role
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.torture import damage, faults, kill9, powercut, syscalls
+from tests.torture import damage, faults, fleet, kill9, powercut, syscalls
 from tests.torture.faults import Mutant
 from tests.torture.report import Outcome
 
@@ -68,6 +68,10 @@ def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:
     )
     yield lambda: _collect(
         "mutants/crashpoints", ((one.name, kill9.crash_points(mutant=one), one.expects) for one in CRASH_POINTS)
+    )
+    yield lambda: _collect(
+        "mutants/fleet",
+        ((name, fleet.chaos(6, rng(f"fleet/{name}"), plant=name), "lost") for name in ("delete_on_fire",)),
     )
     if syscalls.unavailable() is None:
         yield lambda: _collect(

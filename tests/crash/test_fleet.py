@@ -1,0 +1,12 @@
+"""A fleet under fire, and one that is scaled up and down: short form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def test_nothing_is_lost_and_nothing_is_doubled_by_scaling(torture: Callable[..., str]) -> None:
+    output = torture("fleet", "--short")
+    assert "fleet/embedded: ok" in output
+    assert "autoscaling/embedded: ok" in output
+    assert "peak=2" in output
