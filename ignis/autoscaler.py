@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from ignis.config import AutoscalerSettings
+from ignis.config import AutoscalerSettings, check_name
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.leader import Leadership, make_leader
 from ignis.storage.base import Store
@@ -117,7 +117,7 @@ class Autoscaler:
         self._target = target
         self._queues = queues if queues is None or callable(queues) else tuple(queues)
         self._settings = settings or AutoscalerSettings()
-        self._leader = leader or make_leader(store, self._settings.scope)
+        self._leader = leader or make_leader(store, check_name(self._settings.scope, "autoscaler.scope"))
         self._clock = clock
         self._needs: deque[tuple[float, int]] = deque()
         self._looking = threading.Lock()
@@ -150,16 +150,21 @@ class Autoscaler:
             if not self.leading:
                 self._needs.clear()  # what was needed before another acted says nothing
                 return None
-            queues = self._queues() if callable(self._queues) else self._queues
-            loads = queue_loads(self._store, queues)
-            workers = self._target.workers()
+            _, workers, loads = self.look()
             wanted = self._wanted(loads, workers)
-            self.last = Decision(wanted, workers, tuple(loads))
+            self.last = Decision(wanted, workers, loads)
             if wanted != workers:
                 waiting = sum(one.pending for one in loads)
                 log.info("%d worker(s) wanted instead of %d: %d message(s) wait", wanted, workers, waiting)
                 self._target.scale_to(wanted)
             return self.last
+
+    def look(self) -> tuple[int, int, tuple[QueueLoad, ...]]:
+        """(workers that the load of this moment is worth, workers that there are, loads). Changes nothing."""
+        queues = self._queues() if callable(self._queues) else self._queues
+        loads = tuple(queue_loads(self._store, queues))
+        workers = self._target.workers()
+        return self.need(loads, workers), workers, loads
 
     def need(self, loads: Iterable[QueueLoad], workers: int) -> int:
         """How many workers the load is worth, within the limits, whatever was before."""
@@ -169,7 +174,7 @@ class Autoscaler:
             need = max(need, workers + 1)
         return min(max(need, settings.min_workers), settings.max_workers)
 
-    def _wanted(self, loads: list[QueueLoad], workers: int) -> int:
+    def _wanted(self, loads: Iterable[QueueLoad], workers: int) -> int:
         now, need = self._clock(), self.need(loads, workers)
         if not self._needs:
             # It begins as if all that there are had been needed until now.

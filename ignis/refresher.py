@@ -243,14 +243,14 @@ class Refresher:
     # -- use and expiry
 
     def _mark_or_expire(self, store: Store, record: QueueRecord, now_ms: int, result: RefreshResult) -> QueueRecord:
-        used, empty = self._use(store, record.name)
         mark = record.extra.get(USED)
         expiry_ms = record.queue_expiry_s * 1000
-        if mark is None or mark[0] != used:
+        if mark is not None and now_ms - mark[1] < expiry_ms / _MARKS_PER_EXPIRY:
             # Not at every pass: a mark that is a little old only lets the queue live a little longer.
-            if mark is None or now_ms - mark[1] >= expiry_ms / _MARKS_PER_EXPIRY:
-                return store.queues.update(record.name, lambda one: one.extra.update({USED: [used, now_ms]}))
             return record
+        used, empty = self._use(store, record.name)
+        if mark is None or mark[0] != used:
+            return store.queues.update(record.name, lambda one: one.extra.update({USED: [used, now_ms]}))
         if not empty or now_ms - mark[1] < expiry_ms:
             return record
 

@@ -14,6 +14,7 @@ import click
 from ignis._version import __version__
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.autoscale import autoscale
 from ignis.cli.bench import bench
 from ignis.cli.broker import broker
 from ignis.cli.demo import demo
@@ -45,7 +46,7 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, publish, queues, stats, peek, sideline, sweep, leader, relay, broker, pipeline, demo, bench,
+    worker, publish, queues, stats, peek, sideline, sweep, leader, autoscale, relay, broker, pipeline, demo, bench,
 ):  # fmt: skip
     cli.add_command(command)
 

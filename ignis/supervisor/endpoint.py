@@ -18,7 +18,7 @@ from ignis.storage.base import Store
 from ignis.supervisor.inside import running_queues
 from ignis.supervisor.manager import Supervisor
 
-__all__ = ["app_endpoint", "scale_routes", "supervisor_endpoint"]
+__all__ = ["app_endpoint", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
 
 _FRESH_S = 1.0
 """Figures of the store are at most this old: however many ask, it is asked once."""
@@ -79,6 +79,11 @@ def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler
         )
 
     return {"/scale/": one_queue, "/scale": everything}
+
+
+def scale_endpoint(bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False) -> Endpoint:
+    """Of an autoscaler alone."""
+    return Endpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
 
 
 def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:

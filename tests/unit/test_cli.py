@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,7 @@ from ignis.cli import main, render
 from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.storage.base import Transfer
+from tests.support import WAIT_S, eventually
 
 
 class Output(NamedTuple):
@@ -93,7 +95,8 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "demo", "bench"]
+    "command",
+    ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "autoscale", "demo", "bench"],
 )
 def test_help(run: Run, command: str) -> None:
     result = run(*filter(None, [command]), "--help")
@@ -345,6 +348,48 @@ def test_the_state_of_a_queue(run: Run, url: str, app: Ignis) -> None:
     assert "no handler" in shown
     assert ": publish only" in shown
     assert "old (expired)" in shown
+
+
+def test_autoscale_once(run: Run, url: str, app: Ignis) -> None:
+    app.queue("q").publish_many(range(2_500))
+    app.queue("other").publish_many(range(10))
+    found = run("autoscale", "--once", "-u", url, "--json").document()
+    assert (found["wanted"], [(one["queue"], one["pending"]) for one in found["queues"]]) == (
+        4,
+        [("other", 10), ("q", 2_500)],
+    )
+    assert run("autoscale", "q", "--once", "--max", "2", "-u", url, "--json").document()["wanted"] == 2
+    assert "3 worker(s) wanted" in run("autoscale", "q", "--once", "-u", url).out
+    for arguments, says in (
+        (["q"], "give --exec, --bind or --once"),
+        (["q", "--exec", "scale-it"], "does not say where the number goes"),
+        (["--once", "--min", "5"], "max_workers = 4 is below min_workers = 5"),
+        (["--bind", "0.0.0.0:0"], "say --public-bind"),
+    ):
+        result = run("autoscale", *arguments, "-u", url)
+        assert (result.code, says in result.err) == (2, True), result
+    assert run("autoscale", "none", "--once", "-u", url).code == 5
+
+
+def test_autoscale_runs_a_command_and_serves_its_figures(url: str, app: Ignis, tmp_path: Path) -> None:
+    app.queue("q").publish_many(range(2_500))
+    command = [sys.executable, "-m", "ignis", "autoscale", "-u", url, "--json", "--interval", "50ms", "--bind", "0"]
+    with subprocess.Popen(
+        [*command, "--exec", f"cp /dev/null {tmp_path}/workers-{{}}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            assert process.stdout is not None
+            where = json.loads(process.stdout.readline())["url"]
+            eventually((tmp_path / "workers-3").exists)
+            with urllib.request.urlopen(f"{where}/scale", timeout=WAIT_S) as answer:
+                found = json.loads(answer.read())
+            assert (found["leading"], found["workers"], found["pending"]) == (True, 3, 2_500)
+            with urllib.request.urlopen(f"{where}/scale/q", timeout=WAIT_S) as answer:
+                assert json.loads(answer.read())["pending"] == 2_500
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
 
 
 # -- the sideline

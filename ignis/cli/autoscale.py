@@ -1,0 +1,124 @@
+"""``ignis autoscale``: scales what is not worker processes of this machine, or only says what is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import subprocess
+import threading
+from typing import Any
+
+import click
+
+from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.config import AutoscalerSettings, load_file, resolve
+from ignis.errors import ConfigError
+
+__all__ = ["autoscale"]
+
+_COMMAND_TIMEOUT_S = 60.0
+_SETTINGS = ("min_workers", "max_workers", "messages_per_worker", "max_age_s", "cool_down_s", "interval_s")
+
+
+@click.command()
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@click.option("--min", "min_workers", type=int, metavar="N", help="Never fewer.  [default: autoscaler.min_workers]")
+@click.option("--max", "max_workers", type=int, metavar="N", help="Never more.  [default: autoscaler.max_workers]")
+@click.option("--messages-per-worker", type=int, metavar="N", help="Pending messages that one worker more is worth.")
+@click.option(
+    "--max-age", "max_age_s", metavar="TIME", help="One worker more while the oldest waits longer; 0 = never."
+)
+@click.option("--cool-down", "cool_down_s", metavar="TIME", help="Fewer only after so long without need of them.")
+@click.option("--interval", "interval_s", metavar="TIME", help="Between two looks.")
+@click.option(
+    "--exec",
+    "command",
+    metavar="COMMAND",
+    help="Run this when another number is wanted; {} in it stands for the number.",
+)
+@click.option(
+    "--workers", default=0, show_default=True, type=click.IntRange(min=0), help="How many there are at first."
+)
+@click.option("--once", is_flag=True, help="One look; prints what is wanted and changes nothing.")
+@click.option("--bind", metavar="[HOST:]PORT", help="Serve /scale and /scale/QUEUE there; HOST is loopback by default.")
+@click.option("--public-bind", is_flag=True, help="Allow --bind an address that others can reach.")
+@common_options
+@pass_state
+def autoscale(
+    state: State,
+    /,
+    queues: tuple[str, ...],
+    command: str | None,
+    workers: int,
+    once: bool,
+    bind: str | None,
+    public_bind: bool,
+    **given: Any,
+) -> int:
+    """Watches what waits in the QUEUEs (default: all) and scales what handles them, until SIGTERM or SIGINT.
+
+    With --exec a command makes the number so; with --bind an orchestrator reads the figures, as KEDA's metrics-api
+    scaler does. Worker processes of this machine are scaled by ignis worker --autoscale. Of several that share
+    autoscaler.scope one acts; all of them serve the figures.
+    """
+    state.log_to_stderr("info")
+    settings = resolve(AutoscalerSettings, given, load_file(state.config))
+    if not (once or command or bind):
+        raise click.UsageError("nothing to do: give --exec, --bind or --once")
+    if command is not None and "{}" not in command:
+        raise ConfigError(f"--exec {command!r} does not say where the number goes: write {{}} there")
+    from ignis.supervisor.endpoint import scale_endpoint
+
+    target = FunctionTarget(_Command(command) if command is not None and not once else _nothing, workers)
+    with state.store() as store, contextlib.ExitStack() as closing:
+        for name in queues:
+            queue_record(store, name)
+        scaler = Autoscaler(store, target, queues=queues or None, settings=settings)
+        closing.callback(scaler.stop)
+        if once:
+            return _show(state, Decision(*scaler.look()))
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, lambda *_: stop.set())
+            closing.callback(signal.signal, number, before)
+        if bind is not None:
+            endpoint = scale_endpoint(bind, lambda: store, scaler, public=public_bind)
+            closing.callback(endpoint.close)
+            if state.json:
+                render.document({"event": "started", "url": endpoint.url})
+            else:
+                render.remark(f"serving {endpoint.url}/scale")
+        scaler.start()
+        while not stop.wait(0.5):
+            pass
+    return exit_codes.OK
+
+
+def _show(state: State, decision: Decision) -> int:
+    if state.json:
+        loads = [vars(one) for one in decision.loads]
+        render.document({"wanted": decision.wanted, "workers": decision.workers, "queues": loads})
+        return exit_codes.OK
+    rows = [[one.queue, render.number(one.pending), render.age(one.oldest_age_s)] for one in decision.loads]
+    render.table(["queue", "pending", "oldest"], rows, right=["pending", "oldest"])
+    render.line(f"{decision.wanted} worker(s) wanted")
+    return exit_codes.OK
+
+
+class _Command:
+    """Runs the user's command with the number in it; a failure is the autoscaler's to log and to repeat."""
+
+    def __init__(self, text: str) -> None:
+        self._parts = shlex.split(text)
+
+    def __call__(self, count: int) -> None:
+        parts = [part.replace("{}", str(count)) for part in self._parts]
+        subprocess.run(parts, check=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_TIMEOUT_S)
+
+
+def _nothing(count: int) -> None:
+    """Only the figures are wanted."""
