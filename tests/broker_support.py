@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ignis.broker.commands import Command
+from ignis.broker.endpoint import Endpoint
 from ignis.broker.payloads import Connect, Failure, pack_connect, unpack
 from ignis.broker.server import Broker
-from ignis.broker.sync_client import Endpoint, SyncClient
+from ignis.broker.sync_client import SyncClient
 from ignis.native import FrameDecoder, encode_frame
 from tests.support import WAIT_S
 

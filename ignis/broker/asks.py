@@ -19,9 +19,11 @@ from ignis.storage.base import (
     Claim,
     Fence,
     FireResult,
+    LoadedOnce,
     LockRecord,
     Pointers,
     QueueRecord,
+    Run,
     ShardState,
     Transfer,
 )
@@ -194,8 +196,37 @@ def fire(magazine: str, limit: int, owner: str, shards: Sequence[int] | None, ma
     return Ask(Command.FIRE, pack(head), delivered)
 
 
-def reload(magazine: str, runs: bytes) -> Ask[int]:
-    return Ask(Command.RELOAD, pack(payloads.Named(magazine), runs), _count)
+def load_once(
+    magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+) -> Ask[list[LoadedOnce]]:
+    head = payloads.LoadOnce(magazine, ttl_milliseconds(remember_s))
+
+    def parse(payload: bytes) -> list[LoadedOnce]:
+        return [LoadedOnce(*row) for row in unpack_value(payload, list[tuple[int, int, int]])]
+
+    bulk = payloads.pack_send_batch(magazine.encode(), _ms(ttl_s), batches)
+    return Ask(Command.LOAD_ONCE, pack(head, bulk), parse)
+
+
+def _runs(payload: bytes) -> list[Run]:
+    return [Run(*row) for row in unpack_value(payload, list[tuple[int, int, int, int]])]
+
+
+def claim(magazine: str, limit: int, owner: str, shards: Sequence[int] | None) -> Ask[list[Run]]:
+    head = payloads.ClaimRequest(magazine, limit, owner, None if shards is None else list(shards))
+    return Ask(Command.CLAIM, pack(head), _runs)
+
+
+def held(magazine: str, owner: str) -> Ask[list[Run]]:
+    return Ask(Command.HELD, pack(payloads.OwnerRequest(magazine, owner)), _runs, True)
+
+
+def renew(magazine: str, owner: str) -> Ask[bool]:
+    return Ask(Command.RENEW, pack(payloads.OwnerRequest(magazine, owner)), _truth, True)
+
+
+def reload(magazine: str, runs: bytes, fence: Fence | None = None) -> Ask[int]:
+    return Ask(Command.RELOAD, pack(payloads.Reload(magazine, fence), runs), _count)
 
 
 def delete(magazine: str, runs: bytes) -> Ask[int]:
@@ -222,8 +253,10 @@ def transfer(source: str, target: str, items: Sequence[Transfer], ttl_s: float |
     return Ask(Command.TRANSFER, pack(head), _count)
 
 
-def abandoned(magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool) -> Ask[list[Abandoned]]:
-    head = payloads.AbandonedRequest(magazine, shard, fired_before_ms, limit, dead_owners)
+def abandoned(
+    magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool, owner: str | None
+) -> Ask[list[Abandoned]]:
+    head = payloads.AbandonedRequest(magazine, shard, fired_before_ms, limit, dead_owners, owner)
 
     def parse(payload: bytes) -> list[Abandoned]:
         rows, _ = unpack_value(payload, tuple[list[tuple[int, int, bytes | None, int, str, bool]], bool])
@@ -321,6 +354,10 @@ def epoch_next(scope: str) -> Ask[int]:
 
 def epoch_get(scope: str) -> Ask[int]:
     return Ask(Command.EPOCH_GET, pack(payloads.EpochRequest(scope)), _count, True)
+
+
+def epoch_raise(scope: str, epoch: int) -> Ask[None]:
+    return Ask(Command.EPOCH_RAISE, pack(payloads.EpochRequest(scope, epoch)), _nothing, True)
 
 
 # -- array queues

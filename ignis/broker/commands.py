@@ -72,12 +72,17 @@ class Command(enum.IntEnum):
     WAKE = 76
     DROP = 77
     NAMES = 78
+    LOAD_ONCE = 79
 
     QUEUE_GET = 80
     QUEUE_PUT = 81
     QUEUE_REPLACE = 82
     QUEUE_LIST = 83
     QUEUE_REMOVE = 84
+
+    CLAIM = 85
+    HELD = 86
+    RENEW = 87
 
     LOCK_ACQUIRE = 90
     LOCK_RENEW = 91
@@ -86,6 +91,7 @@ class Command(enum.IntEnum):
     LOCK_TOKEN = 94
     EPOCH_NEXT = 95
     EPOCH_GET = 96
+    EPOCH_RAISE = 97
 
     ARRAY_ENQUEUE = 100
     ARRAY_DEQUEUE = 101

@@ -22,6 +22,7 @@ from ignis.storage.base import QueueRecord
 __all__ = [
     "AbandonedRequest",
     "ArrayRequest",
+    "ClaimRequest",
     "Connect",
     "Connected",
     "Consume",
@@ -34,11 +35,14 @@ __all__ = [
     "Expire",
     "Failure",
     "Fire",
+    "LoadOnce",
     "LockRequest",
     "Nack",
     "Named",
+    "OwnerRequest",
     "QueueList",
     "QueueReplace",
+    "Reload",
     "Scan",
     "Subscribe",
     "TransferRequest",
@@ -94,6 +98,7 @@ class Connected(_Head):
     idle_timeout_ms: int
     principal: str = ""
     resumed: int = 0
+    tells_repeats: bool = False
 
 
 class Failure(_Head):
@@ -107,7 +112,7 @@ class Failure(_Head):
 
 
 class Named(_Head):
-    """Commands that are about one queue or magazine: ACK, RELOAD, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP,
+    """Commands that are about one queue or magazine: ACK, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP,
     QUEUE_GET, QUEUE_REMOVE, QUEUE_INFO."""
 
     name: str
@@ -221,6 +226,37 @@ class AbandonedRequest(_Head):
     fired_before_ms: int
     limit: int
     dead_owners: bool = True
+    owner: str | None = None
+
+
+class LoadOnce(_Head):
+    """LOAD_ONCE; the payload of a SEND_BATCH follows as bulk."""
+
+    magazine: str
+    remember_ms: int
+
+
+class ClaimRequest(_Head):
+    """CLAIM."""
+
+    magazine: str
+    limit: int
+    owner: str
+    shards: list[int] | None = None
+
+
+class OwnerRequest(_Head):
+    """HELD, RENEW."""
+
+    magazine: str
+    owner: str
+
+
+class Reload(_Head):
+    """RELOAD, pointers as bulk."""
+
+    magazine: str
+    fence: tuple[str, int] | None = None
 
 
 class Expire(_Head):
@@ -263,9 +299,10 @@ class LockRequest(_Head):
 
 
 class EpochRequest(_Head):
-    """EPOCH_NEXT, EPOCH_GET."""
+    """EPOCH_NEXT, EPOCH_GET, EPOCH_RAISE."""
 
     scope: str
+    epoch: int = 0
 
 
 class ArrayRequest(_Head):

@@ -15,21 +15,25 @@ from ignis.broker.holding import as_pointers
 from ignis.broker.payloads import (
     AbandonedRequest,
     ArrayRequest,
+    ClaimRequest,
     Declare,
     EpochRequest,
     Expire,
     Fire,
+    LoadOnce,
     LockRequest,
     Named,
+    OwnerRequest,
     QueueList,
     QueueReplace,
+    Reload,
     Scan,
     TransferRequest,
     pack,
     unpack,
 )
-from ignis.errors import ConfigError, ConflictError
-from ignis.native.wire import unpack_runs
+from ignis.errors import BadRequestError, ConfigError, ConflictError
+from ignis.native.wire import unpack_runs, unpack_send_batch
 from ignis.storage.base import Fence, LockTable, QueueRecord, Transfer
 
 if TYPE_CHECKING:
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["BULKY", "CALLS", "QUEUE_OF", "Reply"]
 
 _RESULT = int(Command.RESULT)
+_MOST_TTL_MS = 1 << 62
 
 
 class Reply(NamedTuple):
@@ -73,10 +78,41 @@ def _fire(app: Application, payload: bytes, bound: int) -> Reply:
 
 
 def _reload(app: Application, payload: bytes, bound: int) -> Reply:
-    head, at = unpack(payload, Named)
+    head, at = unpack(payload, Reload)
     runs = unpack_runs(payload, at)
-    count = app.store.magazines.reload(head.name, as_pointers(runs))
-    return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
+    count = app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(head.fence))
+    return Reply(_RESULT, pack(count), lambda session: session.let_go(head.magazine, runs))
+
+
+def _fence(fence: tuple[str, int] | None) -> Fence | None:
+    return None if fence is None else Fence(*fence)
+
+
+def _load_once(app: Application, payload: bytes, bound: int) -> Reply:
+    head, at = unpack(payload, LoadOnce)
+    name, ttl_ms, batches = unpack_send_batch(payload, at)
+    if name.decode("utf-8", "replace") != head.magazine or ttl_ms > _MOST_TTL_MS:
+        raise BadRequestError("LOAD_ONCE names two magazines, or no time to live")
+    done = app.store.magazines.load_once(
+        head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
+    )
+    return _value(done)
+
+
+def _claim(app: Application, payload: bytes, bound: int) -> Reply:
+    """Not held by the connection: such claims outlive the process that made them."""
+    head, _ = unpack(payload, ClaimRequest)
+    return _value(app.store.magazines.claim(head.magazine, head.limit, head.owner, head.shards))
+
+
+def _held(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, OwnerRequest)
+    return _value(app.store.magazines.held(head.magazine, head.owner))
+
+
+def _renew(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, OwnerRequest)
+    return _value(app.store.magazines.renew(head.magazine, head.owner))
 
 
 def _delete(app: Application, payload: bytes, bound: int) -> Reply:
@@ -114,10 +150,9 @@ def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
 
 def _transfer(app: Application, payload: bytes, bound: int) -> Reply:
     head, _ = unpack(payload, TransferRequest)
-    fence = None if head.fence is None else Fence(*head.fence)
     items = [Transfer(*item) for item in head.items]
     ttl_s = head.ttl_ms / 1000 if head.ttl_ms else None
-    moved = app.store.magazines.transfer(head.source, head.target, items, ttl_s, fence)
+    moved = app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
     return Reply(_RESULT, pack(moved), lambda session: session.let_go(head.source, gone))
 
@@ -125,7 +160,12 @@ def _transfer(app: Application, payload: bytes, bound: int) -> Reply:
 def _abandoned(app: Application, payload: bytes, bound: int) -> Reply:
     head, _ = unpack(payload, AbandonedRequest)
     rows = app.store.magazines.abandoned(
-        head.magazine, head.shard, head.fired_before_ms, min(head.limit, 100_000), dead_owners=head.dead_owners
+        head.magazine,
+        head.shard,
+        head.fired_before_ms,
+        min(head.limit, 100_000),
+        dead_owners=head.dead_owners,
+        owner=head.owner,
     )
     return _value(_fitting([tuple(row) for row in rows], bound))
 
@@ -191,8 +231,7 @@ def _queue_replace(app: Application, payload: bytes, bound: int) -> Reply:
             raise ConflictError(f"queue {record.name!r} was changed meanwhile")
         vars(record).update(vars(head.fresh))
 
-    fence = None if head.fence is None else Fence(*head.fence)
-    result = app.store.queues.update(head.known.name, change, fence)
+    result = app.store.queues.update(head.known.name, change, _fence(head.fence))
     app.forget(head.known.name)
     return _value(result)
 
@@ -251,6 +290,12 @@ def _epoch_get(app: Application, payload: bytes, bound: int) -> Reply:
     return _value(app.store.locks.epoch(head.scope))
 
 
+def _epoch_raise(app: Application, payload: bytes, bound: int) -> Reply:
+    head, _ = unpack(payload, EpochRequest)
+    app.store.locks.raise_epoch(head.scope, head.epoch)
+    return _value(None)
+
+
 # -- array queues
 
 
@@ -302,6 +347,10 @@ CALLS: dict[int, Call] = {
     Command.WAKE: _wake,
     Command.DROP: _drop,
     Command.NAMES: _names,
+    Command.LOAD_ONCE: _load_once,
+    Command.CLAIM: _claim,
+    Command.HELD: _held,
+    Command.RENEW: _renew,
     Command.QUEUE_GET: _queue_get,
     Command.QUEUE_PUT: _queue_put,
     Command.QUEUE_REPLACE: _queue_replace,
@@ -314,6 +363,7 @@ CALLS: dict[int, Call] = {
     Command.LOCK_TOKEN: _lock_token,
     Command.EPOCH_NEXT: _epoch_next,
     Command.EPOCH_GET: _epoch_get,
+    Command.EPOCH_RAISE: _epoch_raise,
     Command.ARRAY_ENQUEUE: _array_enqueue,
     Command.ARRAY_DEQUEUE: _array_dequeue,
     Command.ARRAY_PEEK: _array_peek,
@@ -348,7 +398,7 @@ QUEUE_OF: dict[int, Callable[[bytes], str]] = {
             Command.QUEUE_GET, Command.QUEUE_REMOVE, Command.ARRAY_ENQUEUE, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK,
             Command.ARRAY_SIZE, Command.LOCK_ACQUIRE, Command.LOCK_RENEW, Command.LOCK_RELEASE, Command.LOCK_GET,
             Command.LOCK_TOKEN, Command.SUBSCRIBE, Command.CONSUME, Command.ACK, Command.NACK, Command.CREATE_QUEUE,
-            Command.DELETE_QUEUE, Command.QUEUE_INFO,
+            Command.DELETE_QUEUE, Command.QUEUE_INFO, Command.LOAD_ONCE, Command.CLAIM, Command.HELD, Command.RENEW,
         ),
         _first_text,
     ),

@@ -485,6 +485,7 @@ class Session(asyncio.BufferedProtocol):
             int(settings.idle_timeout_s * 1000),
             principal.name,
             resumed,
+            application.store.magazines.tells_repeats,
         )
         self.write(self._machine.welcome(request_id, welcome))
         if self.broker.draining:

@@ -18,8 +18,9 @@ from urllib.parse import SplitResult, parse_qsl, unquote
 from ignis.broker import asks
 from ignis.broker.asks import Ask
 from ignis.broker.commands import DEFAULT_PORT, Command
+from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
-from ignis.broker.sync_client import Endpoint, SyncClient
+from ignis.broker.sync_client import SyncClient
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
@@ -39,6 +40,7 @@ from ignis.storage.base import (
     ArrayStore,
     Fence,
     FireResult,
+    LoadedOnce,
     LockRecord,
     LockStore,
     LockTable,
@@ -46,6 +48,7 @@ from ignis.storage.base import (
     Pointers,
     QueueRecord,
     QueueStore,
+    Run,
     ShardState,
     Store,
     Transfer,
@@ -115,6 +118,8 @@ class BrokerStore(Store):
 
     def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
         self.url = f"ignis{'+tls' if endpoint.tls else ''}://{endpoint.host}:{endpoint.port}"
+        self.client_id = endpoint.client_id
+        self.farm_id = endpoint.farm_id
         self.client = SyncClient(endpoint, settings)
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._gate = Gate("store", settings.timeout_s)
@@ -252,11 +257,7 @@ class BrokerMagazines(MagazineStore):
         if not batches:
             self._store.ask(asks.metadata(magazine))
             return []
-        for shard, batch in batches:
-            if batch.sealed:
-                raise ValueError("the batch is sealed already")
-            if not 0 <= shard < _MOST_SHARDS:
-                raise ConfigError(f"shard {shard} is outside 0 to {_MOST_SHARDS - 1}")
+        self._check(batches)
         ask = asks.send_batch(magazine, batches, ttl_s=ttl_s)
         self._check_size(len(ask.payload))
         placed = self._store.ask(ask)
@@ -265,6 +266,14 @@ class BrokerMagazines(MagazineStore):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return firsts
 
+    @staticmethod
+    def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:
+        for shard, batch in batches:
+            if batch.sealed:
+                raise ValueError("the batch is sealed already")
+            if not 0 <= shard < _MOST_SHARDS:
+                raise ConfigError(f"shard {shard} is outside 0 to {_MOST_SHARDS - 1}")
+
     def _check_size(self, payload_bytes: int) -> None:
         """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
         link = self._store.client.link
@@ -272,14 +281,42 @@ class BrokerMagazines(MagazineStore):
         if broker is not None and payload_bytes + 14 > broker.max_frame_bytes:
             raise FrameTooLargeError(payload_bytes + 14, broker.max_frame_bytes)
 
+    @property
+    def tells_repeats(self) -> bool:  # type: ignore[override]
+        """As the store behind the broker; asked when connecting."""
+        link = self._store.client.link
+        return link is not None and link.machine.broker is not None and link.machine.broker.tells_repeats
+
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        if not batches:
+            return []
+        self._check(batches)
+        ask = asks.load_once(magazine, batches, ttl_s, remember_s)
+        self._check_size(len(ask.payload))
+        done = self._store.ask(ask)
+        for shard, batch in batches:
+            batch.seal(0, shard, 1)  # so that it is not loaded again
+        return done
+
     def fire(
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
         check_limit(limit)
         return self._store.ask(asks.fire(magazine, limit, owner, shards, max_bytes))
 
-    def reload(self, magazine: str, pointers: Pointers) -> int:
-        return sum(self._store.ask(asks.reload(magazine, runs)) for runs, _ in _named(pointers))
+    def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        return self._store.ask(asks.claim(magazine, limit, owner, shards))
+
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        return self._store.ask(asks.held(magazine, owner))
+
+    def renew(self, magazine: str, owner: str) -> bool:
+        return self._store.ask(asks.renew(magazine, owner))
+
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
+        return sum(self._store.ask(asks.reload(magazine, runs, fence)) for runs, _ in _named(pointers))
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
         return sum(self._store.ask(asks.delete(magazine, runs)) for runs, _ in _named(pointers))
@@ -325,9 +362,16 @@ class BrokerMagazines(MagazineStore):
         return self._store.ask(ask)
 
     def abandoned(
-        self, magazine: str, shard: int, fired_before_ms: int, limit: int, *, dead_owners: bool = True
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
     ) -> list[Abandoned]:
-        return self._store.ask(asks.abandoned(magazine, shard, fired_before_ms, limit, dead_owners))
+        return self._store.ask(asks.abandoned(magazine, shard, fired_before_ms, limit, dead_owners, owner))
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         return self._store.ask(asks.expire(magazine, limit))
@@ -413,6 +457,9 @@ class BrokerLocks(_Locks, LockStore):
 
     def next_epoch(self, scope: str) -> int:
         return self._store.ask(asks.epoch_next(scope))
+
+    def raise_epoch(self, scope: str, epoch: int) -> None:
+        self._store.ask(asks.epoch_raise(scope, epoch))
 
     def epoch(self, scope: str) -> int:
         return self._store.ask(asks.epoch_get(scope))

@@ -6,21 +6,18 @@ import contextlib
 import os
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
-from ignis._version import __version__
 from ignis.broker import asks
 from ignis.broker.asks import Ask
-from ignis.broker.commands import DEFAULT_PORT
+from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
-from ignis.broker.payloads import Connect
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
@@ -34,31 +31,9 @@ from ignis.errors import (
 )
 from ignis.storage.base import FireResult, Pointers
 
-__all__ = ["Endpoint", "Subscription", "SyncClient"]
+__all__ = ["Subscription", "SyncClient"]
 
 T = TypeVar("T")
-
-
-class Endpoint(NamedTuple):
-    """Where a broker is, and who wants in."""
-
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    client_id: str = "ignis"
-    farm_id: str = "local"
-    token: str = ""
-    user: str = ""
-    password: str = ""
-    tls: ssl.SSLContext | None = None
-
-    def hello(self, instance: str) -> Connect:
-        """CONNECT for it."""
-        return Connect(
-            self.client_id, self.farm_id, instance, self.token, self.user, self.password, f"ignis-python/{__version__}"
-        )
-
-    def __repr__(self) -> str:
-        return f"<Endpoint {self.host}:{self.port} {self.farm_id}/{self.client_id} user={self.user!r}>"
 
 
 class SyncClient:

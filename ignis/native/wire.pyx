@@ -137,6 +137,21 @@ cdef tuple decode_send_batch(int64_t request_id, const uint8_t *src, size_t size
     return SEND_BATCH, request_id, (name, ttl_ms, batches)
 
 
+def unpack_send_batch(data, size_t offset=0):
+    """(name, ttl_ms, [(shard, batch)]) of the payload of SEND_BATCH, from ``offset`` to the end of the data.
+
+    Raises MalformedFrameError.
+    """
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if offset > <size_t>view.len:
+            raise malformed("SEND_BATCH is cut short")
+        return decode_send_batch(0, <const uint8_t *>view.buf + offset, <size_t>view.len - offset)[2]
+    finally:
+        PyBuffer_Release(&view)
+
+
 # -- SEND: many frames become few batches -------------------------------------------------------------------------------
 
 cdef struct Send:
