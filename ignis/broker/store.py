@@ -7,7 +7,6 @@ import copy
 import os
 import secrets
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from ignis.broker.commands import DEFAULT_PORT, Command
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
 from ignis.broker.sync_client import SyncClient
+from ignis.broker.tls import client_context
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
@@ -83,23 +83,15 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
         str(given.pop("token", "")) or os.environ.get("IGNIS_TOKEN", ""),
         str(given.pop("user", unquote(parts.username or ""))),
         str(given.pop("password", unquote(parts.password or ""))),
-        _context(files) if parts.scheme.endswith("+tls") else None,
+        client_context(files.get("ca"), certificate=files.get("cert"), key=files.get("key"))
+        if parts.scheme.endswith("+tls")
+        else None,
     )
     if parts.path.strip("/"):
         raise ConfigError(f"a broker's URL has no path: {parts.path!r}")
     if files and endpoint.tls is None:
         raise ConfigError(f"{min(files)} is for ignis+tls://")
     return BrokerStore(endpoint, resolve(ClientSettings, given))
-
-
-def _context(files: Mapping[str, str]) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=files.get("ca"))
-        if "cert" in files:
-            context.load_cert_chain(files["cert"], files.get("key"))
-    except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"TLS files of the broker's URL: {exc}") from exc
-    return context
 
 
 class BrokerStore(Store):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import click
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve
 from ignis.errors import ConfigError
@@ -26,11 +28,34 @@ __all__ = ["broker"]
 
 @click.group(invoke_without_command=True)
 @click.option("--bind", default="127.0.0.1:9710", metavar="HOST:PORT", show_default=True, help="Where to listen.")
+@click.option(
+    "--users",
+    type=click.Path(dir_okay=False),
+    envvar="IGNIS_BROKER_USERS",
+    show_envvar=True,
+    help="Only users of this file are let in; see ignis broker user.",
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM file with the broker's certificate: TLS only.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM file with its key.")
+@click.option(
+    "--tls-client-ca",
+    type=click.Path(dir_okay=False),
+    help="Mutual TLS: every client must show a certificate that these authorities (PEM) signed.",
+)
 @click.option("--open", "allow_open", is_flag=True, help="Allow other addresses than loopback without users and TLS.")
 @common_options
 @pass_state
 @click.pass_context
-def broker(context: click.Context, state: State, bind: str, allow_open: bool) -> int:
+def broker(
+    context: click.Context,
+    state: State,
+    bind: str,
+    users: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_client_ca: str | None,
+    allow_open: bool,
+) -> int:
     """Serves the queues of a store on a port until SIGTERM or SIGINT.
 
     Clients use ignis://HOST:PORT as the URL of their store, or speak the protocol of docs/protocol.md. The first
@@ -40,6 +65,7 @@ def broker(context: click.Context, state: State, bind: str, allow_open: bool) ->
     if context.invoked_subcommand is not None:
         return exit_codes.OK
     state.log_to_stderr("info")
+    from ignis.broker.auth import UsersFile
     from ignis.broker.server import Broker
 
     host, port = _address(bind)
@@ -49,6 +75,8 @@ def broker(context: click.Context, state: State, bind: str, allow_open: bool) ->
         port,
         settings=resolve(BrokerSettings, {}, load_file(state.config)),
         allow_open=allow_open,
+        authenticator=None if users is None else UsersFile(users),
+        tls=_tls(tls_cert, tls_key, tls_client_ca),
         config=state.config,
         client_id=state.client_id or DEFAULT_CLIENT_ID,
         farm_id=state.farm_id or DEFAULT_FARM_ID,
@@ -61,6 +89,21 @@ def broker(context: click.Context, state: State, bind: str, allow_open: bool) ->
     if state.json:
         render.document({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK
+
+
+broker.add_command(user)
+
+
+def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        if key is not None or client_ca is not None:
+            raise ConfigError("--tls-key and --tls-client-ca go with --tls-cert")
+        return None
+    if key is None:
+        raise ConfigError("--tls-cert needs --tls-key")
+    from ignis.broker.tls import server_context
+
+    return server_context(certificate, key, client_ca=client_ca)
 
 
 def _address(bind: str) -> tuple[str, int]:

@@ -1,0 +1,166 @@
+"""Who connects: users from a file, with passwords, tokens or client certificates.
+
+Every refusal is the same error with the same text, and an unknown user costs the same work as a wrong password, so that
+neither tells which names exist. Nothing here logs a secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from ignis.broker.access import Credentials
+from ignis.broker.passwords import hash_password, split_token, token_matches, verify_password
+from ignis.broker.permissions import Permissions
+from ignis.broker.throttle import Throttle
+from ignis.broker.users import User, Users, load_users
+from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
+
+__all__ = ["KnownUser", "UsersFile"]
+
+log = logging.getLogger("ignis.broker")
+
+_MAX_HASHING = 2
+"""Passwords checked at a time: each takes 32 MiB and a core for some 60 ms."""
+_HASHING_WAIT_S = 3.0
+_LOOK_AGAIN_S = 1.0
+_FREE_FAILURES_PEER = 10
+_FREE_FAILURES_USER = 50
+_REFUSED = "unknown user, or wrong password, token or certificate"
+_NO_DIGEST = "0" * 64
+
+
+class KnownUser:
+    """A user who proved who they are, with the permissions of that moment: a change counts from the next connection on."""
+
+    def __init__(self, user: User) -> None:
+        self.name = user.name
+        self._permissions = Permissions(user.allow)
+
+    def allows(self, command: str, queue: str) -> bool:
+        """See `ignis.broker.access.Principal`."""
+        return self._permissions.allows(command, queue)
+
+    def __repr__(self) -> str:
+        return f"<KnownUser {self.name}>"
+
+
+class UsersFile:
+    """An authenticator over a users file, which is read again when it has changed (looked at once a second).
+
+    Thread-safe. `authenticate` may take some 60 ms of another core: not for an event loop's thread.
+
+    Args:
+        path: of the file made by ``ignis broker user``.
+        clock: seconds, for the limits on failures; injectable for tests.
+
+    Raises:
+        ConfigError: the file cannot be read, see `load_users`. Later on such a file is logged, and the last good one holds.
+    """
+
+    open = False
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._hashing = threading.BoundedSemaphore(_MAX_HASHING)
+        self._peers = Throttle(_FREE_FAILURES_PEER, clock=clock)
+        self._names = Throttle(_FREE_FAILURES_USER, clock=clock)
+        self._nobody = hash_password("nobody has this password")
+        self._users: dict[str, User] = {}
+        self._by_token: dict[str, tuple[User, str]] = {}
+        self._seen = self._stamp()
+        self._take(load_users(path))
+        self._next_look = clock() + _LOOK_AGAIN_S
+
+    def authenticate(self, credentials: Credentials) -> KnownUser:
+        """The user whom the token, else the name and password, else the client certificate proves.
+
+        Raises:
+            UnauthenticatedError: refused. TooManyRequestsError: too many failures from this address or for this user, or too
+            many passwords to be checked at this moment; nothing was checked.
+        """
+        self._refresh()
+        peer = _address(credentials.peer)
+        name = credentials.user
+        waits = (self._peers.wait_s(peer), self._names.wait_s(name) if name else 0.0)
+        if max(waits) > 0:
+            log.warning("login from %s refused for %.0f s more: too many failures", peer, max(waits))
+            raise TooManyRequestsError(_FREE_FAILURES_PEER, _FREE_FAILURES_PEER, "failed logins")
+        user = self._proved(credentials)
+        if user is None:
+            self._peers.failed(peer)
+            if name:
+                self._names.failed(name)
+            log.warning("login from %s refused", peer)
+            raise UnauthenticatedError(_REFUSED)
+        self._peers.succeeded(peer)
+        self._names.succeeded(user.name)
+        return KnownUser(user)
+
+    def _proved(self, credentials: Credentials) -> User | None:
+        if credentials.token:
+            return self._by_its_token(credentials.token)
+        if credentials.user or credentials.password:
+            return self._by_its_password(credentials.user, credentials.password)
+        user = self._users.get(credentials.certificate) if credentials.certificate else None
+        return user if user is not None and user.certificate else None
+
+    def _by_its_token(self, token: str) -> User | None:
+        parts = split_token(token)
+        if parts is None:
+            return None
+        user, digest = self._by_token.get(parts[0], (None, _NO_DIGEST))
+        return user if token_matches(parts[1], digest) else None
+
+    def _by_its_password(self, name: str, password: str) -> User | None:
+        user = self._users.get(name)
+        kept = user.password if user is not None and user.password else self._nobody
+        if not self._hashing.acquire(timeout=_HASHING_WAIT_S):
+            raise TooManyRequestsError(_MAX_HASHING, _MAX_HASHING, "passwords checked at a time")
+        try:
+            right = verify_password(password, kept)
+        finally:
+            self._hashing.release()
+        return user if right and kept is not self._nobody else None
+
+    # -- the file
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return (0, 0, 0)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _take(self, users: Users) -> None:
+        self._by_token = {token.id: (user, token.digest) for user in users.users for token in user.tokens}
+        self._users = {user.name: user for user in users.users}
+
+    def _refresh(self) -> None:
+        if self._clock() < self._next_look:
+            return
+        with self._lock:
+            if self._clock() < self._next_look:
+                return
+            self._next_look = self._clock() + _LOOK_AGAIN_S
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return
+            self._seen = stamp
+            try:
+                self._take(load_users(self._path))
+            except ConfigError as exc:
+                log.error("the users as they were before stay in force: %s", exc)
+            else:
+                log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
+
+
+def _address(peer: str) -> str:
+    """The address without the port, which is another one with every connection."""
+    host, _, port = peer.rpartition(":")
+    return host if host and port.isdigit() else peer

@@ -1,0 +1,131 @@
+"""The users file: who may connect, with what, and to do what. Made by ``ignis broker user``, read by the broker.
+
+JSON, mode 0600, replaced as a whole. It has hashes of passwords and digests of tokens, never these themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from ignis.broker import passwords
+from ignis.broker.permissions import Rule
+from ignis.config import check_name
+from ignis.errors import ConfigError
+
+__all__ = ["Token", "User", "Users", "editing", "load_users"]
+
+VERSION = 1
+MAX_BYTES = 16 << 20
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of a token."""
+
+    id: str
+    digest: str
+
+
+class User(msgspec.Struct, forbid_unknown_fields=True):
+    """One user. ``certificate``: a verified client certificate with this common name is enough to be this user."""
+
+    name: str
+    allow: list[str]
+    password: str = ""
+    tokens: list[Token] = []
+    certificate: bool = False
+
+    def check(self) -> None:
+        """Raises ConfigError: a name, rule or hash that cannot be."""
+        check_name(self.name, "user")
+        for rule in self.allow:
+            Rule(rule)
+        if self.password:
+            passwords.check_hash(self.password)
+
+
+class Users(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    version: int = VERSION
+    users: list[User] = []
+
+    def find(self, name: str) -> User | None:
+        """The user of that name."""
+        return next((user for user in self.users if user.name == name), None)
+
+
+def load_users(path: str | os.PathLike[str]) -> Users:
+    """Reads and checks the file.
+
+    Raises ConfigError: it is not there, others may read it, or something in it makes no sense. The text never has a secret.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as exc:
+        raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
+    with open(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+            raise ConfigError(
+                f"users file {os.fspath(path)} has mode {found.st_mode & 0o777:o}: only its owner may read it (chmod 600)"
+            )
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"users file {os.fspath(path)} is larger than {MAX_BYTES} bytes")
+    try:
+        users = msgspec.json.decode(data, type=Users)
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise ConfigError(f"users file {os.fspath(path)}: {exc}") from None
+    if users.version != VERSION:
+        raise ConfigError(f"users file {os.fspath(path)} has version {users.version}, this build reads {VERSION}")
+    names = [user.name for user in users.users]
+    for user in users.users:
+        user.check()
+        if names.count(user.name) > 1:
+            raise ConfigError(f"users file {os.fspath(path)} has user {user.name!r} twice")
+    return users
+
+
+@contextlib.contextmanager
+def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
+    """The users, to be changed; written back at the end of the block, unless it raises. One editor at a time.
+
+    The file is made when it is not there. Durable on return. Raises ConfigError as `load_users`, OSError.
+    """
+    target = Path(path)
+    lock = os.open(f"{target}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        users = load_users(target) if target.exists() else Users()
+        yield users
+        for user in users.users:
+            user.check()
+        _replace(target, msgspec.json.format(msgspec.json.encode(users), indent=2) + b"\n")
+    finally:
+        os.close(lock)
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

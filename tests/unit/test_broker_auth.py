@@ -1,0 +1,430 @@
+"""Users, passwords, tokens, permissions, and how fast one may be wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ignis.broker import auth, passwords
+from ignis.broker.access import Credentials
+from ignis.broker.auth import UsersFile
+from ignis.broker.permissions import FREE, GROUPS, Permissions, Rule
+from ignis.broker.throttle import Throttle
+from ignis.broker.users import Token, User, Users, editing, load_users
+from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
+
+SECRET = "correct horse battery staple"
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def kept() -> str:
+    return passwords.hash_password(SECRET)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "users.json"
+
+
+def add(path: Path, *users: User) -> None:
+    with editing(path) as all_users:
+        all_users.users.extend(users)
+
+
+# -- passwords and tokens
+
+
+def test_a_password_is_verified_by_its_hash_alone(kept: str) -> None:
+    assert passwords.verify_password(SECRET, kept)
+    for wrong in ("", SECRET + " ", SECRET.upper(), "x" * 2_000, "\ud800"):
+        assert not passwords.verify_password(wrong, kept)
+    assert SECRET not in kept
+    assert passwords.hash_password(SECRET) != kept, "salted"
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 1_025])
+def test_a_password_has_a_length(bad: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 1024 bytes"):
+        passwords.hash_password(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        "plain text",
+        "$scrypt$ln=15,r=8,p=1$$",
+        "$scrypt$ln=15,r=8,p=1$short$short",
+        # Costs that would stop the machine, or none at all, are no hash of ours.
+        "$scrypt$ln=30,r=8,p=1$" + "A" * 22 + "$" + "A" * 43,
+        "$scrypt$ln=02,r=8,p=1$" + "A" * 22 + "$" + "A" * 43,
+        "$scrypt$ln=15,r=64,p=1$" + "A" * 22 + "$" + "A" * 43,
+    ],
+)
+def test_a_hash_that_is_none_is_refused(bad: str) -> None:
+    with pytest.raises(ConfigError):
+        passwords.verify_password("x", bad)
+
+
+def test_tokens_are_random_and_kept_as_digests() -> None:
+    made = [passwords.new_token() for _ in range(50)]
+    assert len({one.text for one in made}) == len({one.id for one in made}) == 50
+    for one in made:
+        parts = passwords.split_token(one.text)
+        assert parts is not None
+        assert parts[0] == one.id
+        assert passwords.token_matches(parts[1], one.digest)
+        assert not passwords.token_matches(parts[1][:-1] + "~", one.digest)
+        assert parts[1] not in one.digest
+    for text in ("", "ign_", made[0].text + "x", made[0].text[:-1], "x" * 100_000):
+        assert passwords.split_token(text) is None
+
+
+# -- permissions
+
+
+@pytest.mark.parametrize(
+    ("rules", "command", "queue", "allowed"),
+    [
+        (["publish:orders"], "SEND", "orders", True),
+        (["publish:orders"], "SEND_BATCH", "orders", True),
+        (["publish:orders"], "SEND", "orders2", False),
+        (["publish:orders"], "CONSUME", "orders", False),
+        (["publish:orders"], "FIRE", "orders", False),
+        (["publish:orders.*"], "SEND", "orders.eu", True),
+        (["publish:orders.*"], "SEND", "orders", False),
+        (["publish:orders*"], "SEND", "orders", True),
+        (["consume,publish:a,b*"], "ACK", "bcd", True),
+        (["consume,publish:a,b*"], "SEND", "a", True),
+        (["consume,publish:a,b*"], "SEND", "ab", False),
+        (["SEND:a"], "SEND", "a", True),
+        (["SEND:a"], "SEND_BATCH", "a", False),
+        (["all:*"], "DELETE_QUEUE", "anything", True),
+        (["all:*"], "A_COMMAND_OF_TOMORROW", "", True),
+        (["all:orders"], "METRICS", "", False),
+        (["look:orders"], "METRICS", "", False),
+        (["look:*"], "METRICS", "", True),
+        (["look:*"], "SEND", "orders", False),
+        (["look:*", "publish:orders"], "SEND", "orders", True),
+        (["locks:*"], "LOCK_ACQUIRE", "", True),
+        ([], "SEND", "orders", False),
+        ([], "PING", "", True),
+    ],
+)
+def test_rules(rules: list[str], command: str, queue: str, allowed: bool) -> None:
+    permissions = Permissions(rules)
+    assert permissions.allows(command, queue) is allowed
+    assert permissions.allows(command, queue) is allowed, "remembered"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "publish", "publish:", ":orders", "fly:orders", "publish:or/ders", "publish:*x", "send:orders", "publish:**"]
+)  # fmt: skip
+def test_a_rule_that_makes_no_sense_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="permission"):
+        Rule(text)
+
+
+@given(st.sampled_from(sorted(GROUPS)), st.text("abc.", min_size=1, max_size=6), st.text("abc.", max_size=8))
+def test_a_rule_allows_nothing_but_its_queues(group: str, prefix: str, queue: str) -> None:
+    exact, beginning = Rule(f"{group}:{prefix}"), Rule(f"{group}:{prefix}*")
+    for command in set().union(*GROUPS.values()):
+        in_group = command in GROUPS[group]
+        assert exact.allows(command, queue) is (in_group and queue == prefix)
+        assert beginning.allows(command, queue) is (in_group and queue.startswith(prefix))
+
+
+def test_what_a_user_tries_is_remembered_in_bounds() -> None:
+    permissions = Permissions(["publish:orders"])
+    for n in range(10_000):
+        assert not permissions.allows("SEND", f"guess{n}")
+    assert len(permissions._remembered) <= 4_096
+
+
+def test_every_command_of_the_protocol_is_in_a_group() -> None:
+    commands = pytest.importorskip("ignis.broker.commands")
+    known = FREE.union(*GROUPS.values())
+    names = {command.name for command in commands.Command} - {command.name for command in commands.ANSWERS}
+    assert names <= known, "a new command needs a permission"
+    assert known - {"CONNECT", "DISCONNECT", "PING", "PONG"} <= names, "a permission for a command that there is not"
+
+
+# -- the file
+
+
+def test_the_file_is_private_and_has_no_secret(path: Path, kept: str) -> None:
+    token = passwords.new_token()
+    add(path, User("ann", ["publish:*"], password=kept, tokens=[Token(token.id, token.digest)]))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    text = path.read_text()
+    assert SECRET not in text
+    assert token.text not in text
+    assert token.text.split("_", 2)[2] not in text
+    assert load_users(path) == Users(users=[User("ann", ["publish:*"], kept, [Token(token.id, token.digest)])])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b'{"version": 2}',
+        b'{"version": 1, "users": [{"name": "a/b", "allow": []}]}',
+        b'{"version": 1, "users": [{"name": "a", "allow": ["fly:*"]}]}',
+        b'{"version": 1, "users": [{"name": "a", "allow": [], "password": "plain"}]}',
+        b'{"version": 1, "users": [{"name": "a", "allow": [], "pasword": "x"}]}',
+        b'{"version": 1, "users": [{"name": "a", "allow": []}, {"name": "a", "allow": []}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError):
+        load_users(path)
+
+
+def test_a_file_that_others_may_read_is_refused(path: Path, tmp_path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    path.chmod(0o640)
+    with pytest.raises(ConfigError, match="only its owner may read it"):
+        load_users(path)
+    path.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(ConfigError):
+        load_users(link)
+    with pytest.raises(ConfigError, match="No such file"):
+        load_users(tmp_path / "nowhere")
+
+
+def test_an_edit_that_fails_changes_nothing(path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    before = path.read_bytes()
+    with pytest.raises(ConfigError), editing(path) as users:
+        users.users.append(User("bob", ["fly:*"]))
+    with pytest.raises(ZeroDivisionError), editing(path) as users:
+        users.users = [1 // 0]  # type: ignore[list-item]
+    assert path.read_bytes() == before
+    assert not list(path.parent.glob("*.tmp"))
+
+
+def test_editors_take_turns(path: Path) -> None:
+    threads = [threading.Thread(target=add, args=(path, User(f"user{n}", ["look:*"]))) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {user.name for user in load_users(path).users} == {f"user{n}" for n in range(8)}
+
+
+# -- who is let in
+
+
+@pytest.fixture
+def users(path: Path, kept: str, clock: Clock) -> UsersFile:
+    token = passwords.split_token(TOKEN.text)
+    assert token is not None
+    add(
+        path,
+        User("ann", ["publish:orders"], password=kept),
+        User("robot", ["consume:*"], tokens=[Token(TOKEN.id, TOKEN.digest)]),
+        User("machine", ["look:*"], certificate=True),
+    )
+    return UsersFile(path, clock=clock)
+
+
+TOKEN = passwords.new_token()
+
+
+def test_the_three_ways_in(users: UsersFile) -> None:
+    assert users.open is False
+    ann = users.authenticate(Credentials(user="ann", password=SECRET))
+    assert (ann.name, ann.allows("SEND", "orders"), ann.allows("SEND", "other")) == ("ann", True, False)
+    assert users.authenticate(Credentials(token=TOKEN.text)).name == "robot"
+    assert users.authenticate(Credentials(certificate="machine")).name == "machine"
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        Credentials(),
+        Credentials(user="ann"),
+        Credentials(user="ann", password=SECRET + "x"),
+        Credentials(user="nobody", password="nobody has this password"),
+        Credentials(user="", password=SECRET),
+        Credentials(user="robot", password=""),
+        Credentials(user="robot", password="nobody has this password"),
+        Credentials(token="ign_" + "0" * 12 + "_" + "A" * 43),
+        Credentials(token=TOKEN.text[:-1] + ("A" if TOKEN.text[-1] != "A" else "B")),
+        Credentials(token="x" * 100_000),
+        Credentials(certificate="ann"),
+        Credentials(certificate="nobody"),
+        # A wrong token is not made good by a right certificate: what was shown first counts.
+        Credentials(token="wrong", certificate="machine"),
+    ],
+)
+def test_everybody_else_gets_the_same_answer(
+    users: UsersFile, credentials: Credentials, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(UnauthenticatedError) as refused:
+        users.authenticate(credentials)
+    assert str(refused.value) == auth._REFUSED
+    for secret in filter(None, (credentials.password, credentials.token)):
+        assert secret not in caplog.text
+        assert secret not in repr(credentials)
+
+
+def test_an_unknown_user_costs_a_hash_too(users: UsersFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[str] = []
+
+    def counting(password: str, kept: str) -> bool:
+        hashed.append(kept)
+        return False
+
+    monkeypatch.setattr(auth, "verify_password", counting)
+    for name in ("ann", "nobody", "robot"):
+        with pytest.raises(UnauthenticatedError):
+            users.authenticate(Credentials(user=name, password="x"))
+    assert len(hashed) == 3
+
+
+def test_failures_slow_an_address_down(users: UsersFile, clock: Clock) -> None:
+    for port in range(10):
+        with pytest.raises(UnauthenticatedError):
+            users.authenticate(Credentials(token="wrong", peer=f"192.0.2.1:{40_000 + port}"))
+    with pytest.raises(UnauthenticatedError):
+        users.authenticate(Credentials(token="wrong", peer="192.0.2.1:1"))
+    right = Credentials(token=TOKEN.text, peer="192.0.2.1:2")
+    with pytest.raises(TooManyRequestsError):
+        users.authenticate(right)
+    assert users.authenticate(Credentials(token=TOKEN.text, peer="192.0.2.2:2")).name == "robot"
+    clock.now += 1.01
+    assert users.authenticate(right).name == "robot"
+    for _ in range(10):
+        with pytest.raises(UnauthenticatedError):
+            users.authenticate(Credentials(token="wrong", peer="192.0.2.1:1"))
+
+
+def test_failures_slow_guessing_one_users_password_down(
+    users: UsersFile, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "verify_password", lambda password, kept: False)
+    for n in range(51):
+        with pytest.raises(UnauthenticatedError):
+            users.authenticate(Credentials(user="ann", password=f"{n}", peer=f"192.0.2.{n}:1"))
+    with pytest.raises(TooManyRequestsError):
+        users.authenticate(Credentials(user="ann", password="x", peer="192.0.2.99:1"))
+
+
+def test_only_so_many_passwords_are_checked_at_a_time(users: UsersFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def slow(password: str, kept: str) -> bool:
+        entered.release()
+        assert leave.wait(30)
+        return False
+
+    monkeypatch.setattr(auth, "verify_password", slow)
+    monkeypatch.setattr(auth, "_HASHING_WAIT_S", 0.01)
+
+    def attempt() -> None:
+        with pytest.raises(UnauthenticatedError):
+            users.authenticate(Credentials(user="ann", password="x"))
+
+    threads = [threading.Thread(target=attempt) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert entered.acquire(timeout=30)
+    with pytest.raises(TooManyRequestsError):
+        users.authenticate(Credentials(user="ann", password="x"))
+    leave.set()
+    for thread in threads:
+        thread.join(30)
+
+
+def test_a_changed_file_counts_for_the_next_login(
+    users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    robot = Credentials(token=TOKEN.text)
+    users.authenticate(robot)
+    with editing(path) as all_users:
+        all_users.users = [user for user in all_users.users if user.name != "robot"]
+    clock.now += 1.01
+    with pytest.raises(UnauthenticatedError):
+        users.authenticate(robot)
+    good = path.read_bytes()
+    path.write_bytes(b"{")
+    clock.now += 1.01
+    assert users.authenticate(Credentials(certificate="machine")).name == "machine"
+    assert "as they were before stay in force" in caplog.text
+    path.write_bytes(good.replace(b"machine", b"gadget"))
+    clock.now += 1.01
+    assert users.authenticate(Credentials(certificate="gadget")).name == "gadget"
+    os.unlink(path)
+    clock.now += 1.01
+    assert users.authenticate(Credentials(certificate="gadget")).name == "gadget"
+
+
+def test_a_broker_does_not_start_without_its_users(path: Path) -> None:
+    with pytest.raises(ConfigError):
+        UsersFile(path)
+    path.write_text(json.dumps({"version": 1, "users": []}))
+    path.chmod(0o644)
+    with pytest.raises(ConfigError):
+        UsersFile(path)
+
+
+# -- the throttle
+
+
+def test_waits_double_up_to_a_bound_and_are_forgotten(clock: Clock) -> None:
+    throttle = Throttle(2, first_wait_s=1, max_wait_s=8, forget_s=100, clock=clock)
+    waits = []
+    for _ in range(40):
+        throttle.failed("a")
+        waits.append(throttle.wait_s("a"))
+    assert waits[:7] == [0, 0, 1, 2, 4, 8, 8]
+    assert max(waits) == 8
+    assert throttle.wait_s("b") == 0
+    clock.now += 101
+    throttle.failed("a")
+    assert throttle.wait_s("a") == 0
+    throttle.failed("a")
+    throttle.failed("a")
+    assert throttle.wait_s("a") == 1
+    throttle.succeeded("a")
+    assert throttle.wait_s("a") == 0
+
+
+def test_the_throttle_remembers_a_bounded_number_of_keys(clock: Clock) -> None:
+    throttle = Throttle(0, max_keys=100, clock=clock)
+    for n in range(1_000):
+        throttle.failed(f"key{n}")
+    assert len(throttle) == 100
+    assert throttle.wait_s("key999") > 0
+    assert throttle.wait_s("key0") == 0

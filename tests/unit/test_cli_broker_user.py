@@ -1,0 +1,80 @@
+"""``ignis broker user``: what it writes, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ignis.broker.access import Credentials
+from ignis.broker.auth import UsersFile
+from ignis.cli.broker_user import user
+from ignis.errors import ConfigError, IgnisError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "users.json"
+
+
+def call(path: Path, *arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(user, [*arguments, "--users", str(path)], input=stdin, standalone_mode=False)
+
+
+def test_a_token_is_printed_once_and_works(path: Path) -> None:
+    done = call(path, "add", "robot", "--token", "--allow", "publish:orders.*")
+    assert done.exception is None
+    token = done.stdout.strip().splitlines()[-1]
+    assert token not in path.read_text()
+    robot = UsersFile(path).authenticate(Credentials(token=token))
+    assert robot.allows("SEND", "orders.eu")
+    assert not robot.allows("SEND", "bills")
+    shown = call(path, "list", "--json").stdout
+    assert token.split("_")[2] not in shown
+    assert json.loads(shown) == [
+        {"user": "robot", "allow": ["publish:orders.*"], "password": False, "tokens": [token.split("_")[1]],
+         "certificate": False}
+    ]  # fmt: skip
+
+
+def test_a_password_comes_from_stdin(path: Path) -> None:
+    done = call(path, "add", "ann", "--password", "--certificate", "--allow", "all:*", stdin="open sesame\nmore\n")
+    assert (done.exception, done.stdout.strip()) == (None, "added ann")
+    assert "sesame" not in path.read_text()
+    users = UsersFile(path)
+    assert users.authenticate(Credentials(user="ann", password="open sesame")).name == "ann"
+    assert users.authenticate(Credentials(certificate="ann")).name == "ann"
+    assert call(path, "list").stdout.split() == ["ann", "all:*", "(password,", "certificate)"]
+
+
+def test_users_are_replaced_and_removed(path: Path) -> None:
+    call(path, "add", "ann", "--certificate", "--allow", "all:*")
+    again = call(path, "add", "ann", "--certificate", "--allow", "look:*")
+    assert isinstance(again.exception, ConfigError)
+    assert "--replace" in str(again.exception)
+    assert call(path, "add", "ann", "--certificate", "--allow", "look:*", "--replace").exception is None
+    assert json.loads(call(path, "list", "--json").stdout)[0]["allow"] == ["look:*"]
+    assert call(path, "remove", "ann", "--json").exception is None
+    assert json.loads(call(path, "list", "--json").stdout) == []
+    assert isinstance(call(path, "remove", "ann").exception, IgnisError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["add", "ann", "--allow", "all:*"], "--password, --token or --certificate"),
+        (["add", "ann", "--token"], "--allow"),
+        (["add", "a/b", "--token", "--allow", "all:*"], "user name"),
+        (["add", "ann", "--token", "--allow", "everything"], "permission"),
+        (["add", "ann", "--password", "--allow", "all:*"], "1 to 1024 bytes"),
+        (["remove", "ann"], "No such file"),
+        (["list"], "No such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(path: Path, arguments: list[str], says: str) -> None:
+    done = call(path, *arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert says in str(done.exception)
+    assert not path.exists()
