@@ -1,6 +1,7 @@
 """Queues as sources and sinks of Spark. Needs ``pip install 'ignis-mq[spark]'`` and Java 17."""
 
 from ignis.spark.draining import Committed, Drained
+from ignis.spark.source import IgnisDataSource
 from ignis.spark.stages import drain, publish, resume
 
-__all__ = ["Committed", "Drained", "drain", "publish", "resume"]
+__all__ = ["Committed", "Drained", "IgnisDataSource", "drain", "publish", "resume"]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         InputPartition,
         WriterCommitMessage,
     )
+    from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
     from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
 else:
     try:
@@ -33,6 +34,7 @@ else:
             InputPartition,
             WriterCommitMessage,
         )
+        from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
         from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
     except ImportError as exc:
         raise ConfigError(
@@ -51,9 +53,12 @@ __all__ = [
     "InputPartition",
     "IntegralType",
     "Observation",
+    "ReadLimit",
+    "ReadMaxRows",
     "SparkSession",
     "StringType",
     "StructType",
+    "SupportsTriggerAvailableNow",
     "TaskContext",
     "Window",
     "WriterCommitMessage",

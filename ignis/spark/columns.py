@@ -6,6 +6,7 @@ record batch with three columns, of which the native core makes a packed batch w
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from ignis.errors import ConfigError, InvalidMessageError
 from ignis.native import record_columns
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, IntegralType, StringType, functions
 
-__all__ = ["MESSAGE_FIELDS", "MESSAGE_SCHEMA", "message_batch", "to_messages"]
+__all__ = ["MESSAGE_FIELDS", "MESSAGE_SCHEMA", "ids_from", "ids_of", "message_batch", "to_messages"]
 
 MESSAGE_FIELDS = (
     ("body", "binary", pa.binary()),
@@ -108,6 +109,37 @@ def ids_of(column: pa.Array) -> pa.Array:
         return column.cast(pa.binary(16))
     except pa.ArrowInvalid as exc:
         raise InvalidMessageError(f"id is not 16 bytes in every row: {exc}") from exc
+
+
+def ids_from(column: pa.Array) -> pa.Array:
+    """What `to_messages` makes of an id column in the JVM, made here, row by row. Raises InvalidMessageError for a null."""
+    if column.null_count:
+        return ids_of(column)
+    if pa.types.is_integer(column.type):
+        ids = [(value & _MAX_LONG).to_bytes(16, "big") for value in column.to_pylist()]
+    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        ids = [_id_of_text(value) for value in column.to_pylist()]
+    else:
+        ids = [value if len(value) == 16 else _md5(value) for value in column.to_pylist()]
+    return pa.array(ids, pa.binary(16))
+
+
+_MAX_LONG = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def _md5(value: bytes) -> bytes:
+    return hashlib.md5(value, usedforsecurity=False).digest()
+
+
+def _id_of_text(text: str) -> bytes:
+    if len(text) == 36:
+        try:
+            found = bytes.fromhex(text.replace("-", ""))
+        except ValueError:
+            found = b""
+        if len(found) == 16:
+            return found
+    return _md5(text.encode())
 
 
 def message_batch(

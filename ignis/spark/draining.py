@@ -25,7 +25,7 @@ _CLAIM_AT_ONCE = 1_000_000
 """Messages claimed in one call: bounds what other claimers wait for."""
 _COMMIT_AT_ONCE = 262_144
 """Pointers retired in one transaction, for the same reason."""
-_RENEWALS = 4
+RENEWALS = 4
 """Claims are renewed so often within the stuck time."""
 
 
@@ -135,7 +135,7 @@ class Drained:
         return df.select(functions.inline(functions.array(parsed)), *envelope)
 
     def _renew(self) -> None:
-        while not self._stop.wait(self.place.stuck_after_s / _RENEWALS):
+        while not self._stop.wait(self.place.stuck_after_s / RENEWALS):
             try:
                 if not self._magazines.renew(self.place.queue, self._owner):
                     return

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ignis.app import Ignis
-from ignis.config import QueueSettings, SparkSettings, load_file, resolve
+from ignis.config import QueueSettings, SparkSettings, resolve
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
 from ignis.storage.base import Store
 
-__all__ = ["Place", "find_place", "make_place"]
+__all__ = ["Place", "close_stores", "find_place", "make_place", "split_options"]
 
 _SPARK_NAMES = {spec.name for spec in dataclasses.fields(SparkSettings)}
 _QUEUE_NAMES = {spec.name for spec in dataclasses.fields(QueueSettings)}
 _CODECS: dict[str, Any] = {"raw": bytes, "json": None, "msgpack": None}
+
+_SPARKS_OWN = ("checkpointlocation", "path", "queryname")
+"""Options of a query that Spark hands on to the data source."""
 
 _lock = threading.Lock()
 _stores: dict[tuple[int, str, str, str], Store] = {}
@@ -188,6 +191,14 @@ def _place(app: Ignis, store: Store, queue: str, spark: Mapping[str, Any]) -> Pl
     )
 
 
-def spark_settings(options: Mapping[str, Any], config: str | os.PathLike[str] | None = None) -> SparkSettings:
-    """The ``[spark]`` settings alone."""
-    return resolve(SparkSettings, _split(options)[0], load_file(config))
+def split_options(options: Mapping[str, str], *others: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a data source: those that name the queue, for `make_place` and `find_place`, and the settings.
+
+    ``others`` are left out. Raises ConfigError when ``url`` or ``queue`` is missing.
+    """
+    for name in ("url", "queue"):
+        if not options.get(name):
+            raise ConfigError(f"option {name} is missing")
+    names = {name: options[name] for name in ("url", "queue", "client_id", "farm_id", "config") if name in options}
+    left_out = {*names, *others, *_SPARKS_OWN}
+    return names, {name: value for name, value in options.items() if name.lower() not in left_out}

@@ -15,7 +15,7 @@ from ignis.spark.columns import ids_of
 from ignis.spark.places import Place
 from ignis.storage.base import LoadedOnce
 
-__all__ = ["RECEIPT_SCHEMA", "Publishing", "load_rows"]
+__all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
 
 _SEGMENT_RECORDS = 4_096
 _SEGMENT_BYTES = 512 << 10

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ignis.errors import MessageTooLargeError
-from ignis.native.record import PackedBatch, Record, encode_record, record_columns, shard_for_key
+from ignis.native.record import PackedBatch, Record, crc32c, encode_record, position_ids, record_columns, shard_for_key
 
 pa = pytest.importorskip("pyarrow")
 
@@ -141,3 +141,44 @@ def test_records_as_columns() -> None:
 def test_columns_of_what_is_no_bytes() -> None:
     with pytest.raises(TypeError):
         record_columns(["text"])  # type: ignore[list-item]
+
+
+class TestPositionIds:
+    PREFIX = b"prefix"
+
+    def ids(self, bodies: list[str], first: int = 0) -> list[bytes]:
+        made = position_ids(self.PREFIX, first, pa.array(bodies))
+        return [made[start : start + 16] for start in range(0, len(made), 16)]
+
+    def test_the_same_row_gets_the_same_id(self) -> None:
+        whole = self.ids(["a", "b", "b", "c"])
+        assert len(set(whole)) == 4
+        assert self.ids(["b", "c"], first=2) == whole[2:]
+
+    def test_another_row_at_that_place_gets_another(self) -> None:
+        assert not set(self.ids(["a", "b"])) & set(self.ids(["b", "a"]))
+
+    def test_what_they_hold(self) -> None:
+        row = 0xFEDCBA98
+        (one,) = self.ids(["x" * 700], first=row)
+        whole = int.from_bytes(one, "big")
+        assert one[:6] == self.PREFIX
+        assert (whole >> 76 & 0xF, whole >> 62 & 3) == (8, 2)
+        high, low = whole >> 64 & 0xFFF, whole >> 42 & 0xFFFFF
+        assert high << 20 | low == row
+        assert whole >> 32 & 0x3FF == 700
+        assert whole & 0xFFFFFFFF == crc32c(b"x" * 700)
+
+    def test_they_rise(self) -> None:
+        for first in (0, 60, 16_380, 1_048_570):
+            ids = self.ids(["b", "a"] * 10, first)
+            assert ids == sorted(ids)
+
+    def test_refusals(self) -> None:
+        with pytest.raises(ValueError, match="prefix has 5 bytes"):
+            position_ids(b"short", 0, pa.array(["a"]))
+        with pytest.raises(ValueError, match="number"):
+            position_ids(self.PREFIX, 0xFFFFFFFF, pa.array(["a", "b"]))
+        with pytest.raises(ValueError, match="null"):
+            position_ids(self.PREFIX, 0, pa.array([None, "b"]))
+        assert position_ids(self.PREFIX, 0, pa.array([], pa.string())) == b""

@@ -1,0 +1,259 @@
+"""``spark.read.format("ignis")`` and ``spark.readStream.format("ignis")``.
+
+Options: ``url``, ``queue``, ``client_id``, ``farm_id``, ``config``, and the settings of ``[spark]``; for reading also
+``job`` and, in batches, ``limit``; for writing see `ignis.spark.sink`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ignis.errors import ConfigError, IgnisError
+from ignis.spark._pyspark import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadLimit,
+    ReadMaxRows,
+    StructType,
+    SupportsTriggerAvailableNow,
+)
+from ignis.spark.columns import MESSAGE_SCHEMA
+from ignis.spark.draining import RENEWALS, claim_all, owner_of, retire
+from ignis.spark.places import Place, find_place, split_options
+from ignis.spark.reading import cut_runs, read_runs
+from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
+from ignis.storage.base import Run, joined_runs
+
+__all__ = ["IgnisDataSource"]
+
+log = logging.getLogger("ignis.spark")
+
+_BATCH_PARTS = 8
+"""Parts of a read at the least, where there are messages for them: how many tasks run at a time is not known here."""
+
+Offset = dict[str, int]
+"""Shard, as JSON has it, -> pointer. Messages up to it were read; a shard that is not there stands at 0."""
+
+
+class IgnisDataSource(DataSource):
+    """``spark.dataSource.register(IgnisDataSource)`` once per session; then ``format("ignis")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ignis"
+
+    def schema(self) -> str:
+        return MESSAGE_SCHEMA
+
+    def reader(self, schema: StructType) -> IgnisReader:
+        return IgnisReader(_checked(schema, self.options))
+
+    def streamReader(self, schema: StructType) -> IgnisStreamReader:  # noqa: N802 - Spark's name
+        return IgnisStreamReader(_checked(schema, self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> IgnisWriter:
+        return IgnisWriter(schema, dict(self.options), overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> IgnisStreamWriter:  # noqa: N802
+        return IgnisStreamWriter(schema, dict(self.options), overwrite)
+
+
+def _checked(schema: StructType, options: Mapping[str, str]) -> dict[str, str]:
+    names = [field.split()[0] for field in MESSAGE_SCHEMA.split(", ")]
+    if schema.fieldNames() != names:
+        raise ConfigError(f"the columns are {', '.join(names)}: leave schema() out, and parse the body with from_json")
+    return dict(options)
+
+
+class Part(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, place: Place, runs: Sequence[Run]) -> None:
+        self.place = place
+        self.runs = tuple(runs)
+
+
+def _parts(place: Place, runs: Sequence[Run]) -> list[Part]:
+    return [Part(place, runs) for runs in cut_runs(runs, place.settings.partition_rows, _BATCH_PARTS)]
+
+
+class IgnisReader(DataSourceReader):
+    """A batch. Without a ``job`` nothing is claimed: what is pending when the query is planned is looked at, and stays.
+    With one, up to ``limit`` messages are claimed in its name (or those that are already): `ignis.spark.resume` commits
+    or abandons them."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        names, rest = split_options(options, "job", "limit")
+        self._place = find_place(options=rest, **names)
+        self._job = options.get("job")
+        self._limit = _positive(options.get("limit"), "limit")
+
+    def partitions(self) -> list[Part]:
+        magazines = self._place.open().magazines
+        if self._job is None:
+            runs = _pending(self._place, self._limit)
+        else:
+            owner = owner_of(self._job)
+            runs = magazines.held(self._place.queue, owner)
+            left = None if self._limit is None else self._limit - sum(run.messages for run in runs)
+            # Planned again, for another action: it gets the same messages.
+            if not runs and (left is None or left > 0):
+                runs = claim_all(magazines, self._place.queue, owner, left)
+        # Spark takes an empty list for a source without partitioning.
+        return _parts(self._place, runs) or [Part(self._place, ())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        return read_runs(partition.place, partition.runs)
+
+
+def _positive(text: str | None, name: str) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name} = {text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _pending(place: Place, limit: int | None) -> list[Run]:
+    """What is pending, as far as the pointers tell."""
+    runs: list[Run] = []
+    left = limit
+    for state in place.open().magazines.metadata(place.queue):
+        count = state.load_pointer - state.fire_pointer
+        if left is not None:
+            count = min(count, left)
+            left -= count
+        if count > 0:
+            runs.append(Run(state.shard, state.fire_pointer + 1, state.fire_pointer + count, count))
+    return runs
+
+
+class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. An offset is a pointer per shard.
+
+    * ``latestOffset`` claims at most the rows that Spark admits (``max_rows``), in the name of the ``job``, and answers how
+      far that reaches. What an earlier life of the query had claimed and not processed comes first.
+    * ``partitions`` gives the claimed runs between two offsets; tasks peek them. A query that starts again from its
+      checkpoint reads the same ones.
+    * ``commit`` retires what was processed.
+
+    A ``job`` belongs to one query. The queue may have other consumers; what they have claimed is not read.
+    """
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        names, rest = split_options(options, "job")
+        if "job" not in options:
+            raise ConfigError("option job is missing: the name in which this query claims, the same after a restart")
+        self._place = find_place(options=rest, **names)
+        self._owner = owner_of(options["job"])
+        self._renewal: threading.Thread | None = None
+        self._stop: threading.Event | None = None
+        self._target: dict[int, int] | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, from here on
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._place.settings.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        states = self._place.open().magazines.metadata(self._place.queue)
+        self._target = {state.shard: state.pending for state in states}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        self._keep_claims()
+        magazines, queue = self._place.open().magazines, self._place.queue
+        ahead = _behind(magazines.held(queue, self._owner), start)
+        room = limit.max_rows - sum(run.messages for run in ahead) if isinstance(limit, ReadMaxRows) else None
+        claimed = self._claim(room)
+        done = _up_to(claimed, start)
+        if done:
+            # Processed, and pending again because a power cut has undone the claims before they were committed.
+            retire(magazines, queue, done)
+        end = dict(start)
+        for run in [*ahead, *_behind(claimed, start)]:
+            end[str(run.shard)] = max(end.get(str(run.shard), 0), run.last)
+        return end
+
+    def _claim(self, room: int | None) -> list[Run]:
+        magazines, queue = self._place.open().magazines, self._place.queue
+        if self._target is None:
+            return claim_all(magazines, queue, self._owner, room)
+        runs: list[Run] = []
+        for shard, left in self._target.items():
+            wanted = left if room is None else min(left, room)
+            if wanted > 0:
+                found = magazines.claim(queue, wanted, self._owner, [shard])
+                count = sum(run.messages for run in found)
+                # Fewer than there were: somebody else has taken them.
+                self._target[shard] = left - count if count == wanted else 0
+                room = None if room is None else room - count
+                runs += found
+        return joined_runs(runs)
+
+    def partitions(self, start: Offset, end: Offset) -> list[Part]:
+        self._keep_claims()
+        runs = _up_to(_behind(self._place.open().magazines.held(self._place.queue, self._owner), start), end)
+        if not runs:
+            # Planned from the checkpoint after a power cut, which has undone the claims: what is still there is read.
+            runs = [
+                Run(int(shard), start.get(shard, 0) + 1, last, last - start.get(shard, 0))
+                for shard, last in end.items()
+                if last > start.get(shard, 0)
+            ]
+        return _parts(self._place, runs)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Part)
+        return read_runs(partition.place, partition.runs)
+
+    def commit(self, end: Offset) -> None:
+        magazines, queue = self._place.open().magazines, self._place.queue
+        retire(magazines, queue, _up_to(magazines.held(queue, self._owner), end))
+
+    def stop(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    # Only the reader that answers offsets claims anything; those that are pickled into tasks have neither of these.
+
+    def _keep_claims(self) -> None:
+        if self._renewal is None:
+            self._stop = threading.Event()
+            self._renewal = threading.Thread(target=self._renew, args=(self._stop,), name="ignis-spark", daemon=True)
+            self._renewal.start()
+
+    def _renew(self, stop: threading.Event) -> None:
+        while not stop.wait(self._place.stuck_after_s / RENEWALS):
+            try:
+                if not self._place.open().magazines.renew(self._place.queue, self._owner):
+                    return
+            except IgnisError as exc:
+                log.warning("the claims of %s could not be renewed: %s", self._owner, exc)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_renewal": None, "_stop": None}
+
+
+def _behind(runs: Sequence[Run], offset: Offset) -> list[Run]:
+    """The parts of the runs behind the offset."""
+    return [part for run in runs if (part := _part(run, max(run.first, offset.get(str(run.shard), 0) + 1), run.last))]
+
+
+def _up_to(runs: Sequence[Run], offset: Offset) -> list[Run]:
+    """The parts of the runs up to and with the offset."""
+    return [part for run in runs if (part := _part(run, run.first, min(run.last, offset.get(str(run.shard), 0))))]
+
+
+def _part(run: Run, first: int, last: int) -> Run | None:
+    if first > last:
+        return None
+    return Run(run.shard, first, last, min(run.messages, last - first + 1))

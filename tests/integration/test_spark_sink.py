@@ -1,0 +1,159 @@
+"""Writing with ``format("ignis")``: batches and streams, once each where the store can tell."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeApp
+from tests.support import WAIT_S
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa  # noqa: E402
+from pyspark.sql import functions as F  # noqa: E402, N812
+
+from ignis.spark import IgnisDataSource  # noqa: E402
+from ignis.spark.columns import ids_from, to_messages  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _registered(spark: Any) -> None:
+    spark.dataSource.register(IgnisDataSource)
+
+
+def rows(spark: Any, count: int, parts: int = 3) -> Any:
+    return spark.range(0, count, 1, parts).select("id", F.concat(F.lit("m"), "id").alias("body"))
+
+
+def write(df: Any, url: str, **options: Any) -> None:
+    df.write.format("ignis").options(url=url, queue="q", **options).mode("append").save()
+
+
+def stored(app: Any) -> Counter[str]:
+    return Counter(one.message for one in app.queue("q", str).main.peek(100_000))
+
+
+class TestBatch:
+    def test_rows_are_messages(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        write(rows(spark, 100), embedded_url, shards=4)
+        assert stored(new_app(embedded_url)) == Counter(f"m{number}" for number in range(100))
+
+    def test_equal_rows_are_messages_each(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        write(rows(spark, 40).select(F.lit("same").alias("body")), embedded_url)
+        assert stored(new_app(embedded_url)) == Counter({"same": 40})
+
+    def test_a_named_job_writes_once(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        for _ in range(3):
+            write(rows(spark, 50), embedded_url, job="load-7")
+        app = new_app(embedded_url)
+        assert sum(stored(app).values()) == 50
+        write(rows(spark, 50), embedded_url, job="load-8")
+        write(rows(spark, 50), embedded_url)
+        assert sum(stored(app).values()) == 150
+
+    def test_a_row_that_changed_is_not_taken_for_the_one_before(
+        self, spark: Any, embedded_url: str, new_app: MakeApp
+    ) -> None:
+        write(rows(spark, 30, 1), embedded_url, job="load")
+        write(rows(spark, 30, 1).withColumn("body", F.when(F.col("id") == 7, "other").otherwise(F.col("body"))),
+              embedded_url, job="load")  # fmt: skip
+        found = stored(new_app(embedded_url))
+        assert found["other"] == 1
+        assert sum(found.values()) == 31
+
+    def test_columns_of_other_names(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        df = rows(spark, 20).withColumnRenamed("body", "text").withColumn("customer", F.col("id").cast("string"))
+        for _ in range(2):
+            write(df.repartition(5), embedded_url, value="text", key="customer", id="id")
+        found = new_app(embedded_url).queue("q", str).main.peek(100)
+        assert sorted(one.message for one in found) == sorted(f"m{number}" for number in range(20))
+        assert {one.envelope.key for one in found} == {str(number) for number in range(20)}
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"value": "nothing"}, "nothing"),
+            ({"value": "id"}, "expected string, binary"),
+            ({"key": "id"}, "expected string, binary"),
+            ({"unknown": "1"}, "unknown option"),
+            ({"batch_rows": "0"}, "batch_rows"),
+            ({"job": "a b"}, "job"),
+            ({"url": ""}, "url"),
+        ],
+    )
+    def test_refusals(self, spark: Any, embedded_url: str, options: dict[str, str], words: str) -> None:
+        with pytest.raises(Exception, match=words):
+            write(rows(spark, 1), **{"url": embedded_url, **options})
+
+    def test_a_queue_is_not_overwritten(self, spark: Any, embedded_url: str) -> None:
+        writer = rows(spark, 1).write.format("ignis").options(url=embedded_url, queue="q").mode("overwrite")
+        with pytest.raises(Exception, match="appended to"):
+            writer.save()
+
+    def test_a_null_fails_the_write(self, spark: Any, embedded_url: str) -> None:
+        df = spark.createDataFrame([("a",), (None,)], "body string").coalesce(1)
+        with pytest.raises(Exception, match="without a value"):
+            write(df, embedded_url)
+
+
+def test_ids_are_those_of_the_stage(spark: Any, embedded_url: str) -> None:
+    """A row that went through the stage is known to the sink."""
+    many = [(n, str(uuid.UUID(int=n)), f"row {n}", bytearray([n] * 16), bytearray([n])) for n in range(10)]
+    df = spark.createDataFrame(many, "number int, uuid string, text string, whole binary, part binary")
+    kinds = {"number": pa.int32(), "uuid": pa.string(), "text": pa.string(), "whole": pa.binary(), "part": pa.binary()}
+    for at, (column, kind) in enumerate(kinds.items()):
+        messages = to_messages(df, value="text", columns=None, key=None, id=column)
+        made = [bytes(row.id) for row in messages.select("id").collect()]
+        assert made == ids_from(pa.array([row[at] for row in many], kind)).to_pylist(), column
+    low = spark.createDataFrame([(-1,), (-(2**63),)], "n long")
+    made = [
+        bytes(row.id) for row in to_messages(low, value=None, columns=None, key=None, id="n").select("id").collect()
+    ]
+    assert made == ids_from(pa.array([-1, -(2**63)])).to_pylist()
+
+
+class TestStream:
+    def run(self, spark: Any, source: Path, url: str, checkpoint: Path) -> Any:
+        query = (
+            spark.readStream.schema("body string")
+            .json(str(source))
+            .writeStream.format("ignis")
+            .options(url=url, queue="q")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(2 * WAIT_S)
+        finally:
+            query.stop()
+        return query
+
+    def add(self, spark: Any, source: Path, first: int, count: int) -> None:
+        df = spark.range(first, first + count, 1, 2).select(F.concat(F.lit("m"), "id").alias("body"))
+        df.write.mode("append").json(str(source))
+
+    def test_batches_are_written_once(self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
+        source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+        self.add(spark, source, 0, 50)
+        self.run(spark, source, embedded_url, checkpoint)
+        self.add(spark, source, 50, 30)
+        self.run(spark, source, embedded_url, checkpoint)
+        app = new_app(embedded_url)
+        assert stored(app) == Counter(f"m{number}" for number in range(80))
+        # As if the query had died between the batch and its entry in the checkpoint: the batch is run again.
+        commits = sorted((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        commits[-1].unlink()
+        (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+        self.run(spark, source, embedded_url, checkpoint)
+        assert stored(app) == Counter(f"m{number}" for number in range(80))
+        # Without the checkpoint it is another query, which reads everything.
+        self.run(spark, source, embedded_url, tmp_path / "another")
+        assert stored(app) == Counter({f"m{number}": 2 for number in range(80)})

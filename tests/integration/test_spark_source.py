@@ -1,0 +1,257 @@
+"""Reading with ``format("ignis")``: batches that look, batches that claim, and streams."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis.errors import ConfigError
+from tests.conftest import MakeApp
+from tests.support import WAIT_S
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
+
+from ignis.spark import IgnisDataSource, resume  # noqa: E402
+from ignis.spark.source import IgnisStreamReader  # noqa: E402
+from ignis.storage.embedded import catalogue, claims  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _registered(spark: Any) -> None:
+    spark.dataSource.register(IgnisDataSource)
+
+
+def fill(app: Any, count: int, first: int = 0, queue: str = "q") -> Any:
+    made = app.queue(queue, str, shards=4)
+    made.publish_many([f"m{number}" for number in range(first, first + count)], keys=[str(n) for n in range(count)])
+    return made
+
+
+def read(spark: Any, url: str, **options: Any) -> Any:
+    return spark.read.format("ignis").options(url=url, queue="q", **options).load()
+
+
+def texts(df: Any) -> list[str]:
+    return sorted(bytes(row.body).decode() for row in df.select("body").collect())
+
+
+class TestBatch:
+    def test_a_look_changes_nothing(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        queue = fill(new_app(embedded_url), 100)
+        df = read(spark, embedded_url)
+        assert texts(df) == sorted(f"m{number}" for number in range(100))
+        assert df.columns == [
+            "body", "_id", "_key", "_enqueued_at", "_attempts", "_crashes", "_meta", "_shard", "_pointer",
+        ]  # fmt: skip
+        assert (queue.main.pending(), queue.main.in_flight()) == (100, 0)
+
+    def test_only_what_is_pending(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        queue = fill(new_app(embedded_url), 30)
+        gone = {one.message for one in queue.main.fire(10)}
+        assert set(texts(read(spark, embedded_url))) == {f"m{number}" for number in range(30)} - gone
+        assert read(spark, embedded_url, limit=7).count() == 7
+
+    def test_an_empty_queue(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 0)
+        assert read(spark, embedded_url).collect() == []
+
+    def test_a_job_claims_and_is_resumed(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        queue = fill(new_app(embedded_url), 50)
+        df = read(spark, embedded_url, job="nightly", limit=20)
+        first = texts(df)
+        assert len(first) == 20
+        assert texts(df.filter("true")) == first, "planned again"
+        assert (queue.main.pending(), queue.main.in_flight()) == (30, 20)
+        assert resume(spark, embedded_url, "q", "nightly").commit() == (20, 0)
+        assert (queue.main.pending(), queue.main.in_flight()) == (30, 0)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"queue": "missing"}, "missing"),
+            ({"limit": "none"}, "limit"),
+            ({"unknown": "1"}, "unknown option"),
+            ({"url": "memory://x"}, "other processes"),
+            ({"job": "a b"}, "job"),
+        ],
+    )
+    def test_refusals(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, options: dict[str, str], words: str
+    ) -> None:
+        fill(new_app(embedded_url), 1)
+        with pytest.raises(Exception, match=words):
+            spark.read.format("ignis").options(**{"url": embedded_url, "queue": "q", **options}).load().collect()
+
+    def test_another_schema_is_refused(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 1)
+        with pytest.raises(Exception, match="leave schema"):
+            spark.read.format("ignis").options(url=embedded_url, queue="q").schema("id long").load().collect()
+
+
+class Sink:
+    """What a query's batches held: ``foreachBatch`` writes it down, and may fail or hold."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, list[str]]] = []
+        self.fails_at: int | None = None
+        self.entered = threading.Event()
+
+    def __call__(self, df: Any, number: int) -> None:
+        self.batches.append((number, texts(df)))
+        self.entered.set()
+        if number == self.fails_at:
+            raise RuntimeError("planted")
+
+    def all(self) -> list[str]:
+        return sorted(text for _, batch in self.batches for text in batch)
+
+
+class TestStream:
+    def run(self, spark: Any, url: str, checkpoint: Path, sink: Sink, **options: Any) -> Any:
+        """Reads what there is, and stops."""
+        stream = spark.readStream.format("ignis").options(url=url, queue="q", job="stream", **options).load()
+        query = (
+            stream.writeStream.foreachBatch(sink)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(2 * WAIT_S)
+        finally:
+            query.stop()
+        return query
+
+    def test_all_rows_in_admitted_pieces(self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
+        queue, sink = fill(new_app(embedded_url), 100), Sink()
+        self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=40)
+        assert sink.all() == sorted(f"m{number}" for number in range(100))
+        assert [len(batch) for _, batch in sink.batches] == [40, 40, 20]
+        assert queue.main.pending() == 0
+        # What the last batch held is retired when the next one is planned.
+        fill(new_app(embedded_url), 5, first=200)
+        self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=40)
+        assert len(sink.all()) == 105
+        assert queue.main.in_flight() == 5
+
+    def test_a_batch_that_failed_is_read_again(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
+    ) -> None:
+        queue, sink = fill(new_app(embedded_url), 60), Sink()
+        sink.fails_at = 1
+        with pytest.raises(Exception, match="planted"):
+            self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=25)
+        fill(new_app(embedded_url), 10, first=100)
+        sink.fails_at = None
+        self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=25)
+        again = [batch for number, batch in sink.batches if number == 1]
+        assert len(again) == 2
+        assert again[0] == again[1]
+        assert set(sink.all()) == {f"m{number}" for number in [*range(60), *range(100, 110)]}
+        assert len(sink.all()) == 70 + 25
+        assert queue.main.pending() == 0
+
+
+class TestOffsets:
+    """The reader that Spark's driver asks, asked here."""
+
+    def reader(self, url: str, **options: str) -> IgnisStreamReader:
+        return IgnisStreamReader({"url": url, "queue": "q", "job": "stream", **options})
+
+    def rows(self, reader: IgnisStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+        found = [
+            body.decode()
+            for part in reader.partitions(start, end)
+            for batch in reader.read(part)
+            for body in batch.column("body").to_pylist()
+        ]
+        return sorted(found)
+
+    def test_steps(self, embedded_url: str, new_app: MakeApp) -> None:
+        queue = fill(new_app(embedded_url), 50)
+        reader = self.reader(embedded_url)
+        start = reader.initialOffset()
+        one = reader.latestOffset(start, ReadMaxRows(30))
+        two = reader.latestOffset(one, ReadAllAvailable())
+        assert len(self.rows(reader, start, one)) == 30
+        assert sorted(self.rows(reader, start, one) + self.rows(reader, one, two)) == sorted(f"m{n}" for n in range(50))
+        assert reader.latestOffset(two, ReadMaxRows(30)) == two
+        assert reader.partitions(two, two) == []
+        reader.commit(one)
+        assert queue.main.in_flight() == 20
+        reader.commit(two)
+        reader.commit(two)
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+        reader.stop()
+
+    def test_what_was_claimed_and_never_planned_comes_first(self, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 50)
+        first = self.reader(embedded_url)
+        lost = first.latestOffset({}, ReadMaxRows(20))
+        again = self.reader(embedded_url)
+        end = again.latestOffset({}, ReadMaxRows(20))
+        assert end == lost
+        assert self.rows(again, {}, end) == self.rows(first, {}, lost)
+
+    def test_what_others_have_claimed_is_not_read(self, embedded_url: str, new_app: MakeApp) -> None:
+        queue = fill(new_app(embedded_url), 40)
+        reader = self.reader(embedded_url)
+        one = reader.latestOffset({}, ReadMaxRows(10))
+        others = {fired.message for fired in queue.main.fire(10)}
+        two = reader.latestOffset(one, ReadAllAvailable())
+        mine = self.rows(reader, {}, two)
+        assert len(mine) == 30
+        assert others.isdisjoint(mine)
+        reader.commit(two)
+        assert queue.main.in_flight() == 10, "what others have claimed is theirs to finish"
+
+    def test_after_a_power_cut_undid_the_claims(self, embedded_url: str, new_app: MakeApp) -> None:
+        app = new_app(embedded_url)
+        queue = fill(app, 40)
+        reader = self.reader(embedded_url)
+        one = reader.latestOffset({}, ReadMaxRows(20))
+        two = reader.latestOffset(one, ReadMaxRows(10))
+        planned = self.rows(reader, one, two)
+        # What a boot does to claims; the rows up to `one` were processed and not committed.
+        forget_claims(app.store)
+        again = self.reader(embedded_url)
+        assert self.rows(again, one, two) == planned
+        three = again.latestOffset(two, ReadMaxRows(100))
+        assert len(self.rows(again, two, three)) == 10
+        again.commit(three)
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+    def test_available_now_ends_where_it_began(self, embedded_url: str, new_app: MakeApp) -> None:
+        app = new_app(embedded_url)
+        fill(app, 30)
+        reader = self.reader(embedded_url)
+        reader.prepareForTriggerAvailableNow()
+        fill(app, 30, first=100)
+        end = reader.latestOffset({}, ReadMaxRows(20))
+        last = reader.latestOffset(end, ReadMaxRows(20))
+        assert self.rows(reader, {}, last) == sorted(f"m{number}" for number in range(30))
+        assert reader.latestOffset(last, ReadMaxRows(20)) == last
+
+    def test_offsets_are_json(self, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 10)
+        end = self.reader(embedded_url).latestOffset({}, ReadAllAvailable())
+        assert json.loads(json.dumps(end)) == end
+
+    def test_a_job_is_wanted(self, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 1)
+        with pytest.raises(ConfigError, match="job"):
+            IgnisStreamReader({"url": embedded_url, "queue": "q"})
+
+
+def forget_claims(store: Any) -> None:
+    """As a boot does: fire pointers and claims are gone, the messages are not."""
+    for info in catalogue.read_all(store.directory.data("sync").env):
+        store.directory.claims.transact(lambda txn, number=info.id: claims.forget_magazine(txn, number))
