@@ -114,6 +114,8 @@ class Drained:
         self._lock = threading.Lock()
         self._ended = ""
         self._committed: Committed | None = None
+        self._to_retire = list(pieces(self.runs, _COMMIT_AT_ONCE))
+        self._retired = 0
         self._stop = threading.Event()
         self._renewal: threading.Thread | None = None
         if held:
@@ -153,8 +155,10 @@ class Drained:
             if self._committed is None:
                 if self._ended:
                     raise ClosedError(f"the drain {self.job} was {self._ended}")
-                retired = retire(self._magazines, self.place.queue, self.runs)
-                self._committed = Committed(retired, self.claimed - retired)
+                while self._to_retire:
+                    self._retired += self._magazines.delete(self.place.queue, self._to_retire[0])
+                    del self._to_retire[0]
+                self._committed = Committed(self._retired, self.claimed - self._retired)
                 self._end("committed")
             return self._committed
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 
+from tests import spark_support
 from tests.torture import app_kill9, damage, diskfull, fleet, kill9, leader, mutants, powercut, syscalls
 from tests.torture.report import Outcome
 
@@ -224,6 +228,22 @@ def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool,
     run.carry_out(fleet_tests(run, short, seconds or (15 if short else 300)))
 
 
+@main.command("spark", help="Spark: killed workers and drivers, speculation, failing commits. Needs Java.")
+@options
+@click.option("--short", is_flag=True, help="Three rounds of each.")
+def spark_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    reason = spark_support.unavailable()
+    if reason:
+        run.carry_out(iter([lambda: Outcome("spark", skipped=reason)]))
+        return
+    from tests.torture import spark
+
+    with tempfile.TemporaryDirectory(prefix="ignis-torture-") as directory:
+        session = functools.cache(lambda: spark_support.start(Path(directory)))
+        run.carry_out(spark.tests(session, run.of(3 if short else 20), run.rng("spark"), run.deadline))
+
+
 @main.command("mutants", help="Planted faults that the tests above must catch.")
 @options
 @click.option("--short", is_flag=True, help="Only those that are quick to catch.")
@@ -245,6 +265,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         damage_command,
         leader_command,
         fleet_command,
+        spark_command,
         mutants_command,
     ):
         try:
