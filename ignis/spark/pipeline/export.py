@@ -22,7 +22,7 @@ from ignis.spark.pipeline.checks import PROBLEMS, REASONS, check_rows, first_rea
 from ignis.spark.pipeline.description import ENVELOPE, Column, Description, Export
 from ignis.spark.pipeline.files import Files
 from ignis.spark.pipeline.progress import Progress, watched
-from ignis.spark.pipeline.reading import MALFORMED, RAW, json_columns
+from ignis.spark.pipeline.reading import RAW, take_apart
 from ignis.spark.pipeline.runs import Run, Runs
 from ignis.spark.pipeline.session import SETTINGS, settings
 from ignis.spark.pipeline.target import Target, resolve_target
@@ -278,10 +278,8 @@ def _parsed(drained: Drained, schema: Mapping[str, Column]) -> DataFrame:
         return drained.df.select(body, *envelope, nothing, fine)
     # What stands in a message has the schema's names and ISO 8601: `source` and `format` are those of the files.
     schema = {name: msgspec.structs.replace(column, source="", format="") for name, column in schema.items()}
-    malformed, columns = json_columns(functions.col(RAW), schema)
-    rows = drained.df.select(text.alias(RAW), *envelope)
-    names = [f"_{name}" for name in ENVELOPE]
-    return check_rows(rows.select(RAW, *names, malformed.alias(MALFORMED), *columns), schema, RAW, *names)
+    rows = take_apart(drained.df.select(text.alias(RAW), *envelope), RAW, schema)
+    return check_rows(rows, schema, RAW, *(f"_{name}" for name in ENVELOPE))
 
 
 def _stored(name: str, column: Column) -> Expression:

@@ -14,13 +14,14 @@ from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, functions
 from ignis.spark.pipeline.description import Column, Csv, Ingest
 
-__all__ = ["FILE", "MALFORMED", "RAW", "json_columns", "read_rows"]
+__all__ = ["FILE", "MALFORMED", "RAW", "read_rows", "take_apart"]
 
 RAW = "_raw"
 FILE = "_file"
 MALFORMED = "_malformed"
 _CORRUPT = "_corrupt"
 _LINE = "value"
+_JSON = "_json"
 
 
 def read_rows(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Column], paths: Sequence[str]) -> DataFrame:
@@ -39,23 +40,27 @@ def read_rows(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Column],
     return _read_parquet(spark, ingest, schema, paths)
 
 
-def json_columns(line: Expression, schema: Mapping[str, Column]) -> tuple[Expression, list[Expression]]:
-    """(whether a text is not one JSON object, its columns).
+def take_apart(rows: DataFrame, text: str, schema: Mapping[str, Column]) -> DataFrame:
+    """The rows with a column of JSON taken apart: `MALFORMED` where it is not one object, and the schema's columns.
 
     By way of a variant: decimals keep all their digits, and a name that occurs twice is an error.
+
+    Args:
+        text: the column, which stays as it is, as do the others.
     """
     # In brackets, because a parser stops at the end of the first value: what follows it would be lost without a word.
-    wrapped = functions.try_parse_json(functions.concat(functions.lit("["), line, functions.lit("]")))
-    alone = functions.try_variant_get(wrapped, "$[1]", "variant").isNull()
-    is_object = functions.ltrim(line).startswith("{")
-    malformed = functions.coalesce(~(wrapped.isNotNull() & alone & is_object), functions.lit(True))
+    wrapped = functions.try_parse_json(functions.concat(functions.lit("["), text, functions.lit("]")))
+    alone = functions.try_variant_get(_JSON, "$[1]", "variant").isNull()
+    is_object = functions.ltrim(functions.col(text)).startswith("{")
+    malformed = functions.coalesce(~(functions.col(_JSON).isNotNull() & alone & is_object), functions.lit(True))
     columns = [
         functions.try_variant_get(
-            wrapped, f"$[0]{_path(column.source or name)}", "variant" if column.type == "json" else "string"
+            _JSON, f"$[0]{_path(column.source or name)}", "variant" if column.type == "json" else "string"
         ).alias(name)
         for name, column in schema.items()
     ]
-    return malformed, columns
+    # In two steps: in one, every column would be given a parser of its own.
+    return rows.withColumn(_JSON, wrapped).select(*rows.columns, malformed.alias(MALFORMED), *columns)
 
 
 def _path(name: str) -> str:
@@ -66,8 +71,7 @@ def _path(name: str) -> str:
 
 def _read_json_lines(spark: SparkSession, schema: Mapping[str, Column], paths: Sequence[str]) -> DataFrame:
     lines = spark.read.text(list(paths)).where(functions.trim(_LINE) != "")
-    malformed, columns = json_columns(functions.col(_LINE), schema)
-    return lines.select(functions.col(_LINE).alias(RAW), _file(), malformed.alias(MALFORMED), *columns)
+    return take_apart(lines.select(functions.col(_LINE).alias(RAW), _file()), RAW, schema)
 
 
 def _read_csv(spark: SparkSession, csv: Csv, schema: Mapping[str, Column], paths: Sequence[str]) -> DataFrame:
