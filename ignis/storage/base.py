@@ -451,8 +451,8 @@ class Store(abc.ABC):
     """Whether nobody but this process can see the store."""
 
     url: str
-    client_id: str
-    farm_id: str
+    client_id: str = "ignis"
+    farm_id: str = "local"
     magazines: MagazineStore
     queues: QueueStore
     locks: LockStore

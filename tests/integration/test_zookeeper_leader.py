@@ -39,7 +39,9 @@ pytestmark = pytest.mark.integration
 MakeApp = Callable[..., ignis.Ignis]
 MakeLeader = Callable[..., Any]
 
-SESSION_S = 1.0
+SESSION_S = 5.0
+"""Longer than any pause of a busy machine, where no test waits for its end."""
+SHORT_S = 1.5
 _clients = itertools.count(1)
 
 
@@ -305,7 +307,7 @@ def test_a_leader_that_is_cut_off_gives_up_and_another_takes_over(
 ) -> None:
     store.magazines.declare("m", 1)
     store.magazines.load_records("m", 0, [b"0" * 40])
-    far, near = candidate(link.address), candidate(own_server.address)
+    far, near = (candidate(one, session_timeout_s=SHORT_S) for one in (link.address, own_server.address))
     old = far.lead()
     near.start()
     eventually(lambda: settled(near))
@@ -330,7 +332,7 @@ def test_a_suspended_leader_gives_up_at_once_and_stands_again_at_the_end(
     own_server: Server, candidate: MakeLeader
 ) -> None:
     """The server freezes for less than the session timeout as it counts it: the session survives, the lead does not."""
-    leader = candidate(own_server.address)
+    leader = candidate(own_server.address, session_timeout_s=SHORT_S)
     first = leader.lead()
     own_server.stop()
     eventually(lambda: leader.fence is None)
@@ -363,7 +365,7 @@ def test_nothing_waits_for_zookeeper_and_all_heals(
     app = new_app(
         embedded_url,
         sweeper={"interval": 0.1, "initial_delay": 0},
-        leader={"zookeeper": own_server.address, "session_timeout": SESSION_S, "refresh": 0.2},
+        leader={"zookeeper": own_server.address, "session_timeout": SHORT_S, "refresh": 0.2},
     )
     queue = app.queue("jobs", int, shards=2)
     queue.open()
@@ -485,7 +487,7 @@ def test_tls_that_does_not_fit_does_not_connect(
     port, settings = tls_server
     given = {**settings, **change}
     host = given.pop("host", "127.0.0.1")
-    leader = candidate(f"{host}:{port}", **given)
+    leader = candidate(f"{host}:{port}", session_timeout_s=SHORT_S, **given)
     with pytest.raises(CoordinatorUnreachableError, match="cannot be reached"):
         leader.lead()
     leader.close()
@@ -553,7 +555,7 @@ def test_closed_and_forked_candidates_say_so(server: Server, candidate: MakeLead
 
 
 def test_closing_does_not_wait_for_a_server_that_is_away(own_server: Server, candidate: MakeLeader) -> None:
-    leader = candidate(own_server.address)
+    leader = candidate(own_server.address, session_timeout_s=SHORT_S)
     leader.lead()
     own_server.stop()
     closing = threading.Thread(target=leader.close)
