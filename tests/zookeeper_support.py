@@ -143,6 +143,7 @@ class Link:
         self._lock = threading.Lock()
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._cut = False
+        self._drop = False
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="test-link", daemon=True)
         self._thread.start()
@@ -154,12 +155,24 @@ class Link:
     def cut(self) -> None:
         self._cut = True
 
+    def drop(self) -> None:
+        """Closes the connections there are, once; new ones are let through."""
+        self._drop = True
+        deadline = time.monotonic() + WAIT_S
+        while self._drop and time.monotonic() < deadline:
+            time.sleep(0.005)
+
     def mend(self) -> None:
         """What was sent meanwhile arrives now, as packets do that were sent again and again."""
         self._cut = False
 
     def _run(self) -> None:
         while not self._closed.is_set():
+            if self._drop:
+                for end in list(self._pairs):
+                    end.close()
+                self._pairs.clear()
+                self._drop = False
             if self._cut:
                 time.sleep(0.01)
                 continue

@@ -328,6 +328,24 @@ def test_a_leader_that_is_cut_off_gives_up_and_another_takes_over(
     assert "leadership of sweeper is given up: the connection to ZooKeeper is lost" in caplog.text
 
 
+def test_a_dropped_connection_ends_the_lead_though_the_session_lives(
+    own_server: Server, link: Link, candidate: MakeLeader
+) -> None:
+    far, near = candidate(link.address), candidate(own_server.address)
+    first = far.lead()
+    session = far._session._client.client_id
+    near.start()
+    eventually(lambda: settled(near))
+    link.drop()
+    second = eventually(near.try_lead)
+    assert second.epoch > first.epoch
+    eventually(lambda: settled(far))
+    assert far._session._client.client_id == session, "it is the same session"
+    assert (far.try_lead(), far.stats()["losses"], near.fence) == (None, 1, second)
+    near.close()
+    assert eventually(far.try_lead).epoch > second.epoch, "a place at the end of the line"
+
+
 def test_a_suspended_leader_gives_up_at_once_and_stands_again_at_the_end(
     own_server: Server, candidate: MakeLeader
 ) -> None:

@@ -538,3 +538,15 @@ def test_coming_to_lead_sweeps_at_once(embedded_url: str, new_app: MakeApp, cloc
     eventually(lambda: len(sidelined(queue)) == 1)
     eventually(lambda: apps[1].sweeper().passes == 1)
     assert apps[1].stats()["sweeper"]["leader"]["leading"]
+
+
+def test_leading_again_sweeps_at_once_too(embedded_url: str, new_app: MakeApp) -> None:
+    """Whatever the schedule was before: somebody else may have led meanwhile."""
+    app = new_app(embedded_url, sweeper={"interval": 3_600, "initial_delay": 0}, leader={"refresh": 0.1})
+    open_queue(app)
+    sweeper = app.sweeper()
+    sweeper.start()
+    eventually(lambda: sweeper.passes == 1)
+    app.leader().relinquish()
+    eventually(lambda: sweeper.passes == 2)
+    assert app.store.locks.epoch("sweeper") == 2
