@@ -131,17 +131,23 @@ class Autoscaler:
         """Starts the schedule. Idempotent."""
         if self._thread is None:
             self._stop.clear()
+            self._leader.start()
             self._thread = threading.Thread(target=self._loop, name="ignis-autoscaler", daemon=True)
             self._thread.start()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ends the schedule and gives the leadership up; the target stays as it is. Idempotent."""
+        """Ends the schedule and gives the leadership up; the target stays as it is. Idempotent; `start` works again."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout)
             self._thread = None
         self._leader.relinquish()
         self.leading = False
+
+    def close(self, timeout: float = 30.0) -> None:
+        """`stop`, and frees what the leadership holds. Idempotent."""
+        self.stop(timeout)
+        self._leader.close()
 
     def run_once(self) -> Decision | None:
         """One look, and what follows from it; None when another one acts. Raises the store's and the target's errors."""

@@ -24,6 +24,7 @@ from ignis.errors import (
     ClosedError,
     IgnisError,
     MessageTooLargeError,
+    QueueNotFoundError,
     WaitTimeoutError,
 )
 from ignis.handler import Failure, HandlerSpec, check_consumers
@@ -458,7 +459,8 @@ class Consumer:
         self._stopping.set()
         self._room.set()
         log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
-        self.queue.app.consumer_failed(self, exc)
+        if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
+            self.queue.app.consumer_failed(self, exc)
 
 
 def _outstanding(worker: Worker) -> int:

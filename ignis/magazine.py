@@ -257,3 +257,8 @@ class MagazineManager:
                 known = Magazine(self._store, name, codec, shards, ttl_s, durability, max_message_bytes)
                 self._known[name] = known
             return known
+
+    def forget(self, name: str) -> None:
+        """The next `get` declares it again: somebody may have removed it."""
+        with self._lock:
+            self._known.pop(name, None)

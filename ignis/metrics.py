@@ -88,8 +88,9 @@ class Collector(BaseCollector):
             yield GaugeMetricFamily(
                 "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
             )
-        for section in ("store", "sweeper", "leader"):
+        for section in ("store", "sweeper"):
             yield from _plain(section, stats.get(section))
+        yield from _of_leaders(stats.get("leaders"))
         yield from _of_refresher(stats.get("refresher"))
         yield from _of_supervisor(stats.get("supervisor"))
         yield from _of_autoscaler(stats.get("autoscaler"))
@@ -166,6 +167,16 @@ def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:
         for name, value in figures.items():
             if isinstance(value, (int, float)):
                 family.add_metric([name], float(value))
+        yield family
+
+
+def _of_leaders(figures: Stats | None) -> Iterable[Metric]:
+    if figures:
+        family = GaugeMetricFamily("ignis_leader", "Figures of each candidacy here.", labels=["scope", "figure"])
+        for scope, one in figures.items():
+            for name, value in one.items():
+                if isinstance(value, (int, float)):
+                    family.add_metric([scope, name], float(value))
         yield family
 
 

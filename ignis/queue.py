@@ -152,6 +152,8 @@ class Queue(Generic[M]):
         """After the queue was removed from the store: the next use registers it again."""
         with self._lock:
             self._main = self._sideline = None
+            for name in (self.name, self.name + SIDELINE_SUFFIX):
+                self.app.magazines.forget(name)
 
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type

@@ -15,13 +15,13 @@ from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.config import AutoscalerSettings, load_file, resolve
+from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ConfigError
+from ignis.leader import make_leader
 
 __all__ = ["autoscale"]
 
 _COMMAND_TIMEOUT_S = 60.0
-_SETTINGS = ("min_workers", "max_workers", "messages_per_worker", "max_age_s", "cool_down_s", "interval_s")
 
 
 @click.command()
@@ -66,7 +66,8 @@ def autoscale(
     autoscaler.scope one acts; all of them serve the figures.
     """
     state.log_to_stderr("info")
-    settings = resolve(AutoscalerSettings, given, load_file(state.config))
+    file = load_file(state.config)
+    settings = resolve(AutoscalerSettings, given, file)
     if not (once or command or bind):
         raise click.UsageError("nothing to do: give --exec, --bind or --once")
     if command is not None and "{}" not in command:
@@ -77,8 +78,9 @@ def autoscale(
     with state.store() as store, contextlib.ExitStack() as closing:
         for name in queues:
             queue_record(store, name)
-        scaler = Autoscaler(store, target, queues=queues or None, settings=settings)
-        closing.callback(scaler.stop)
+        leader = make_leader(store, settings.scope, resolve(LeaderSettings, {}, file))
+        scaler = Autoscaler(store, target, queues=queues or None, settings=settings, leader=leader)
+        closing.callback(scaler.close)
         if once:
             return _show(state, Decision(*scaler.look()))
         stop = threading.Event()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import click
@@ -16,7 +19,16 @@ from ignis.autoscaler import Autoscaler
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State
-from ignis.config import AutoscalerSettings, ConsumerSettings, SupervisorSettings, load_file, resolve
+from ignis.config import (
+    AutoscalerSettings,
+    ConsumerSettings,
+    LeaderSettings,
+    SupervisorSettings,
+    load_file,
+    resolve,
+)
+from ignis.errors import IgnisError
+from ignis.leader import make_leader
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.endpoint import app_endpoint, supervisor_endpoint
 from ignis.supervisor.inside import Limits, Worker, running_queues
@@ -24,6 +36,9 @@ from ignis.supervisor.link import Link
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
 
+log = logging.getLogger("ignis.supervisor")
+
+_RETRY_S = 1.0
 _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?\Z", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -112,23 +127,22 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     stop_timeout_s = given.stop_timeout
     if stop_timeout_s is None:
         stop_timeout_s = resolve(ConsumerSettings, {}, file).stop_timeout_s
-    scaling = None
+    scaling: _Scaling | None = None
     if given.autoscale is not None:
         limits = {"min_workers": given.processes, "max_workers": given.autoscale}
-        scaling = resolve(AutoscalerSettings, limits, file)
-    scalers: list[Autoscaler] = []
+        chosen = resolve(AutoscalerSettings, limits, file)
+        leading = resolve(LeaderSettings, {}, file)
+        scaling = _Scaling(lambda: supervisor, given.queues, chosen, leading)
 
     def started() -> None:
         if scaling is not None:
-            chosen = given.queues or (lambda: supervisor.queues)
-            scalers.append(Autoscaler(supervisor.store(), supervisor, queues=chosen, settings=scaling))
-            scalers[0].start()
+            scaling.start()
         described = supervisor.describe()
         pids = [one["pid"] for one in described["processes"]]
         if state.json:
             document = {"event": "started", "pid": os.getpid(), "queues": supervisor.queues, "processes": pids}
-            if given.health_bind is not None:
-                document["health"] = endpoint_url[0]
+            if endpoint is not None:
+                document["health"] = endpoint.url
             render.document(document)
             sys.stdout.flush()
         else:
@@ -137,10 +151,6 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
                 f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}; SIGTERM drains"
             )
 
-    def stopping() -> None:
-        for one in scalers:
-            one.stop(5.0)
-
     supervisor = Supervisor(
         WorkerCommand([target, *given.for_a_process(state)]),
         given.processes,
@@ -148,17 +158,66 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
         stop_timeout_s=stop_timeout_s,
         burst=given.burst,
         on_started=started,
-        on_stopping=stopping,
+        on_stopping=None if scaling is None else scaling.close,
     )
-    endpoint_url: list[str] = []
+    endpoint = None
     with contextlib.ExitStack() as closing:
         if given.health_bind is not None:
             endpoint = supervisor_endpoint(
-                given.health_bind, supervisor, lambda: scalers[0] if scalers else None, public=given.public_bind
+                given.health_bind,
+                supervisor,
+                lambda: None if scaling is None else scaling.autoscaler,
+                public=given.public_bind,
             )
             closing.callback(endpoint.close)
-            endpoint_url.append(endpoint.url)
         code = supervisor.run()
     if state.json:
         render.document({"event": "stopped", "pid": os.getpid(), "code": code})
     return code
+
+
+class _Scaling:
+    """The autoscaler of a supervisor. It needs the store, which may be away when the processes have begun: tried again."""
+
+    def __init__(
+        self,
+        supervisor: Callable[[], Supervisor],
+        queues: tuple[str, ...],
+        settings: AutoscalerSettings,
+        leading: LeaderSettings,
+    ) -> None:
+        self._supervisor = supervisor
+        self._queues = queues
+        self._settings = settings
+        self._leading = leading
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._begin, name="ignis-autoscaler-start", daemon=True)
+        self.autoscaler: Autoscaler | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+        if self.autoscaler is not None:
+            self.autoscaler.close(5.0)
+
+    def _begin(self) -> None:
+        supervisor = self._supervisor()
+        while not self._closing.is_set():
+            try:
+                store = supervisor.store()
+                self.autoscaler = Autoscaler(
+                    store,
+                    supervisor,
+                    queues=self._queues or (lambda: supervisor.queues),
+                    settings=self._settings,
+                    leader=make_leader(store, self._settings.scope, self._leading),
+                )
+                self.autoscaler.start()
+                return
+            except IgnisError as exc:
+                log.warning("the autoscaler cannot begin yet: %s", exc)
+                self._closing.wait(_RETRY_S)

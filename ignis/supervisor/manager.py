@@ -311,7 +311,10 @@ class Supervisor:
             return
         if sum(one.state == RUNNING for one in self._living) >= self._first_target:
             self._announced = True
-            self._on_started()
+            try:
+                self._on_started()
+            except Exception:  # the processes run: whoever wanted to hear of it does not end them
+                log.exception("announcing the start failed")
 
     def _end(self) -> None:
         for one in self._living:

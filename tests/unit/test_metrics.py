@@ -13,10 +13,10 @@ from tests.support import eventually, wait_idle
 
 NAMES = {
     "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
-    "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_late_acknowledgements",
+    "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_leader", "ignis_late_acknowledgements",
     "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending", "ignis_queue_sideline",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
-    "ignis_sidelined", "ignis_store", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
+    "ignis_sidelined", "ignis_store", "ignis_sweeper", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
     "ignis_acknowledgement_errors", "ignis_claim_errors",
 }  # fmt: skip
 
@@ -68,7 +68,8 @@ def test_registering_does_not_open_the_store() -> None:
 
 def test_other_sections_are_shown_by_their_own_names() -> None:
     stats = {
-        "sweeper": {"passes": 3, "leading": True, "who": "host:1"},
+        "sweeper": {"passes": 3, "running": True, "who": "host:1", "leader": {"epoch": 1}},
+        "leaders": {"sweeper": {"kind": "file", "leading": True, "epoch": 9, "since_s": None}},
         "supervisor": {
             "wanted": 2, "deaths": 1, "restarts": 4, "recovered": 7,
             "processes": [{"state": "running"}, {"state": "running"}, {"state": "locked"}],
@@ -77,7 +78,10 @@ def test_other_sections_are_shown_by_their_own_names() -> None:
     }  # fmt: skip
     found = parsed(Exposition(lambda: stats).text())
     assert found["ignis_sweeper", (("figure", "passes"),)] == 3
-    assert found["ignis_sweeper", (("figure", "leading"),)] == 1
+    assert found["ignis_sweeper", (("figure", "running"),)] == 1
+    assert found["ignis_leader", (("figure", "leading"), ("scope", "sweeper"))] == 1
+    assert found["ignis_leader", (("figure", "epoch"), ("scope", "sweeper"))] == 9
+    assert len([name for name, _ in found if name == "ignis_leader"]) == 2
     assert ("ignis_sweeper", (("figure", "who"),)) not in found
     assert found["ignis_processes", (("state", "running"),)] == 2
     assert found["ignis_recovered_total", ()] == 7

@@ -11,8 +11,9 @@ import ignis
 from ignis.errors import ConfigError, ConsumerLimitError, StoreBusyError
 from ignis.refresher import INACTIVE, NO_HANDLER, PUBLISH_ONLY, REMOVED, RUNNING
 from ignis.storage.base import QueueRecord
+from tests.apps import templates
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, eventually, wait_idle
+from tests.support import WAIT_S, Journal, eventually, wait_idle
 
 OFTEN = {"interval_s": 0.02, "initial_delay_s": 0, "watch_s": 0}
 BY_HAND = {"initial_delay_s": 86_400, "watch_s": 0}
@@ -389,6 +390,26 @@ def test_a_removed_queue_stops_and_is_registered_anew_when_used(app: ignis.Ignis
     eventually(lambda: seen == [{"n": 1}])
 
 
+def test_a_queue_whose_messages_were_removed_under_its_consumer(app: ignis.Ignis) -> None:
+    """Magazines and all: its consumer ends, the application does not."""
+    seen: list[Any] = []
+    app.queue("other", dict).handler(seen.append)
+    queue = app.queue("jobs", dict)
+    queue.handler(lambda message: None)
+    app.start()
+    app.store.queues.remove("jobs")
+    for name in ("jobs", "jobs_SIDELINE"):
+        app.store.magazines.drop(name)
+    eventually(lambda: queue.consumer is not None and queue.consumer.failed is not None)
+    app.refresh()
+    assert (app.refresher.states["jobs"], queue.consumer) == (REMOVED, None)
+    app.queue("other").publish({"n": 1})
+    eventually(lambda: seen == [{"n": 1}])
+    assert app.running
+    queue.publish({"n": 2})
+    assert app.refresh().started == ["jobs"]
+
+
 # -- the schedule
 
 
@@ -421,3 +442,18 @@ def test_stopping_ends_it(memory_url: str, new_app: MakeApp) -> None:
     result = app.refresh()
     assert (result.started, [queue.consumer for queue in app.queues()]) == ([], [None])
     assert not [one for one in threading.enumerate() if one.name == "ignis-refresher"]
+
+
+@pytest.mark.integration
+def test_worker_processes_handle_a_found_queue(embedded_url: str, new_app: MakeApp, journal: Journal) -> None:
+    """They import the handler and learn the queue's name from their parent: it was not known when it was registered."""
+    app = new_app(embedded_url, refresher=OFTEN)
+    templates.register(app)
+    app.start()
+    new_app(embedded_url).queue("orders.late", dict).publish({"n": 7})
+    eventually(lambda: len(journal.lines()) == 1)
+    name, number, pid = journal.lines()[0].split()
+    assert (name, number) == ("orders.late", "7")
+    [queue] = app.queues()
+    assert queue.consumer is not None
+    assert int(pid) in queue.consumer.worker_pids
