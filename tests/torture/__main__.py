@@ -147,6 +147,7 @@ def fleet_tests(run: Run, short: bool, seconds: float) -> Tests:
         yield lambda server=server: fleet.autoscaling(  # type: ignore[misc]
             4_000 if short else 100_000, most=2 if short else 4, server=server
         )
+    yield lambda: mutants.fleet_mutants(run.rng)
     if not named:
         yield lambda: Outcome("fleet/aerospike", skipped="IGNIS_TEST_AEROSPIKE names no server")
 
@@ -221,11 +222,11 @@ def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool
 
 @main.command("fleet", help="A supervised fleet under fire for 5 minutes, and an autoscaled one under a burst.")
 @options
-@click.option("--short", is_flag=True, help="15 seconds, and a small burst.")
-@click.option("--seconds", type=float, default=0, help="Of fire; 0 = 300, or 15 in the short form.")
+@click.option("--short", is_flag=True, help="8 seconds, and a small burst.")
+@click.option("--seconds", type=float, default=0, help="Of fire; 0 = 300, or 8 in the short form.")
 def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool, seconds: float = 0) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(fleet_tests(run, short, seconds or (15 if short else 300)))
+    run.carry_out(fleet_tests(run, short, seconds or (8 if short else 300)))
 
 
 @main.command("spark", help="Spark: killed workers and drivers, speculation, failing commits. Needs Java.")

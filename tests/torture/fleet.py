@@ -7,6 +7,7 @@ The workers are those of the real command line, ``ignis worker --processes``; th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -91,6 +92,10 @@ class _Scene:
                 raise RuntimeError(f"creator: {creator.trouble()}")
 
 
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 class _Workers:
     """``ignis worker --processes`` as a process."""
 
@@ -102,7 +107,7 @@ class _Workers:
                 "--config", str(scene.directory / "ignis.toml"), "--health-bind", "0", *arguments,
             ],
             env=scene.environment, stdout=subprocess.PIPE, stderr=self._errors, stdin=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_die_with_parent,  # noqa: PLW1509 - the parent has one thread
         )  # fmt: skip
         self.port = 0
 
