@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ignis.broker.commands import Command
+from ignis.broker.delivery import Pump
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.payloads import Connect, Failure, pack_connect, unpack
 from ignis.broker.server import Broker
@@ -74,6 +75,10 @@ class RunningBroker:
             return call()
 
         return asyncio.run_coroutine_threadsafe(run(), self.broker.loop).result(WAIT_S)
+
+    def pumps(self) -> list[Pump]:
+        """Of all applications."""
+        return [pump for application in self.broker.applications for pump in application.pumps]
 
     def client(self, **settings: Any) -> SyncClient:
         scope = {name: settings.pop(name) for name in list(settings) if name in Endpoint._fields}

@@ -63,6 +63,8 @@ class Held:
         """Pointers that are held already are no mistake: a store that fires one again after a power cut means the
         same one."""
         for shard, start, stop in runs:
+            if start >= stop:
+                continue
             again = sum(high - low for low, high in self._cut(magazine, shard, start, stop))
             self._counted(magazine, stop - start - again)
             mine = self._runs.setdefault((magazine, shard), [])

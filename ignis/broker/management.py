@@ -68,7 +68,8 @@ def _delete(app: Application, payload: bytes, bound: int) -> Reply:
         magazines.drop(name)
         app.forget(name)
     removed = app.store.queues.remove(head.name)
-    return Reply(_RESULT, pack(removed))
+    # Who waits for its messages finds out now that there is no such queue.
+    return Reply(_RESULT, pack(removed), lambda _: [app.poke(name) for name in names])
 
 
 def _list(app: Application, payload: bytes, bound: int) -> Reply:

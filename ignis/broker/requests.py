@@ -51,7 +51,7 @@ class Reply(NamedTuple):
 
     command: int
     payload: bytes
-    after: Callable[[Session], None] | None = None
+    after: Callable[[Session], object] | None = None
 
 
 def _value(value: Any) -> Reply:
@@ -201,7 +201,7 @@ def _drop(app: Application, payload: bytes, bound: int) -> Reply:
     head, _ = unpack(payload, Named)
     app.store.magazines.drop(head.name)
     app.forget(head.name)
-    return _value(None)
+    return Reply(_RESULT, pack(None), lambda _: app.poke(head.name))
 
 
 def _names(app: Application, payload: bytes, bound: int) -> Reply:

@@ -75,6 +75,8 @@ class Session(asyncio.BufferedProtocol):
         self._paused_writing = False
         self._backlog: deque[Request] = deque()
         self._running = 0
+        self._starved = False
+        """A delivery was held back: ask again when there is room."""
         self._bulky = 0
         self._closing = False
         self.consuming = Consuming(self)
@@ -101,7 +103,10 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def takes_deliveries(self) -> bool:
-        return not (self.closed or self._closing or self._paused_writing) and not self._over_outbound()
+        if self.closed or self._closing:
+            return False
+        self._starved = self._paused_writing or self._over_outbound()
+        return not self._starved
 
     def _over_outbound(self) -> bool:
         return self.outbound_bytes > self.broker.settings.max_outbound_bytes
@@ -152,9 +157,7 @@ class Session(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._paused_writing = False
         self.stuck_since_s = None
-        self._resume("outbound")
-        self._run_backlog()
-        self.consuming.poke()
+        self.relieved()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
@@ -182,6 +185,8 @@ class Session(asyncio.BufferedProtocol):
             self._transport.write(data)
         self._out.clear()
         self._out_bytes = 0
+        if self._backlog or self._starved or self._paused_by:
+            self.relieved()
 
     def answer(self, command: int, request_id: int, payload: bytes) -> None:
         """The answer to one pending request."""
@@ -244,10 +249,12 @@ class Session(asyncio.BufferedProtocol):
         return bool(self._paused_by)
 
     def relieved(self) -> None:
-        """Asked now and then: whether the client has read enough to be read again."""
-        if "outbound" in self._paused_by and not self._paused_writing and not self._over_outbound():
-            self._resume("outbound")
-            self._run_backlog()
+        """What was held back because too much was unread goes on, if that is over."""
+        if self._paused_writing or self._over_outbound() or self.closed or self._closing:
+            return
+        self._resume("outbound")
+        self._run_backlog()
+        if self._starved:
             self.consuming.poke()
 
     # -- requests
