@@ -24,8 +24,8 @@ R = TypeVar("R")
 class RunningBroker:
     """Started by the constructor on a free port; `stop` is idempotent. Settings as for `Broker`."""
 
-    def __init__(self, store_url: str, *, uvloop: bool = True, **options: Any) -> None:
-        self.broker = Broker(store_url, port=0, **options)
+    def __init__(self, store_url: str, *, uvloop: bool = True, at_port: int = 0, **options: Any) -> None:
+        self.broker = Broker(store_url, port=at_port, **options)
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._uvloop = uvloop

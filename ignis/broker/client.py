@@ -14,6 +14,7 @@ import tenacity
 
 from ignis.broker import asks
 from ignis.broker.asks import Ask, Ttl
+from ignis.broker.commands import FINISHING
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.protocol import Answer, ClientMachine, State
 from ignis.config import ClientSettings, resolve
@@ -177,7 +178,7 @@ class AsyncClient:
         timeout_s = self.settings.timeout_s if timeout is None else timeout
         deadline = loop.time() + timeout_s
         while True:
-            connection = await self.connect(max(0.001, deadline - loop.time()))
+            connection = await self._connection_for(ask, max(0.001, deadline - loop.time()))
             try:
                 left_s = max(0.001, deadline - loop.time()) + ask.extra_s
                 return ask.parse((await self._exchange(connection, ask, left_s)).payload)
@@ -191,6 +192,13 @@ class AsyncClient:
                 if loop.time() + self.settings.retry_wait_s >= deadline:
                     raise
                 await asyncio.sleep(self.settings.retry_wait_s)
+
+    async def _connection_for(self, ask: Ask[T], timeout_s: float) -> _Connection:
+        """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
+        connection = self._connection
+        if connection is not None and connection.lost_because is None and ask.command in FINISHING and not self._closed:
+            return connection
+        return await self.connect(timeout_s)
 
     async def _exchange(self, connection: _Connection, ask: Ask[T], timeout_s: float) -> Answer:
         loop = asyncio.get_running_loop()
@@ -284,10 +292,12 @@ class AsyncClient:
                 raise ClosedError("the client is closed")
             connection = self._connection
             if connection is None or not connection.usable:
+                limit_s = min(self.settings.connect_timeout_s, timeout_s or self.settings.connect_timeout_s)
+                fresh = await self._dial(limit_s)
                 if connection is not None:
                     self._late_answers += connection.machine.late_answers
-                limit_s = min(self.settings.connect_timeout_s, timeout_s or self.settings.connect_timeout_s)
-                connection = self._connection = await self._dial(limit_s)
+                    connection.lose("another connection took its place")
+                connection = self._connection = fresh
                 self.connects += 1
             return connection
 

@@ -8,6 +8,7 @@ __all__ = [
     "ANSWERS",
     "DEFAULT_PORT",
     "FEATURES",
+    "FINISHING",
     "MAGIC",
     "OWN_TTL",
     "PRE_AUTH_FRAME_BYTES",
@@ -103,3 +104,9 @@ class Command(enum.IntEnum):
 
 ANSWERS = frozenset({Command.RESULT, Command.ERROR, Command.PONG, Command.SEND_ACK, Command.DELIVER})
 """What a broker sends; a client that sends one of these breaks the protocol."""
+
+FINISHING = frozenset({
+    Command.ACK, Command.NACK, Command.DELETE, Command.RELOAD, Command.TRANSFER, Command.UNSUBSCRIBE, Command.DISCONNECT,
+    Command.LOCK_RELEASE, Command.NODE_STATUS, Command.METRICS,
+})  # fmt: skip
+"""What ends work that was begun: a broker that is shutting down still answers it."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 
+from ignis.broker.commands import FINISHING
 from ignis.broker.payloads import Connect
 from ignis.broker.protocol import Answer, ClientMachine, State
 from ignis.errors import (
@@ -30,6 +31,7 @@ __all__ = ["Link", "Slot"]
 
 _CHUNK_BYTES = 256 * 1024
 _SLICE_S = 0.5
+_QUIET_S = 0.02
 
 
 class Slot:
@@ -75,6 +77,11 @@ class Link:
         self._lost: str | None = None
 
     @property
+    def alive(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._lost is None
+
+    @property
     def usable(self) -> bool:
         """Whether new requests may be made on it."""
         return self._lost is None and not self.machine.draining
@@ -115,12 +122,28 @@ class Link:
 
     def begin(self, command: int, payload: bytes, slot: Slot, deadline: float, *, streams: bool = False) -> int:
         """Sends a request whose answers go into the slot; returns its id."""
+        if time.monotonic() - self.heard_s > _QUIET_S:
+            self._glance()
         with self._lock:
             if self._lost is not None:
                 raise ConnectionLostError(self._lost, sent=False)
+            if self.machine.draining and command not in FINISHING:
+                raise ConnectionLostError("the broker is shutting down", sent=False)
             request_id, frame = self.machine.request(command, payload, slot, streams=streams)
         self._send(frame, request_id, deadline)
         return request_id
+
+    def _glance(self) -> None:
+        """Nobody may have read for a while: what came meanwhile (the end, or a broker that is going) is looked at before a
+        request is entrusted to the connection."""
+        with self._lock:
+            if self._reading or self._lost is not None:
+                return
+            self._reading = True
+        try:
+            self._read_once(0)
+        finally:
+            self._pass_on()
 
     def next_answer(self, slot: Slot, timeout_s: float) -> Answer | None:
         """The next answer in the slot, or None when none came in time. Raises ClosedError after the last."""

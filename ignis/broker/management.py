@@ -19,6 +19,7 @@ from ignis.storage.base import QueueRecord, Transfer
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
+    from ignis.broker.session import Session
 
 __all__ = ["sideline"]
 
@@ -68,8 +69,13 @@ def _delete(app: Application, payload: bytes, bound: int) -> Reply:
         magazines.drop(name)
         app.forget(name)
     removed = app.store.queues.remove(head.name)
-    # Who waits for its messages finds out now that there is no such queue.
-    return Reply(_RESULT, pack(removed), lambda _: [app.poke(name) for name in names])
+
+    def poke(_: Session) -> None:
+        """Who waits for its messages finds out now that there is no such queue."""
+        for name in names:
+            app.poke(name)
+
+    return Reply(_RESULT, pack(removed), poke)
 
 
 def _list(app: Application, payload: bytes, bound: int) -> Reply:

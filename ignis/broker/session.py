@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from ignis.broker.access import Anyone, Credentials, Principal
-from ignis.broker.commands import Command
+from ignis.broker.commands import FINISHING, Command
 from ignis.broker.consuming import Consuming
 from ignis.broker.holding import Held, Run
 from ignis.broker.intake import Sent
@@ -41,12 +41,6 @@ _MOST_CALLS = 32
 """Store calls of one connection at a time; the others wait in its backlog."""
 _MOST_BULKY = 4
 _MOST_WAIT_MS = 300_000
-
-# What ends work that was begun: still answered while the broker drains.
-_FINISHING = frozenset({
-    Command.ACK, Command.NACK, Command.DELETE, Command.RELOAD, Command.TRANSFER, Command.UNSUBSCRIBE, Command.DISCONNECT,
-    Command.LOCK_RELEASE, Command.NODE_STATUS, Command.METRICS,
-})  # fmt: skip
 
 
 class Session(asyncio.BufferedProtocol):
@@ -269,7 +263,7 @@ class Session(asyncio.BufferedProtocol):
         if isinstance(request.payload, BaseException):
             self.refuse(request.request_id, request.payload)
             return
-        if self.broker.draining and command not in _FINISHING:
+        if self.broker.draining and command not in FINISHING:
             self._refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):

@@ -16,6 +16,7 @@ import tenacity
 
 from ignis.broker import asks
 from ignis.broker.asks import Ask
+from ignis.broker.commands import FINISHING
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
 from ignis.config import ClientSettings, resolve
@@ -77,7 +78,7 @@ class SyncClient:
         timeout_s = self.settings.timeout_s if timeout is None else timeout
         deadline = time.monotonic() + timeout_s
         while True:
-            link = self.connect(max(0.001, deadline - time.monotonic()))
+            link = self._link_for(ask, max(0.001, deadline - time.monotonic()))
             try:
                 left = max(0.001, deadline - time.monotonic()) + ask.extra_s
                 return link.exchange(ask.command, ask.payload, left)
@@ -92,6 +93,14 @@ class SyncClient:
                 if time.monotonic() + self.settings.retry_wait_s >= deadline:
                     raise
                 time.sleep(self.settings.retry_wait_s)
+
+    def _link_for(self, ask: Ask[T], timeout_s: float) -> Link:
+        """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
+        link = self._link
+        if link is not None and link.alive and ask.command in FINISHING:
+            self.check()
+            return link
+        return self.connect(timeout_s)
 
     def ping(self, timeout: float | None = None) -> float:
         """Seconds there and back."""
@@ -169,9 +178,11 @@ class SyncClient:
         try:
             link = self._link
             if link is None or not link.usable:
+                fresh = self._dial(limit_s)
                 if link is not None:
                     self.late_answers += link.machine.late_answers
-                link = self._link = self._dial(limit_s)
+                    link.lose("another connection took its place")
+                link = self._link = fresh
                 self.connects += 1
             return link
         finally:
