@@ -13,7 +13,7 @@ _OPENING = frozenset({"DECLARE", "QUEUE_GET", "QUEUE_INFO"})
 _STORE_READ = frozenset({"PEEK", "SCAN", "METADATA", "OLDEST", "NAMES", "QUEUE_LIST", "LOCK_GET", "EPOCH_GET"})
 
 GROUPS: dict[str, frozenset[str]] = {
-    "publish": frozenset({"SEND", "SEND_BATCH", *_OPENING}),
+    "publish": frozenset({"SEND", "SEND_BATCH", "LOAD_ONCE", *_OPENING}),
     "consume": frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "CREDIT", "CONSUME", "ACK", "NACK", *_OPENING}),
     "look": frozenset(
         {
@@ -26,12 +26,18 @@ GROUPS: dict[str, frozenset[str]] = {
     ),
     "work": frozenset(
         {
-            "SEND", "SEND_BATCH", "SUBSCRIBE", "UNSUBSCRIBE", "CREDIT", "CONSUME", "ACK", "NACK", "FIRE", "RELOAD",
+            "SEND", "SEND_BATCH", "LOAD_ONCE", "CLAIM", "RENEW", "HELD",
+            "SUBSCRIBE", "UNSUBSCRIBE", "CREDIT", "CONSUME", "ACK", "NACK", "FIRE", "RELOAD",
             "DELETE", "TRANSFER", "ABANDONED", "EXPIRE", "WAIT", "WAKE", "QUEUE_PUT", "QUEUE_REPLACE",
             *_OPENING, *_STORE_READ,
         }
     ),
-    "locks": frozenset({"LOCK_ACQUIRE", "LOCK_RENEW", "LOCK_RELEASE", "LOCK_GET", "LOCK_TOKEN", "EPOCH_NEXT", "EPOCH_GET"}),
+    "locks": frozenset(
+        {
+            "LOCK_ACQUIRE", "LOCK_RENEW", "LOCK_RELEASE", "LOCK_GET", "LOCK_TOKEN",
+            "EPOCH_NEXT", "EPOCH_RAISE", "EPOCH_GET",
+        }
+    ),
     "arrays": frozenset({"ARRAY_ENQUEUE", "ARRAY_DEQUEUE", "ARRAY_PEEK", "ARRAY_SIZE"}),
 }  # fmt: skip
 """Words for what goes together. ``work`` is what a worker process needs of a queue: claim, retire, sideline, recover."""
