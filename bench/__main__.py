@@ -14,7 +14,7 @@ from bench.measure import VOLATILE_FILE_SYSTEMS, Options, Recorder, file_system
 from bench.tables import console, show_environment
 
 Bench = Callable[[Options, Recorder], None]
-SUBJECTS = ("channel", "ring", "publish", "relay", "store", "latency", "memory")
+SUBJECTS = ("channel", "ring", "publish", "relay", "store", "latency", "memory", "broker")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,10 +64,11 @@ def main(
 
 
 def _run(options: Options, names: tuple[str, ...]) -> None:
-    from bench import aerospike, channel, latency, locks, memory, publish, relay, ring, store, sweep
+    from bench import aerospike, broker, channel, latency, locks, memory, publish, relay, ring, store, sweep
 
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
+        "broker": broker.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
         "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run,
     }  # fmt: skip
@@ -101,6 +102,7 @@ _add("channel", ("channel",), "Messages between two processes: one at a time, in
 _add("ring", ("ring",), "The bare ring in C: two pinned threads.")
 _add("publish", ("publish",), "What a buffered publish costs its caller.")
 _add("relay", ("relay",), "Publishing through shared memory: what a call costs, and what is stored a second.")
+_add("broker", ("broker",), "The broker beside Redis, NATS, RabbitMQ and beanstalkd, over TCP.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")

@@ -10,6 +10,8 @@ failed=""
 
 needed=""
 command -v redis-server >/dev/null 2>&1 || needed="$needed redis-server"
+command -v nats-server >/dev/null 2>&1 || needed="$needed nats-server"
+command -v rabbitmq-server >/dev/null 2>&1 || needed="$needed rabbitmq-server"
 command -v beanstalkd >/dev/null 2>&1 || needed="$needed beanstalkd"
 if ! command -v initdb >/dev/null 2>&1 && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
     needed="$needed postgresql"

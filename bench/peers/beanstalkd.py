@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers.base import INTERVAL, NONE, SYNC, Handle, Peer, Session, require_module, require_program
+from bench.peers.ports import free_port
 from bench.processes import BenchError, Server
 
 _FLAGS = {SYNC: "-f0", INTERVAL: "-f1000", NONE: "-F"}
@@ -24,8 +25,9 @@ class Beanstalkd(Peer):
     how_listen = "reserve (greenstalk); ack: delete"
     can_listen = True
 
-    def __init__(self, durability: str) -> None:
+    def __init__(self, durability: str, *, tcp: bool = False) -> None:
         self.durability = durability
+        self.tcp = tcp
         self.name = f"beanstalkd {_FLAGS[durability]}"
 
     def require(self) -> None:
@@ -33,16 +35,17 @@ class Beanstalkd(Peer):
         require_module("greenstalk", "greenstalk")
 
     def start(self, directory: Path) -> None:
-        self._socket = str(directory / "beanstalkd.sock")
+        self._where: str | int = free_port() if self.tcp else str(directory / "beanstalkd.sock")
+        listen = ["-l", "127.0.0.1", "-p", str(self._where)] if self.tcp else ["-l", f"unix:{self._where}"]
         log = directory / "binlog"
         log.mkdir()
-        command = [require_program("beanstalkd", "beanstalkd"), "-l", f"unix:{self._socket}", "-b", str(log)]
+        command = [require_program("beanstalkd", "beanstalkd"), *listen, "-b", str(log)]
         self._server = Server([*command, _FLAGS[self.durability]], directory / "beanstalkd.log")
         self._server.wait_ready(self._is_ready)
 
     def _is_ready(self) -> bool:
         try:
-            _open(self._socket).close()
+            _open(self._where).close()
         except OSError:
             return False
         return True
@@ -51,15 +54,15 @@ class Beanstalkd(Peer):
         self._server.stop()
 
     def session(self) -> Session:
-        return _BeanstalkdQueue(self._socket)
+        return _BeanstalkdQueue(self._where)
 
 
 class _BeanstalkdQueue(Session):
-    def __init__(self, path: str) -> None:
+    def __init__(self, where: str | int) -> None:
         import greenstalk
 
-        self._client = greenstalk.Client(path, encoding=None)
-        self._raw = _open(path)
+        self._client = greenstalk.Client(("127.0.0.1", where) if isinstance(where, int) else where, encoding=None)
+        self._raw = _open(where)
         self._answers = self._raw.makefile("rb", buffering=1 << 18)
 
     def publish(self, body: bytes) -> None:
@@ -111,11 +114,13 @@ class _BeanstalkdQueue(Session):
         self._raw.close()
 
 
-def _open(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _open(where: str | int) -> socket.socket:
+    connection = socket.socket(socket.AF_INET if isinstance(where, int) else socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_TIMEOUT_S)
     try:
-        connection.connect(path)
+        connection.connect(("127.0.0.1", where) if isinstance(where, int) else where)
+        if isinstance(where, int):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError:
         connection.close()
         raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.base import Handle
 from bench.peers.redis_server import RedisPeer, RedisSession
 
-_QUEUE, _PROCESSING = "queue", "processing:1"
+_QUEUE, _PROCESSING = "queue", "processing"
 # Lua's unpack is limited to about 8,000 values, so a claim is at most this large.
 _MAX_CLAIM = 5_000
 _CLAIM = """
@@ -28,12 +29,14 @@ class RedisLists(RedisPeer):
     can_listen = True
 
     def session(self) -> _RedisList:
-        return _RedisList(self._socket)
+        return _RedisList(self._where)
 
 
 class _RedisList(RedisSession):
-    def __init__(self, socket: str) -> None:
-        super().__init__(socket)
+    def __init__(self, where: str | int) -> None:
+        super().__init__(where)
+        # A consumer has a list of its own: what it holds nobody else removes.
+        self._processing = f"{_PROCESSING}:{os.getpid()}"
         self._claim: Any = self._redis.register_script(_CLAIM)
 
     def publish(self, body: bytes) -> None:
@@ -43,18 +46,18 @@ class _RedisList(RedisSession):
         self._redis.rpush(_QUEUE, *bodies)
 
     def drain(self, limit: int, handle: Handle) -> int:
-        taken = self._claim(keys=[_QUEUE, _PROCESSING], args=[min(limit, _MAX_CLAIM)])
+        taken = self._claim(keys=[_QUEUE, self._processing], args=[min(limit, _MAX_CLAIM)])
         for body in taken:
             handle(body)
         if taken:
-            # The list holds this batch and nothing else: each consumer has one of its own.
-            self._redis.delete(_PROCESSING)
+            # The list holds this batch and nothing else.
+            self._redis.delete(self._processing)
         return len(taken)
 
     def receive(self, handle: Handle, timeout_s: float) -> int:
-        body = self._redis.blmove(_QUEUE, _PROCESSING, timeout_s, "LEFT", "RIGHT")
+        body = self._redis.blmove(_QUEUE, self._processing, timeout_s, "LEFT", "RIGHT")
         if body is None:
             return 0
         handle(body)
-        self._redis.lrem(_PROCESSING, 1, body)
+        self._redis.lrem(self._processing, 1, body)
         return 1

@@ -1,14 +1,15 @@
-"""A redis-server of the bench's own, on a unix socket in the bench's directory, with the append-only file on."""
+"""A redis-server of the bench's own, on a unix socket in the bench's directory or on a port, with the append-only file on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from bench.peers.base import INTERVAL, SYNC, Peer, Session, require_module, require_program
+from bench.peers.base import INTERVAL, NONE, SYNC, Peer, Session, require_module, require_program
+from bench.peers.ports import free_port
 from bench.processes import Server
 
-_FSYNC = {SYNC: "always", INTERVAL: "everysec"}
+_FSYNC = {SYNC: "always", INTERVAL: "everysec", NONE: "no"}
 _TIMEOUT_S = 60.0
 
 
@@ -17,8 +18,9 @@ class RedisPeer(Peer):
 
     label = "Redis"
 
-    def __init__(self, durability: str) -> None:
+    def __init__(self, durability: str, *, tcp: bool = False) -> None:
         self.durability = durability
+        self.tcp = tcp
         self.name = f"{self.label}, appendfsync {_FSYNC[durability]}"
 
     def require(self) -> None:
@@ -27,10 +29,12 @@ class RedisPeer(Peer):
         require_module("hiredis", "redis[hiredis]")
 
     def start(self, directory: Path) -> None:
-        self._socket = str(directory / "redis.sock")
+        path = str(directory / "redis.sock")
+        self._where: str | int = free_port() if self.tcp else path
         settings = {
-            "port": "0",
-            "unixsocket": self._socket,
+            "port": str(self._where) if self.tcp else "0",
+            "bind": "127.0.0.1",
+            "unixsocket": path,
             "unixsocketperm": "700",
             "dir": str(directory),
             "appendonly": "yes",
@@ -44,7 +48,7 @@ class RedisPeer(Peer):
             command += [f"--{key}", value]
         self._server = Server(command, directory / "redis.log")
         self._server.wait_ready(self._is_ready)
-        client = connect(self._socket)
+        client = connect(self._where)
         try:
             self.prepare(client)
         finally:
@@ -54,7 +58,7 @@ class RedisPeer(Peer):
         import redis
 
         try:
-            client = connect(self._socket)
+            client = connect(self._where)
             try:
                 return bool(client.ping())
             finally:
@@ -70,15 +74,17 @@ class RedisPeer(Peer):
 
 
 class RedisSession(Session):
-    def __init__(self, socket: str) -> None:
-        self._redis = connect(socket)
+    def __init__(self, where: str | int) -> None:
+        self._redis = connect(where)
 
     def close(self) -> None:
         self._redis.close()
 
 
-def connect(socket: str) -> Any:
-    """A client on the socket. Any: the package's own annotations mix the types of its sync and async clients."""
+def connect(where: str | int) -> Any:
+    """A client on the socket or port. Any: the package's own annotations mix the types of its sync and async clients."""
     import redis
 
-    return redis.Redis(unix_socket_path=socket, socket_timeout=_TIMEOUT_S)
+    if isinstance(where, int):
+        return redis.Redis("127.0.0.1", where, socket_timeout=_TIMEOUT_S)
+    return redis.Redis(unix_socket_path=where, socket_timeout=_TIMEOUT_S)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from bench.peers.base import Handle
 from bench.peers.redis_server import RedisPeer, RedisSession
 
-_STREAM, _GROUP, _CONSUMER, _FIELD = "stream", "group", "consumer", b"b"
+_STREAM, _GROUP, _FIELD = "stream", "group", b"b"
 
 
 class RedisStreams(RedisPeer):
@@ -23,7 +24,7 @@ class RedisStreams(RedisPeer):
         client.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)
 
     def session(self) -> _RedisStream:
-        return _RedisStream(self._socket)
+        return _RedisStream(self._where)
 
 
 class _RedisStream(RedisSession):
@@ -44,7 +45,7 @@ class _RedisStream(RedisSession):
         return self._read(100, handle, int(timeout_s * 1000))
 
     def _read(self, limit: int, handle: Handle, block_ms: int | None) -> int:
-        answer = self._redis.xreadgroup(_GROUP, _CONSUMER, {_STREAM: ">"}, count=limit, block=block_ms)
+        answer = self._redis.xreadgroup(_GROUP, f"consumer-{os.getpid()}", {_STREAM: ">"}, count=limit, block=block_ms)
         if not answer:
             return 0
         # RESP2 answers with a list of pairs, RESP3 with a mapping whose values hold lists of entries.

@@ -1,0 +1,118 @@
+"""ignis behind its broker: the embedded store in one process, clients over TCP."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers.base import SYNC, Handle, Peer, Session, require_module
+from bench.peers.ignis_embedded import QUEUE, SHARDS
+from bench.peers.ports import answers, free_port
+from bench.processes import Server
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class IgnisBroker(Peer):
+    """``via`` is how batches are published: ``publish_many`` or ``publisher``."""
+
+    how_publish = "queue.publish"
+    how_drain = "client.consume n; ack: one per batch, answered when it is stored"
+    how_listen = "subscription; ack: per delivery"
+    can_listen = True
+
+    def __init__(self, durability: str = SYNC, *, via: str = "publish_many", settings: Sequence[str] = ()) -> None:
+        self.durability = durability
+        self.via = via
+        self.settings = tuple(settings)
+        self.name = "ignis broker" if via == "publish_many" else "ignis broker, publisher"
+        self.how_batch = (
+            "queue.publisher(): send each, flush at the end of the run" if via == "publisher" else "queue.publish_many"
+        )
+
+    def require(self) -> None:
+        require_module("uvloop", "uvloop")
+
+    def start(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"ignis://127.0.0.1:{self.port}"
+        command = [
+            "env", *self.settings, sys.executable, "-m", "ignis", "broker", "--bind", f"127.0.0.1:{self.port}",
+            "--url", f"embedded://{directory / 'ignis'}", "--log-level", "warning",
+        ]  # fmt: skip
+        self._server = Server(command, directory / "broker.log", cwd=REPOSITORY)
+        self._server.wait_ready(lambda: answers(self.port))
+        self.session().close()  # makes the queue
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    @property
+    def server_pid(self) -> int:
+        """The broker's process: ``env`` becomes it."""
+        return self._server.pid
+
+    def session(self) -> BrokerSession:
+        return BrokerSession(self)
+
+
+class BrokerSession(Session):
+    def __init__(self, peer: IgnisBroker) -> None:
+        from ignis import Ignis
+        from ignis.native import Record
+
+        self.app: Any = Ignis(peer.url)
+        self.queue: Any = self.app.queue(QUEUE, bytes, shards=SHARDS, durability=peer.durability)
+        self.queue.open()
+        self._client: Any = self.app.store.client
+        self._record = Record
+        self._publisher: Any = self.queue.publisher() if peer.via == "publisher" else None
+        self.publish = self.queue.publish
+
+    def publish_batch(self, bodies: Sequence[bytes]) -> None:
+        if self._publisher is None:
+            self.queue.publish_many(bodies)
+            return
+        send = self._publisher.send
+        for body in bodies:
+            send(body)
+
+    def flush(self) -> None:
+        if self._publisher is not None:
+            self._publisher.flush()
+
+    def drain(self, limit: int, handle: Handle) -> int:
+        return self._handled(self._client.consume(QUEUE, limit, 0.5), handle, self._client)
+
+    def _handled(self, found: Any, handle: Handle, ack_on: Any) -> int:
+        count, record = 0, self._record
+        for claim in found.claims:
+            for data in claim.records:
+                handle(record(data).body)
+            count += len(claim.records)
+        if count:
+            pointers = {}
+            for claim in found.claims:
+                pointers.setdefault(claim.shard, []).extend(claim.pointers)
+            if ack_on is self._client:
+                ack_on.ack(QUEUE, pointers)
+            else:
+                ack_on.ack(pointers)
+        return count
+
+    def listen(self, count: int, handle: Handle, deadline: float) -> int:
+        done = 0
+        with self._client.subscribe(QUEUE, 1_024) as subscription:
+            while done < count and time.monotonic() < deadline:
+                found = subscription.receive(1.0)
+                if found is not None:
+                    done += self._handled(found, handle, subscription)
+        return done
+
+    def close(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
+        self.app.close()
