@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,18 +44,29 @@ class Publishing:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         settings = self.place.settings
-        for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
-            loaded = load_rows(self.place, partition + number, rows)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([partition] * len(loaded), pa.int32()),
-                    pa.array([shard for shard, _ in loaded], pa.int32()),
-                    pa.array([one.first for _, one in loaded], pa.int64()),
-                    pa.array([one.loaded for _, one in loaded], pa.int64()),
-                    pa.array([one.repeats for _, one in loaded], pa.int64()),
-                ],
-                schema=_RECEIPTS,
-            )
+        # The store makes one transaction durable while Spark hands over the rows of the next: two are held at a time.
+        with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
+            loading: Future[list[tuple[int, LoadedOnce]]] | None = None
+            for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
+                following = loader.submit(load_rows, self.place, partition + number, rows)
+                if loading is not None:
+                    yield _receipts(partition, loading.result())
+                loading = following
+            if loading is not None:
+                yield _receipts(partition, loading.result())
+
+
+def _receipts(partition: int, loaded: list[tuple[int, LoadedOnce]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * len(loaded), pa.int32()),
+            pa.array([shard for shard, _ in loaded], pa.int32()),
+            pa.array([one.first for _, one in loaded], pa.int64()),
+            pa.array([one.loaded for _, one in loaded], pa.int64()),
+            pa.array([one.repeats for _, one in loaded], pa.int64()),
+        ],
+        schema=_RECEIPTS,
+    )
 
 
 def gathered(batches: Iterable[pa.RecordBatch], max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
