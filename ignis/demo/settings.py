@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["COUNT_CANCELLED", "DIRECTORY_VARIABLE", "PARENT_VARIABLE", "QUEUE", "QUEUE_SETTINGS"]
+if TYPE_CHECKING:
+    from ignis.app import Ignis
+
+__all__ = ["COUNT_CANCELLED", "DIRECTORY_VARIABLE", "PARENT_VARIABLE", "QUEUE", "QUEUE_SETTINGS", "stop_with_parent"]
 
 DIRECTORY_VARIABLE = "IGNIS_DEMO_DIR"
 """Environment variable: the directory in which workers note their results and look for `COUNT_CANCELLED`."""
@@ -15,3 +21,16 @@ QUEUE_SETTINGS: dict[str, Any] = {"shards": 32, "durability": "sync", "shovel_in
 """The sideline goes back only when the demo says so."""
 COUNT_CANCELLED = "count-cancelled"
 """While this file is missing from the directory, cancelled flights fail."""
+
+
+def stop_with_parent(app: Ignis) -> None:
+    """Makes a worker drain and end when the process that `PARENT_VARIABLE` names is no longer its parent."""
+    parent_pid = os.environ.get(PARENT_VARIABLE, "")
+    if parent_pid.isdigit():
+        threading.Thread(target=_watch_parent, args=(app, int(parent_pid)), daemon=True).start()
+
+
+def _watch_parent(app: Ignis, parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(0.5)
+    app.request_stop()

@@ -24,7 +24,7 @@ NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
     "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
 )  # fmt: skip
-SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties")
+SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml")
 """What of the package is in both."""
 SDIST_FILES = (
     "CHANGELOG.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "pyproject.toml", "setup.py",

@@ -135,6 +135,17 @@ def test_the_file_is_named(tmp_path: Path) -> None:
         load_description(broken)
 
 
+@pytest.mark.parametrize("place", ["docs/spark.md", "ignis/demo/flights.toml", "ignis/demo/results.toml"])
+def test_the_ones_that_are_shown(place: str, tmp_path: Path) -> None:
+    """What the documentation and the demo show is right."""
+    text = (Path(__file__).parents[2] / place).read_text("utf-8")
+    if place.endswith(".md"):
+        text = text.split("```toml\n")[1].split("```")[0]
+    (tmp_path / "p.toml").write_text(text)
+    found = load_description(tmp_path / "p.toml")
+    assert found.ingest or found.export
+
+
 @pytest.mark.parametrize("part", ["ingest", "export"])
 def test_a_part_that_is_not_described(part: Any) -> None:
     with pytest.raises(ConfigError, match=rf"no \[{part}\]"):
