@@ -229,6 +229,22 @@ def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool,
     run.carry_out(fleet_tests(run, short, seconds or (8 if short else 300)))
 
 
+@main.command("pipeline", help="The Spark pipeline program, killed at named points and at random. Needs Java.")
+@options
+@click.option("--short", is_flag=True, help="Four rounds.")
+def pipeline_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    reason = spark_support.unavailable()
+    if reason:
+        run.carry_out(iter([lambda: Outcome("pipeline", skipped=reason)]))
+        return
+    from tests.torture import pipeline
+
+    run.carry_out(
+        pipeline.tests(run.of(4 if short else 30), run.rng("pipeline"), lambda: time.monotonic() >= run.deadline)
+    )
+
+
 @main.command("spark", help="Spark: killed workers and drivers, speculation, failing commits. Needs Java.")
 @options
 @click.option("--short", is_flag=True, help="Three rounds of each.")
@@ -267,6 +283,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         leader_command,
         fleet_command,
         spark_command,
+        pipeline_command,
         mutants_command,
     ):
         try:

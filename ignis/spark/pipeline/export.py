@@ -189,7 +189,7 @@ class _Export:
         )
 
     def _write(self, drained: Drained) -> None:
-        staged = f"{self._part.path}/_staging-{self._run.id}"
+        staged = self._files.stage(self._part.path, self._run.id)
         rows = _parsed(drained, self._description.schema)
         bad = first_reason().isNotNull()
         with watched(self._progress, self._spark, "write", "writing Parquet") as step:
@@ -242,7 +242,7 @@ class _Export:
 
     def _put_aside(self, rejected: DataFrame) -> None:
         """Messages whose body does not fit the schema, into ``<quarantine>/export/run=<id>/reason=<reason>``."""
-        staged = f"{self._part.quarantine}/export/_staging-{self._run.id}"
+        staged = self._files.stage(f"{self._part.quarantine}/export", self._run.id)
         with watched(self._progress, self._spark, "quarantine", "putting rejects aside") as step:
             rows = rejected.select(
                 first_reason().alias("reason"),

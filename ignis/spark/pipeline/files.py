@@ -6,6 +6,7 @@ A finished folder appears in one step: it is written beside its place, in a name
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,7 @@ from ignis.spark._pyspark import SparkSession
 __all__ = ["File", "Files"]
 
 _HIDDEN = ("_", ".")
+_STAGING = "_staging-"
 
 
 class File(NamedTuple):
@@ -66,6 +68,16 @@ class Files:
         """Removes a file, or a folder with all that is in it. What is not there is fine."""
         where, system = self._open(path)
         system.delete(where, True)
+
+    def stage(self, folder: str, name: str) -> str:
+        """A hidden folder of this attempt's own in ``folder``; what earlier attempts of that name left is removed.
+
+        Of its own, because an attempt that was given up may not have noticed yet: what it still writes lands in its own.
+        """
+        pattern, system = self._open(f"{folder}/{_STAGING}{name}-*")
+        for status in system.globStatus(pattern) or ():
+            system.delete(status.getPath(), True)
+        return f"{folder}/{_STAGING}{name}-{secrets.token_hex(4)}"
 
     def put_in_place(self, staged: str, place: str) -> None:
         """Makes a staged folder durable and moves it to its place, which must be free; durable on return.

@@ -220,7 +220,7 @@ def _put_aside(
     files.remove(place)  # of an earlier attempt, which may have read with other rules
     if not summary.rejected:
         return
-    staged = f"{part.quarantine}/ingest/_staging-{run.id}"
+    staged = files.stage(f"{part.quarantine}/ingest", run.id)
     with watched(progress, spark, "quarantine", "putting rejects aside") as step:
         rejected = judged.where(functions.col(_REASON).isNotNull()).select(
             functions.col(_REASON).alias("reason"),
