@@ -6,7 +6,7 @@ that the record of the queue ``ledger`` holds the writes in the order in which t
 and each belong to one instance. A feeder claims messages that are abandoned at once, so that there is always something to
 sweep; in the end every message must be in the sideline exactly once.
 
-An instance is reached over a proxy process: stopping that cuts the instance off without anybody being told.
+Each instance reaches ZooKeeper over a way of its own, which is cut without anybody being told: see `network`.
 
 A process that is stopped while it holds the store's write lock stops the whole store, which has nothing to do with who
 leads: the feeder shows it, and another moment is chosen.
@@ -33,9 +33,10 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.storage.base import QueueRecord, Transfer
 from tests.torture.faults import Mutant
+from tests.torture.network import Cable, ProxyWay, Way, cables_possible
 from tests.torture.process import Child, Reporter, Role, follow
 from tests.torture.report import Outcome
-from tests.zookeeper_support import Link, Server, missing
+from tests.zookeeper_support import Server, missing
 
 __all__ = ["tests"]
 
@@ -144,14 +145,6 @@ def feeder(url: str) -> Role:
     return role
 
 
-def proxy(port: int) -> Role:
-    def role(report: Reporter) -> None:
-        report.note("port", Link(port).port)
-        signal.pause()
-
-    return role
-
-
 def creator(url: str) -> Role:
     def role(report: Reporter) -> None:
         with ignis.Ignis(url) as app:
@@ -194,10 +187,12 @@ class Fleet:
     server: Server
     plant: Callable[[], None] | None
     outcome: Outcome
+    new_way: Callable[[], Way]
     instances: dict[str, Child] = field(default_factory=dict)
-    proxies: dict[str, Child] = field(default_factory=dict)
+    ways: dict[str, Way] = field(default_factory=dict)
     feeder: Child | None = None
     made: list[Child] = field(default_factory=list)
+    helpers: list[Child] = field(default_factory=list)
     _number: int = 0
     _sweeps: list[tuple[int, float, str]] = field(default_factory=list)
     _read: dict[str, int] = field(default_factory=dict)
@@ -206,8 +201,12 @@ class Fleet:
         self.made.append(Child(role, name, plant))
         return self.made[-1]
 
+    def helper(self, role: Role, name: str) -> Child:
+        self.helpers.append(self.child(role, name))
+        return self.helpers[-1]
+
     def wait(self, until: Callable[[], bool], what: str, timeout: float = _BOUND_S) -> None:
-        living = [*self.instances.values(), *self.proxies.values(), *([self.feeder] if self.feeder else [])]
+        living = [*self.instances.values(), *([self.feeder] if self.feeder else []), *self.helpers]
         if not follow(living, None, until, timeout):
             trouble = " | ".join(f"{one.name}: {one.trouble(600)}" for one in self.instances.values())
             raise TimeoutError(f"{what}: not within {timeout:g} s; {trouble}")
@@ -222,10 +221,15 @@ class Fleet:
     def add(self) -> None:
         name = f"i{self._number}"
         self._number += 1
-        self.proxies[name] = way = self.child(proxy(self.server.port), f"proxy of {name}")
-        self.wait(lambda: way.noted("port") is not None, "proxy")
-        address = f"zk://127.0.0.1:{way.noted('port')}"
-        self.instances[name] = one = self.child(instance(self.url, name, address), name, self.plant)
+        self.ways[name] = way = self.new_way()
+        way.open(self.server.port, self.helper, self.wait)
+
+        def prepare() -> None:
+            way.enter()
+            if self.plant is not None:
+                self.plant()
+
+        self.instances[name] = one = self.child(instance(self.url, name, f"zk://{way.address}"), name, prepare)
         self.wait(lambda: one.noted("opened") is not None, f"start of {name}")
 
     def sweeps(self) -> list[tuple[int, float, str]]:
@@ -283,6 +287,8 @@ class Fleet:
             if one.status is None and one.alive():
                 os.kill(one.pid, signal.SIGCONT)
             one.close()
+        for way in self.ways.values():
+            way.close()
 
 
 def leader_rounds(
@@ -304,8 +310,12 @@ def leader_rounds(
     outcome = Outcome("leader" + (f"/{mutant.name}" if mutant else ""))
     took_ms: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="ignis-leader-") as directory:
-        server = Server()
-        fleet = Fleet(f"embedded://{Path(directory)}/store", server, mutant.plant if mutant else None, outcome)
+        cables = cables_possible()
+        server = Server(host="" if cables else "127.0.0.1")
+        plant = mutant.plant if mutant else None
+        new_way = Cable if cables else ProxyWay
+        fleet = Fleet(f"embedded://{Path(directory)}/store", server, plant, outcome, new_way)
+        outcome.add(namespaces=int(cables))
         try:
             server.start()
             with Child(creator(fleet.url), "creator") as child:
@@ -340,20 +350,20 @@ def _one_round(fleet: Fleet, fault: str, rng: random.Random, outage_s: float) ->
     if fault == "stopped":
         return _stopped(fleet)
     epoch, name = fleet.leader()
-    victim, way = fleet.instances[name], fleet.proxies[name]
+    victim, way = fleet.instances[name], fleet.ways[name]
     if fault == "killed":
         at_s = time.monotonic()
         victim.kill()
-        del fleet.instances[name], fleet.proxies[name]
+        del fleet.instances[name]
         took_s = _resumed(fleet, epoch, at_s)
-        way.close()
+        fleet.ways.pop(name).close()
         fleet.add()
         return took_s
     if fault == "cut-off":
         at_s = time.monotonic()
-        fleet.signal(way, signal.SIGSTOP)
+        way.cut()
         took_s = _resumed(fleet, epoch, at_s)
-        fleet.signal(way, signal.SIGCONT)
+        way.mend()
         fleet.pause(0.3)
         return took_s
     fleet.server.kill()
