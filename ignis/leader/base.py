@@ -63,6 +63,7 @@ class Leadership(abc.ABC):
     Args:
         store: hands out the epoch, or is told it, and checks it in every control-plane write.
         scope: what is led.
+        refresh_s: how often a schedule should ask again when nothing told it to, in seconds.
     """
 
     kind: ClassVar[str]

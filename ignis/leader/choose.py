@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from ignis.config import LeaderSettings
+from ignis.config import LeaderSettings, check_name
 from ignis.errors import ConfigError
 from ignis.leader.base import Leadership, SoleLeader
 from ignis.leader.file import FileLeader
@@ -52,7 +52,9 @@ class Deciders:
             session.close()
 
     def make(self, scope: str, *, alone: bool = False) -> Leadership:
-        """A candidate that nobody else gets. ``alone``: closing it closes the session too."""
+        """A candidate that nobody else gets. ``alone``: closing it closes the session too. Raises ConfigError,
+        InvalidNameError."""
+        check_name(scope, "scope")
         store, settings = self._store, self._settings
         kind = kind_for(store, settings)
         if kind == "zookeeper":

@@ -95,20 +95,21 @@ class FileLeader(Leadership):
             os.close(fd)
 
     def _join(self) -> None:
-        """Makes this instance seen. The name's number keeps candidates of one process apart."""
+        """Makes this instance seen. Only for show: on a full disk it leads unseen."""
+        forget_after_fork(self)
         if self._member_fd is not None:
             return
+        # The number keeps candidates of one process apart.
         path = self._directory / f"{self._members}{os.getpid()}-{id(self):x}.lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(fd, self._store.owner.encode(), 0)
-        except OSError:
-            # Only for show: somebody looked at the file at this moment, or the disk is full.
-            os.close(fd)
-            return
-        self._member_fd, self._member_path = fd, path
-        forget_after_fork(self)
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.pwrite(fd, self._store.owner.encode(), 0)
+            except OSError:
+                os.close(fd)
+                raise
+            self._member_fd, self._member_path = fd, path
 
     def _leave(self) -> None:
         fd, path, self._member_fd, self._member_path = self._member_fd, self._member_path, None, None

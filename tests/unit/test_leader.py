@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 import ignis
 from ignis.config import LeaderSettings
-from ignis.errors import ConfigError, LockHeldError, StoreTimeoutError
+from ignis.errors import ConfigError, InvalidNameError, LockHeldError, StoreTimeoutError
 from ignis.leader import FileLeader, LeaderStatus, LeaseLeader, SoleLeader, make_leader
 from tests.support import WAIT_S, eventually
 
@@ -129,6 +130,24 @@ def test_who_is_there(embedded_url: str, new_app: MakeApp, other: subprocess.Pop
     assert len(list(Path(str(app.store.local_dir)).glob("member-*"))) == 1, "what the dead one left is gone"
     app.close()
     assert list(Path(embedded_url.removeprefix("embedded://")).glob("member-*")) == []
+
+
+def test_a_full_disk_keeps_nobody_from_leading(
+    embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file by which an instance is seen is only for show."""
+    leader = new_app(embedded_url).leader()
+    plain = os.open
+
+    def full(path: Any, *args: Any, **kwargs: Any) -> int:
+        if "member-" in str(path):
+            raise OSError(errno.ENOSPC, "no space")
+        return plain(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", full)
+    assert leader.lead().epoch == 1
+    assert leader.status().members == ()
+    leader.relinquish()
 
 
 def test_a_forked_child_does_not_keep_its_dead_parents_lead(
@@ -275,6 +294,8 @@ def test_deciders_that_cannot_be(memory_app: ignis.Ignis, new_app: MakeApp) -> N
         make_leader(memory_app.store, "sweeper", LeaderSettings(kind="file"))
     with pytest.raises(ConfigError, match=r"leader\.zookeeper names no hosts"):
         make_leader(memory_app.store, "sweeper", LeaderSettings(kind="zookeeper"))
+    with pytest.raises(InvalidNameError, match=r"scope name '\.\./x'"):
+        make_leader(memory_app.store, "../x")
     with pytest.raises(ConfigError, match=r"leader\.kind = 'raft' is not one of"):
         new_app("memory://", leader={"kind": "raft"})
 
