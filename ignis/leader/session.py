@@ -8,6 +8,7 @@ the way to them.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ class Session:
         self.timeout_s = settings.session_timeout_s
         self._lock = threading.Lock()
         self._listeners: list[Callable[[bool], None]] = []
+        self._pid = os.getpid()
         self._started = False
         self._closed = False
         self._log = _Quiet(logging.getLogger("ignis.leader.zookeeper"), {})
@@ -88,7 +90,10 @@ class Session:
             self._client.start_async()
 
     def close(self) -> None:
-        """Ends the session, and with it its nodes. Bounded: a server that does not answer lets it run out."""
+        """Ends the session, and with it its nodes. Bounded: a server that does not answer lets it run out. In a child after
+        ``fork`` nothing happens: the session is the parent's."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             if self._closed:
                 return

@@ -105,6 +105,7 @@ class ZooKeeperLeader(Leadership):
         self._dirty = True
         """Something may have changed since the last full look began."""
         self._trouble = ""
+        self._refusal = ""
         self.assignment: Assignment | None = None
         self.losses = 0
         self.refused = 0
@@ -131,23 +132,27 @@ class ZooKeeperLeader(Leadership):
                 self._take_office(office.epoch)
             except StaleEpochError as exc:
                 self.refused += 1
-                self._set_trouble(
-                    f"the store has seen a higher epoch ({exc}); if ZooKeeper lost its data, raise leader.epoch_base"
-                )
+                if not self._refusal:
+                    self._refusal = f"{exc}; where ZooKeeper lost its data, raise leader.epoch_base"
+                    log.error("%s cannot be led: %s", self.scope, self._refusal)
                 self._give_up("its epoch is refused")
                 return None
+            self._refusal = ""
             self.since_s = office.since_ms / 1000
             return self.fence
 
     def lead(self) -> Fence:
         """Waits, at most for the session timeout, until the contest has an answer. Raises LockHeldError,
-        CoordinatorUnreachableError."""
+        CoordinatorUnreachableError, CoordinatorError."""
         self.start()
         if not self._settled.wait(self._timeout_s):
             if self._session.connected:
                 raise CoordinatorError(self._trouble or f"{self._session.address!r} has not answered in time")
             raise CoordinatorUnreachableError(self._session.absence())
-        return super().lead()
+        fence = self.try_lead()
+        if fence is None and self._trouble and self._session.connected:
+            raise CoordinatorError(self._trouble)
+        return fence or super().lead()
 
     def start(self) -> None:
         with self._lock:
@@ -179,6 +184,8 @@ class ZooKeeperLeader(Leadership):
             self._left.wait(_LEAVE_S)
 
     def close(self) -> None:
+        if self._forked:
+            return
         self.relinquish()
         with self._lock:
             self._ended, thread = True, self._thread
@@ -220,7 +227,8 @@ class ZooKeeperLeader(Leadership):
             return LeaderStatus(self.kind, self.scope, epoch=epoch, available=False, trouble=str(exc))
         return LeaderStatus(
             self.kind, self.scope, leader=seen.leader, sweeping=seen.active, since_ms=seen.since_ms,
-            epoch=seen.epoch or epoch, members=seen.members, here=seen.leader == self.instance, trouble=self._trouble,
+            epoch=seen.epoch or epoch, members=seen.members, here=seen.leader == self.instance,
+            trouble=self._refusal or self._trouble,
         )  # fmt: skip
 
     # -- the thread
@@ -228,7 +236,6 @@ class ZooKeeperLeader(Leadership):
     def _on_connection(self, connected: bool) -> None:
         """From the driver's thread."""
         if not connected:
-            self._settled.clear()
             self._give_up("the connection to ZooKeeper is lost")
         self._poke.set()
 
@@ -240,6 +247,7 @@ class ZooKeeperLeader(Leadership):
         """Ends the office at once, and has the place in the contest drawn anew. Asks nobody."""
         with self._lock:
             self._generation += 1
+            self._settled.clear()
             held, self._office, self._elected = self._office is not None, None, None
             self._until_s = 0.0
             self._dirty = True
@@ -280,6 +288,8 @@ class ZooKeeperLeader(Leadership):
             self._dirty = True
             if self._session.connected:
                 self._set_trouble(str(exc))
+                if not exc.retryable:
+                    self._settled.set()  # an answer, if not the one that was hoped for
                 if not self._wanted:
                     self._left.set()  # what cannot be removed ends with the session
             return min(_RETRY_S, self.refresh_s)
@@ -327,7 +337,7 @@ class ZooKeeperLeader(Leadership):
             if active:
                 self._until_s = began_s + self._timeout_s
             self._looked_s = began_s
-        self._settled.set()
+            self._settled.set()
         self._set_trouble("")
         if before != self._office:
             if self._office is not None:

@@ -557,6 +557,7 @@ def test_closed_and_forked_candidates_say_so(server: Server, candidate: MakeLead
             word = b"led" if leader.fence is not None else b"free"
             leader.try_lead()
         except ForkedHandleError:
+            leader.close()
             word += b" refused"
         finally:
             os.write(write, word)
@@ -566,6 +567,7 @@ def test_closed_and_forked_candidates_say_so(server: Server, candidate: MakeLead
     os.close(read)
     os.close(write)
     assert leader.fence == fence, "the parent's is untouched"
+    assert leader.status().here
     leader.close()
     leader.close()
     with pytest.raises(ClosedError):
