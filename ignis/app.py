@@ -105,6 +105,8 @@ class Ignis:
         self.paused = False
         self.ready = False
         """Everything that `start` starts runs."""
+        self.drained = True
+        """Nothing was left claimed by the last `stop`."""
         self._stop_lock = threading.Lock()
         # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
         # set from there can wait for itself.
@@ -340,7 +342,8 @@ class Ignis:
                 self._sweeper.stop(timeout)
             for thread in threads:
                 thread.join(timeout + 10)
-            return len(clean) == len(queues) and all(clean)
+            self.drained = len(clean) == len(queues) and all(clean)
+            return self.drained
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
         """`start`, then blocks until SIGTERM or SIGINT (or `request_stop`), then `stop`.

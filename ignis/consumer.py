@@ -206,6 +206,11 @@ class Consumer:
             workers.append(one)
         return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
 
+    def totals(self) -> dict[str, Any]:
+        """What only rises, since the start."""
+        deaths = getattr(self._pool, "deaths", 0)
+        return {"timed_s": self._timed_s, "worker_deaths": deaths, **self.counts}
+
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and what is in flight now."""
         return {
@@ -215,10 +220,8 @@ class Consumer:
             "in_flight_bytes": self._bytes,
             "paused": self._paused,
             "handle_s": self._handle_s,
-            "timed_s": self._timed_s,
-            "worker_deaths": getattr(self._pool, "deaths", 0),
             "lost_threads": getattr(self._pool, "lost_threads", 0),
-            **self.counts,
+            **self.totals(),
         }
 
     # -- the workers' reports (any thread)

@@ -9,6 +9,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -66,6 +67,7 @@ class Queue(Generic[M]):
         self.consumer: Consumer | None = None
         self.shovel = Shovel(self)
         self.published = 0
+        self._past: Counter[str] = Counter()
         self.template: HandlerTemplate | None = None
         """What made this queue when it was found in the store; None for one that the code names."""
 
@@ -419,8 +421,11 @@ class Queue(Generic[M]):
         """Stops both; True when nothing is left claimed. Idempotent."""
         with self._life:
             self.shovel.stop(timeout)
-            clean = self.consumer.stop(timeout) if self.consumer is not None else True
-            self.consumer = None
+            consumer, clean = self.consumer, True
+            if consumer is not None:
+                clean = consumer.stop(timeout)
+                self.consumer = None
+                self._past.update(consumer.totals())
             return clean
 
     def set_shovel(self, interval_s: float, concurrency: int) -> None:
@@ -461,8 +466,11 @@ class Queue(Generic[M]):
         """What this process counted, without asking the store."""
         out = {"queue": self.name, "published": self.published, "shovel": dataclasses.asdict(self.shovel.total)}
         consumer = self.consumer
+        figures = Counter(self._past)  # of consumers that were stopped: what is counted never goes down
         if consumer is not None:
-            out["consumer"] = consumer.stats()
+            figures.update(consumer.stats())
+        if figures:
+            out["consumer"] = dict(figures)
         return out
 
     def __repr__(self) -> str:

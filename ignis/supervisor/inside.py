@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -29,6 +30,7 @@ SIGNAL = "signal"
 
 _LOOK_S = 0.1
 _REPORT_S = 0.5
+_FLUSH_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Worker:
         app = self._app
         if self._link is not None and app.store.in_process:
             raise ConfigError(f"url = {app.url!r}: every worker process would have a store of its own")
+        # Before anything is claimed: should this process die in its first message, it is known who it was.
+        self._tell(
+            event="opened", owner=app.store.owner, url=app.url, client_id=app.client_id, farm_id=app.farm_id,
+            store_options=app.store_options,
+        )  # fmt: skip
         thread = threading.Thread(target=self._attend, name="ignis-worker", daemon=True)
         with dumping_on_signal(lambda: {"pid": os.getpid(), "queues": in_hand(app)}):
             thread.start()
@@ -90,7 +97,10 @@ class Worker:
             finally:
                 self._ended.set()
                 thread.join(5.0)
-                self._tell(event="ending", why=self.why, in_flight=_in_flight(app), **process_figures(app))
+                self._tell(event="ending", why=self.why, drained=app.drained, **process_figures(app))
+                if self._link is not None:
+                    with contextlib.suppress(ClosedError):
+                        self._link.flush(_FLUSH_S)
 
     # -- the thread beside it
 
@@ -99,10 +109,7 @@ class Worker:
         while not app.ready:
             if self._ended.wait(0.005):
                 return
-        self._tell(
-            event="started", owner=app.store.owner, url=app.url, client_id=app.client_id, farm_id=app.farm_id,
-            store_options=app.store_options, queues=running_queues(app),
-        )  # fmt: skip
+        self._tell(event="started", queues=running_queues(app))
         if self._on_started is not None:
             self._on_started()
         while not self._ended.is_set():

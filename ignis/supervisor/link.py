@@ -1,8 +1,9 @@
 """What a supervisor and a worker process say to each other: JSON lines over a socket pair.
 
-From the supervisor: ``{"do": "pause" | "resume", "number": n}``. From the worker: ``{"event": "started", ...}`` once,
-``{"event": "status", ...}`` several times a second, with the number of the last order that it carried out, and
-``{"event": "ending", "why": ...}``. Either end notices the other's death as the end of the stream.
+From the supervisor ``{"do": "pause" | "resume", "number": n}``. From the worker ``{"event": "opened", "owner": ...}`` before
+it claims anything; ``{"event": "started", ...}`` once it consumes; several times a second ``{"event": "status", ...}`` with
+the number of the last order that it carried out; in the end ``{"event": "ending", "why": ...}``. Either end notices the
+other's death as the end of the stream.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import os
 import select
 import socket
+import threading
+import time
 from typing import Any
 
 import msgspec
@@ -21,18 +24,19 @@ __all__ = ["Link"]
 
 _READ_BYTES = 1 << 16
 _MAX_BUFFERED_BYTES = 8 << 20
-_SEND_TIMEOUT_S = 5.0
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Link:
-    """One end. One thread may send while another receives."""
+    """One end. Never blocks on the other one. Thread-safe for sending; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
-        end.settimeout(_SEND_TIMEOUT_S)
+        end.setblocking(False)
         os.set_inheritable(end.fileno(), False)  # what a handler starts must not keep it open
         self._socket = end
+        self._lock = threading.Lock()
+        self._unsent = b""
         self._buffer = b""
         self.ended = False
 
@@ -46,9 +50,30 @@ class Link:
         return self._socket.fileno()
 
     def send(self, **message: Any) -> None:
-        """Raises ClosedError when the other end is gone or does not listen."""
+        """Hands a message over. While the other end does not read, messages gather here up to a bound; those above it are
+        dropped. Raises ClosedError when the other end is gone."""
+        with self._lock:
+            if len(self._unsent) < _MAX_BUFFERED_BYTES:
+                self._unsent += _encode(message) + b"\n"
+            self._send_unsent()
+
+    def flush(self, timeout: float) -> None:
+        """Waits until everything is sent, at most so long. Raises ClosedError."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                self._send_unsent()
+            left = deadline - time.monotonic()
+            if not self._unsent or left <= 0:
+                return
+            select.select([], [self._socket], [], left)
+
+    def _send_unsent(self) -> None:
         try:
-            self._socket.sendall(_encode(message) + b"\n")
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return
         except OSError as exc:
             raise ClosedError(f"the other end of the link is gone: {exc}") from exc
 
@@ -58,6 +83,8 @@ class Link:
             return []
         try:
             data = self._socket.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
         except OSError:
             data = b""
         if not data or len(self._buffer) > _MAX_BUFFERED_BYTES:

@@ -203,14 +203,18 @@ class Supervisor:
 
     def _listen(self) -> None:
         for one in self._living:
-            for event in one.hear():
-                if event["event"] == "started":
-                    self._from = {name: event[name] for name in ("url", "client_id", "farm_id", "store_options")}
-                    self._ever_ready = True
-                    log.info("process %d consumes: %s", one.pid, ", ".join(event["queues"]))
-            self.totals.note(one.number, one.status)
+            self._hear(one)
         if self._living and all(one.age_s > self._settings.stable_after_s for one in self._living):
             self._failures = 0
+
+    def _hear(self, one: WorkerProcess) -> None:
+        for event in one.hear():
+            if event["event"] == "opened":
+                self._from = {name: event[name] for name in ("url", "client_id", "farm_id", "store_options")}
+            elif event["event"] == "started":
+                self._ever_ready = True
+                log.info("process %d consumes: %s", one.pid, ", ".join(event["queues"]))
+        self.totals.note(one.number, one.status)
 
     def _reap(self) -> None:
         for one in list(self._living):
@@ -221,8 +225,7 @@ class Supervisor:
                     one.kill()
                     one.stop_by = float("inf")
                 continue
-            one.hear()
-            self.totals.note(one.number, one.status)
+            self._hear(one)  # what it had said before its end still counts
             self.totals.close(one.number)
             self._living.remove(one)
             one.link.close()
@@ -230,21 +233,23 @@ class Supervisor:
             one.state = GONE
 
     def _bury(self, one: WorkerProcess, code: int) -> None:
-        """Decides what the end of a process means."""
-        clean = code == 0 and bool(one.why) and not one.status.get("in_flight")
+        """Decides what the end of a process means. One that is over its limit of memory before it has done anything is a
+        failure: so will the next one be."""
+        clean = code == 0 and bool(one.why) and bool(one.status.get("drained"))
         if one.owner and not clean:
             self.undertaker.bury(one.owner, f"its process ended with {_ending(code)}")
         if one.why == BURST and code == 0:
             self._target = max(0, self._target - 1)
             return
-        if code == 0 and one.why in (MAX_MESSAGES, MAX_RSS):
+        if code == 0 and one.why in (MAX_MESSAGES, MAX_RSS) and one.finished:
             log.info("process %d has reached its limit (%s)", one.pid, one.why)
             self.restarts += not self._stopping
             return
-        if one.state == STOPPING and (self._stopping or code in (0, -signal.SIGTERM)):
+        asked = code in (0, -signal.SIGTERM) and one.why != MAX_RSS
+        if one.state == STOPPING and (self._stopping or asked):
             return  # it was told to, perhaps before it could listen
         self.deaths += 1
-        if code == _USAGE and not one.owner and not self._ever_ready:
+        if code == _USAGE and not one.started and not self._ever_ready:
             self._code, self._stopping = _USAGE, True
             for other in self._living:
                 other.kill()

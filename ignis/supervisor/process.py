@@ -85,8 +85,10 @@ class WorkerProcess:
         for event in events:
             self.heard_at = time.monotonic()
             kind = event["event"]
-            if kind == "started":
-                self.started, self.owner = event, event["owner"]
+            if kind == "opened":
+                self.owner = event["owner"]
+            elif kind == "started":
+                self.started = event
                 if self.state == STARTING:
                     self.state = RUNNING
             elif kind == "status":
@@ -138,6 +140,12 @@ class WorkerProcess:
         """Whether it should have ended, or started, by now."""
         now = time.monotonic()
         return now > self.stop_by or (self.state == STARTING and now > self.began_at + start_timeout_s)
+
+    @property
+    def finished(self) -> int:
+        """Messages that it has handled or put aside."""
+        counts = [one.get("consumer") or {} for one in self.status.get("queues", [])]
+        return sum(one.get("handled", 0) + one.get("sidelined", 0) for one in counts)
 
     @property
     def age_s(self) -> float:

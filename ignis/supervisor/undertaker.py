@@ -68,7 +68,8 @@ class Undertaker:
             try:
                 found = recover_owner(self._store(), owner, why)
             except IgnisError as exc:
-                log.warning("what %s held cannot be given back yet: %s", owner, exc)
+                later = "tried again" if exc.retryable else "left to the sweeper"
+                log.warning("what %s held cannot be given back now and is %s: %s", owner, later, exc)
                 if exc.retryable:
                     with self._changed:
                         self._changed.wait_for(lambda: self._closing, _RETRY_S)

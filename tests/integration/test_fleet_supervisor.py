@@ -105,6 +105,16 @@ def test_a_second_signal_ends_at_once_and_gives_back(start: Start, queue: ignis.
     assert (queue.main.in_flight(), reasons(queue)["abandoned"]) == (0, 1)
 
 
+def test_what_a_drain_could_not_finish_is_given_back(start: Start, queue: ignis.Queue[str]) -> None:
+    command = start("--processes", "1", "--stop-timeout", "0.3").wait_started()
+    queue.publish("hold never")
+    eventually(command.journal)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 0
+    assert "left to the sweeper" in command.log()
+    assert (queue.main.in_flight(), reasons(queue)["abandoned"]) == (0, 1)
+
+
 def test_a_killed_supervisor_takes_its_processes_along_gently(start: Start, queue: ignis.Queue[str]) -> None:
     command = start("--processes", "2").wait_started()
     pids = command.started["processes"]
@@ -188,6 +198,33 @@ def test_max_rss_replaces_the_process(start: Start, queue: ignis.Queue[str]) -> 
     assert "resident memory" in command.log()
     assert command.health()[1]["deaths"] == 0
     assert command.ended() == {"eat": 1}
+
+
+def test_memory_that_is_over_at_once_is_a_failure_and_no_loop(start: Start) -> None:
+    command = start("--processes", "1", "--max-rss", "1M", "--health-bind", "0")
+    eventually(lambda: "another one in 1 s" in command.log(), timeout=START_S)
+    assert "is over 1048576: ending" in command.log()
+
+
+def test_one_that_dies_in_its_first_message_gives_it_back(start: Start, queue: ignis.Queue[str]) -> None:
+    """Before it could say that it consumes: who it was is known all the same."""
+    module = """
+import os, ignis
+class App(ignis.Ignis):
+    @property
+    def ready(self):
+        return False  # it never says so
+    @ready.setter
+    def ready(self, value): ...
+app = App()
+@app.queue("q", str, shards=4, shovel_interval=0).handler
+def handle(body):
+    os._exit(3)
+"""
+    queue.publish("poison")
+    command = start("--processes", "1", module=module)
+    eventually(lambda: reasons(queue)["abandoned"] == 1, timeout=START_S)
+    assert "INFO ignis.supervisor: process" not in command.log()
 
 
 def test_a_process_that_cannot_begin_ends_it_all(start: Start) -> None:

@@ -61,6 +61,20 @@ def test_the_figures_of_an_application(app: ignis.Ignis) -> None:
     assert names == NAMES
 
 
+def test_counts_outlive_the_consumer(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int)
+    queue.handler(lambda n: None)
+    assert "consumer" not in queue.local_stats()
+    for total in (4, 8):
+        queue.publish_many(range(4))
+        app.start()
+        wait_idle(queue)
+        assert app.stop()
+        counts = queue.local_stats()["consumer"]
+        assert (counts["handled"], counts["timed"]) == (total, total)
+        assert "concurrency" not in counts
+
+
 def test_registering_does_not_open_the_store() -> None:
     app = ignis.Ignis("nosql://nowhere")
     assert list(Collector(app.stats).describe()) == []
