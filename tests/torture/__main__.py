@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from tests import spark_support
-from tests.torture import app_kill9, damage, diskfull, fleet, kill9, leader, mutants, powercut, syscalls
+from tests.torture import app_kill9, broker, damage, diskfull, fleet, kill9, leader, mutants, powercut, syscalls
 from tests.torture.report import Outcome
 
 Tests = Iterator[Callable[[], Outcome]]
@@ -261,6 +261,27 @@ def spark_command(rounds: int, seed: int | None, time_limit: float, short: bool)
         run.carry_out(spark.tests(session, run.of(3 if short else 20), run.rng("spark"), run.deadline))
 
 
+@main.command("broker", help="kill -9 of broker and clients, cancelled requests, damaged frames, planted faults.")
+@options
+@click.option("--short", is_flag=True, help="Few rounds, 20,000 cancellations, 200,000 frames.")
+def broker_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(
+        iter(
+            [
+                lambda: broker.broker_kill9(
+                    run.of(2 if short else 100), run.rng("broker/kill9"), deadline=run.deadline
+                ),
+                lambda: broker.mutants(10, run.rng("broker/mutants")),
+                lambda: broker.cancellations(
+                    20_000 if short else 10_000_000, run.rng("broker/cancellations"), run.deadline
+                ),
+                lambda: broker.frames(200_000 if short else 100_000_000, run.rng("broker/frames"), run.deadline),
+            ]
+        )
+    )
+
+
 @main.command("mutants", help="Planted faults that the tests above must catch.")
 @options
 @click.option("--short", is_flag=True, help="Only those that are quick to catch.")
@@ -284,6 +305,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         fleet_command,
         spark_command,
         pipeline_command,
+        broker_command,
         mutants_command,
     ):
         try:

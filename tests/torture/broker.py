@@ -1,0 +1,360 @@
+"""The broker and its clients under kill -9, under cancellation, and under bytes that mean nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ignis.broker import asks, delivery
+from ignis.broker.client import AsyncClient
+from ignis.broker.commands import Command
+from ignis.broker.endpoint import Endpoint
+from ignis.broker.holding import as_pointers
+from ignis.broker.intake import Intake, Placed, Sent
+from ignis.broker.payloads import Connect, Connected, pack_send, pack_send_batch
+from ignis.broker.protocol import BrokerMachine, ClientMachine
+from ignis.broker.server import Broker
+from ignis.broker.sync_client import SyncClient
+from ignis.errors import BadRequestError, BrokerError, IgnisError, MalformedFrameError
+from ignis.native import PackedBatch, Record, encode_frame, encode_record
+from ignis.native.wire import ReadArea
+from ignis.storage.base import FireResult
+from tests.torture.ledger import Ledger, make_body, make_id, read_body
+from tests.torture.process import Child, Reporter, Role, follow
+from tests.torture.report import Outcome
+
+__all__ = ["broker_kill9", "cancellations", "frames", "mutants"]
+
+QUEUE = "q"
+_KILLS_PER_ROUND = 6
+_DRAIN_S = 90.0
+
+
+# -- the actors
+
+
+def serving(url: str, port: int) -> Role:
+    """A broker, until killed."""
+
+    def role(report: Reporter) -> None:
+        async def run() -> None:
+            broker = Broker(url, port=port, settings={"redeliver_after_s": 0.05})
+            await broker.start()
+            report.note("opened")
+            await broker.run()
+
+        asyncio.run(run())
+
+    return role
+
+
+def _client(port: int) -> SyncClient:
+    return SyncClient(Endpoint("127.0.0.1", port), {"timeout_s": 20, "connect_timeout_s": 20, "max_retry_wait_s": 0.1})
+
+
+def sending(port: int, number: int, batch: int) -> Role:
+    """Single messages (batch 1) or batches, each acknowledged; goes on with new ones after every error."""
+
+    def role(report: Reporter) -> None:
+        client = _client(port)
+        report.note("opened")
+        sequence = 0
+        while True:
+            many = [make_id(number, one) for one in range(sequence, sequence + batch)]
+            sequence += batch
+            records = [encode_record(make_body(one)) for one in many]
+            report.sending(many)
+            try:
+                if batch == 1:
+                    client.ask(asks.send(QUEUE, records[0]))
+                else:
+                    client.ask(asks.send_batch(QUEUE, [(sequence % 3, PackedBatch.pack(records))]))
+            except IgnisError as exc:
+                report.note("error", exc)
+            else:
+                report.acknowledged(many)
+
+    return role
+
+
+def _read(report: Reporter, found: FireResult) -> tuple[list[int], dict[int, list[int]]]:
+    ids: list[int] = []
+    places: dict[int, list[int]] = {}
+    for claim in found.claims:
+        places.setdefault(claim.shard, []).extend(claim.pointers)
+        for record in claim.records:
+            one = None if record is None else read_body(Record(record).body)
+            if one is None:
+                report.altered(1)
+            else:
+                ids.append(one)
+    report.seen(ids)
+    return ids, places
+
+
+def consuming(port: int, *, pull: bool) -> Role:
+    """Sees and acknowledges, by subscription or by pulling."""
+
+    def role(report: Reporter) -> None:
+        client = _client(port)
+        report.note("opened")
+        while True:
+            try:
+                if pull:
+                    ids, places = _read(report, client.consume(QUEUE, 50, wait_s=0.2))
+                    if ids and client.ack(QUEUE, places) == len(ids):
+                        report.finished(ids)
+                    continue
+                with client.subscribe(QUEUE, credit=100) as subscription:
+                    for found in subscription:
+                        ids, places = _read(report, found)
+                        if subscription.ack(places) == len(ids):
+                            report.finished(ids)
+            except IgnisError as exc:
+                report.note("error", exc)
+                time.sleep(0.005)
+
+    return role
+
+
+def draining(port: int) -> Role:
+    """Takes everything until nothing is pending or in flight any more."""
+
+    def role(report: Reporter) -> None:
+        client = _client(port)
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            ids, places = _read(report, client.consume(QUEUE, 500, wait_s=0.1))
+            if ids:
+                client.ack(QUEUE, places)
+                report.finished(ids)
+                continue
+            info = client.ask(asks.queue_info(QUEUE))
+            if not (info["pending"] or info["in_flight"] or info["sideline"]):
+                client.close()
+                return
+        report.note("left", client.ask(asks.queue_info(QUEUE)))
+
+    return role
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _start(role: Role, name: str, prepare: Callable[[], None] | None = None) -> Child:
+    child = Child(role, name, prepare)
+    if not follow([child], None, lambda: child.noted("opened") is not None, 30) or child.noted("opened") is None:
+        trouble = child.trouble()
+        child.close()
+        raise RuntimeError(f"{name} did not start: {trouble}")
+    return child
+
+
+# -- kill -9
+
+
+def broker_kill9(
+    rounds: int, rng: random.Random, *, deadline: float = float("inf"), prepare: Callable[[], None] | None = None
+) -> Outcome:
+    """Broker and clients die one after the other and are replaced; in the end a fresh broker is drained and judged."""
+    outcome = Outcome("broker-kill9")
+    for number in range(rounds):
+        if time.monotonic() >= deadline:
+            break
+        with tempfile.TemporaryDirectory(prefix="ignis-broker-") as directory:
+            _round(outcome, rng, f"embedded://{Path(directory) / 'store'}", f"round {number}", prepare)
+        outcome.rounds += 1
+    return outcome.finish()
+
+
+def _round(
+    outcome: Outcome, rng: random.Random, url: str, where: str, prepare: Callable[[], None] | None = None
+) -> None:
+    ledger, port = Ledger(), _free_port()
+    numbers = iter(range(1, 1000))
+    roles: dict[str, Callable[[], Role]] = {
+        "sender": lambda: sending(port, next(numbers), 1),
+        "sender of batches": lambda: sending(port, next(numbers), 40),
+        "subscriber": lambda: consuming(port, pull=False),
+        "puller": lambda: consuming(port, pull=True),
+    }
+    living = {"broker": _start(serving(url, port), "broker", prepare)}
+    dead: list[Child] = []
+    try:
+        with _client(port) as client:
+            client.ask(asks.create_queue(QUEUE, {"shards": 3, "codec": "raw", "shovel_interval_s": 0}))
+        living |= {name: Child(make(), name) for name, make in roles.items()}
+        for _ in range(_KILLS_PER_ROUND):
+            end = time.monotonic() + rng.uniform(0.05, 0.3)
+            follow(list(living.values()), ledger, lambda end=end: time.monotonic() >= end, 5)  # type: ignore[misc]
+            victim = rng.choice([*living, "broker", "broker"])
+            gone = living.pop(victim)
+            if not gone.alive():
+                outcome.fault(f"{where}: {victim} ended by itself ({gone.status}): {gone.trouble()}")
+            gone.kill()
+            dead.append(gone)
+            if victim == "broker":
+                gone.join(ledger)
+                living[victim] = _start(serving(url, port), "broker", prepare)
+            else:
+                living[victim] = Child(roles[victim](), victim)
+        end = time.monotonic() + 0.5
+        follow(list(living.values()), ledger, lambda: time.monotonic() >= end, 5)
+        for one in living.values():
+            if not one.alive():
+                outcome.fault(f"{where}: {one.name} ended by itself ({one.status}): {one.trouble()}")
+            one.kill()
+        dead += living.values()
+        living = {}
+        for one in dead:
+            one.join(ledger)
+        outcome.add(kills=len(dead))
+        with _start(serving(url, port), "last broker"), Child(draining(port), "drainer") as child:
+            status = child.join(ledger, _DRAIN_S + 30)
+            if status or child.noted("left") is not None:
+                outcome.fault(f"{where}: drain: exit {status} {child.noted('left') or ''} {child.trouble()}")
+                return
+        outcome.take(ledger.verdict(), where)
+    finally:
+        for one in [*dead, *living.values()]:
+            one.close()
+
+
+# -- what must be caught
+
+
+def answers_before_storing() -> None:
+    """A broker that acknowledges what it has not stored yet."""
+    put = Intake.put
+
+    def early(self: Intake, sent: Sent) -> None:
+        sent.placed = [Placed(shard % 3, 1, batch.count, ids) for shard, batch, ids in sent.batches]
+        sent.done(sent)
+        sent.done = lambda _: None  # type: ignore[method-assign]
+        self._application.broker.loop.call_later(0.2, put, self, sent)
+
+    Intake.put = early  # type: ignore[method-assign]
+
+
+def deletes_on_delivery() -> None:
+    """A broker that forgets a message once it has sent it."""
+    fire = delivery.Pump._fire
+
+    def gone(self: delivery.Pump, asked: Any) -> Any:
+        found = fire(self, asked)
+        if found[1].runs:
+            self._application.store.magazines.delete(self.magazine, as_pointers(found[1].runs))
+        return found
+
+    delivery.Pump._fire = gone  # type: ignore[method-assign]
+
+
+def mutants(rounds: int, rng: random.Random) -> Outcome:
+    """Each planted fault must show within the rounds."""
+    outcome = Outcome("broker-mutants")
+    for plant in (answers_before_storing, deletes_on_delivery):
+        caught = False
+        for _ in range(rounds):
+            found = broker_kill9(1, rng, prepare=plant)
+            outcome.rounds += 1
+            if not found.ok:
+                caught = True
+                break
+        outcome.plant(plant.__name__, caught)
+    return outcome.finish()
+
+
+# -- cancellation
+
+
+def cancellations(count: int, rng: random.Random, deadline: float = float("inf")) -> Outcome:
+    """Requests given up at every moment; each answer that arrives must be the caller's own."""
+    outcome = Outcome("broker-cancellations")
+
+    async def burst(client: AsyncClient, size: int, first: int) -> None:
+        async def one(number: int) -> None:
+            data = number.to_bytes(8, "big")
+            if await client.ask(asks.Ask(Command.PING, data, bytes)) != data:
+                outcome.fault(f"request {number} got another's answer")
+
+        tasks = [asyncio.ensure_future(one(first + n)) for n in range(size)]
+        for _ in range(rng.randrange(3)):
+            await asyncio.sleep(0)
+        cancelled = [task for task in tasks if rng.random() < 0.9 and task.cancel()]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for found in results:
+            if found is not None and not isinstance(found, asyncio.CancelledError):
+                outcome.fault(f"{type(found).__name__}: {found}")
+        outcome.add(requests=size, cancelled=len(cancelled))
+
+    async def run() -> None:
+        broker = Broker("memory://", port=0, settings={"max_pending": 100_000})
+        await broker.start()
+        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"max_pending": 100_000}) as client:
+            number = 0
+            while outcome.figures.get("cancelled", 0) < count and time.monotonic() < deadline and not outcome.faults:
+                await burst(client, 500, number)
+                number += 500
+                while client.pending > 50_000:
+                    await client.ask(asks.ping())
+            await client.ask(asks.ping())
+            outcome.add(late_answers=client.late_answers, pending=client.pending)
+        await broker.stop(5)
+
+    asyncio.run(run())
+    outcome.rounds = 1
+    return outcome.finish()
+
+
+# -- bytes
+
+
+def frames(count: int, rng: random.Random, deadline: float = float("inf")) -> Outcome:
+    """Damaged frames into both state machines: only the declared errors may come out, and memory stays bounded."""
+    outcome = Outcome("broker-frames")
+    area = ReadArea()
+    batch = PackedBatch.pack([encode_record(b"x" * 20) for _ in range(3)])
+    payloads = [
+        pack_send(b"q", 0, 1, encode_record(b"body", key=b"k")), pack_send_batch(b"q", 0, [(1, batch), (2, batch)]),
+        asks.fire("q", 1, "me", None, 1).payload, asks.ack("q", {0: [1, 2, 9]}).payload, b"", bytes(40),
+    ]  # fmt: skip
+    commands = [10, 11, 10, 11, *(int(one) for one in Command), 0, -1, 999]
+    while outcome.figures.get("frames", 0) < count and time.monotonic() < deadline and not outcome.faults:
+        many = [encode_frame(rng.choice(commands), rng.getrandbits(40), rng.choice(payloads)) for _ in range(2_000)]
+        stream = bytearray(b"".join(many))
+        for _ in range(rng.choice([0, 1, 5, 50])):
+            stream[rng.randrange(len(stream))] = rng.getrandbits(8)
+        # A command that ends the connection ends the stream, so it is cut at random places and begun anew.
+        at = 0
+        while at < len(stream):
+            broker, client = _connected(area)
+            side = broker if rng.random() < 0.8 else client
+            piece = bytes(stream[at : at + rng.randrange(1, 20_000)])
+            at += len(piece)
+            try:
+                side.feed(piece)
+            except (BrokerError, MalformedFrameError, BadRequestError):
+                outcome.add(refused=1)
+            except Exception as exc:
+                outcome.fault(f"{type(exc).__name__}: {exc}; bytes {piece[:200].hex()}")
+        outcome.add(frames=len(many))
+    outcome.rounds = 1
+    return outcome.finish()
+
+
+def _connected(area: ReadArea) -> tuple[BrokerMachine, ClientMachine]:
+    client, broker = ClientMachine(area, 1 << 20, 1 << 20), BrokerMachine(area, 1 << 20, 1 << 20)
+    broker.feed(client.connect(Connect("a", "b", "c")))
+    client.feed(broker.welcome(1, Connected("b", 1 << 20, 1 << 20, 1_000)))
+    with contextlib.suppress(IgnisError):
+        client.request(Command.NAMES, b"", "token")
+    return broker, client
