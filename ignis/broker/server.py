@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import ipaddress
 import logging
@@ -26,6 +25,7 @@ from ignis.broker.holding import Held
 from ignis.broker.metrics import BrokerMetrics
 from ignis.broker.payloads import Connect
 from ignis.broker.session import Session
+from ignis.broker.threads import Threads
 from ignis.config import BrokerSettings, check_name, resolve
 from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
 from ignis.native.wire import ReadArea
@@ -41,6 +41,8 @@ R = TypeVar("R")
 _TICK_S = 0.25
 _TIDY_S = 60.0
 _POKE_S = 10.0
+_AT_ONCE = 256
+_THREADS_S = 10.0
 
 
 class Broker:
@@ -96,6 +98,8 @@ class Broker:
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
         self.delivered = self.refused = 0  # of connections and queues that are gone
         self.sessions: set[Session] = set()
+        self.strangers: set[Session] = set()
+        """Those that have not said who they are yet."""
         self.loop: asyncio.AbstractEventLoop
         self.metrics = BrokerMetrics(self)
         self.cluster: Cluster
@@ -105,13 +109,12 @@ class Broker:
         self._applications: dict[tuple[str, str], Application] = {}
         self._lost: dict[tuple[str, str, str, str], tuple[Held, Application, asyncio.TimerHandle]] = {}
         self._servers: list[asyncio.Server] = []
-        self._threads: concurrent.futures.ThreadPoolExecutor
-        self._auth_threads: concurrent.futures.ThreadPoolExecutor
+        self._threads: Threads
+        self._auth_threads: Threads
         self._calls = 0
         self._stop_asked: asyncio.Event
         self._ticker: asyncio.Task[None] | None = None
         self._opening = threading.Lock()
-        self._now_s = time.monotonic()
 
     # -- life
 
@@ -121,11 +124,11 @@ class Broker:
         self.loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         count = self.settings.store_threads
-        self._threads = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="ignis-broker-store")
+        self._threads = Threads(count, "ignis-broker-store")
         # Apart, because a password check is made to be slow: strangers must not hold up the store's threads.
-        self._auth_threads = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="ignis-broker-auth")
+        self._auth_threads = Threads(2, "ignis-broker-auth")
         try:
-            own = await self.loop.run_in_executor(self._threads, self._application, *self._scope)
+            own = await self.loop.run_in_executor(None, self._application, *self._scope)
             self.cluster = Cluster(self, own)
             server = await self.loop.create_server(
                 lambda: Session(self),
@@ -137,7 +140,7 @@ class Broker:
             )
             self._servers.append(server)
             self.port = server.sockets[0].getsockname()[1]
-            await self.loop.run_in_executor(self._threads, self.cluster.join)
+            await self.loop.run_in_executor(None, self.cluster.join)
         except BaseException:
             await self._close()
             raise
@@ -214,8 +217,8 @@ class Broker:
                 application.close()
             except IgnisError as exc:
                 log.warning("store of %s: %s", application.app, exc)
-        self._threads.shutdown(wait=True)
-        self._auth_threads.shutdown(wait=False)
+        if not (self._threads.close(_THREADS_S) and self._auth_threads.close(_THREADS_S)):
+            log.warning("threads of the broker are still at work after %g s", _THREADS_S)
 
     # -- work in threads
 
@@ -232,7 +235,7 @@ class Broker:
 
     def _submit(
         self,
-        threads: concurrent.futures.ThreadPoolExecutor,
+        threads: Threads,
         work: Callable[[A], R],
         done: Callable[[R], None],
         argument: A,
@@ -259,7 +262,7 @@ class Broker:
     # -- connections
 
     def now(self) -> float:
-        """Seconds of a monotonic clock, as of the last tick at the latest."""
+        """Seconds of a monotonic clock."""
         return self.loop.time()
 
     def admit(self, session: Session) -> None:
@@ -272,12 +275,12 @@ class Broker:
         if len(self.sessions) > settings.max_connections:
             self.connections_refused += 1
             raise TooManyRequestsError(len(self.sessions), settings.max_connections, "broker.max_connections")
-        strangers = (
-            sum(not one.known for one in self.sessions) if len(self.sessions) > settings.max_unauthenticated else 0
-        )
-        if strangers > settings.max_unauthenticated:
+        self.strangers.add(session)
+        if len(self.strangers) > settings.max_unauthenticated:
             self.connections_refused += 1
-            raise TooManyRequestsError(strangers, settings.max_unauthenticated, "broker.max_unauthenticated")
+            raise TooManyRequestsError(
+                len(self.strangers), settings.max_unauthenticated, "broker.max_unauthenticated"
+            )
 
     def authenticate(
         self,
@@ -319,6 +322,7 @@ class Broker:
     def leave(self, session: Session) -> None:
         """A connection is gone. What it held waits a moment for its client to come back."""
         self.sessions.discard(session)
+        self.strangers.discard(session)
         self.refused += session.refused
         application = session.application
         if application is None:
@@ -342,6 +346,7 @@ class Broker:
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
         assert session.application is not None
+        self.strangers.discard(session)
         found = self._lost.pop(self._key(session, session.application), None)
         if found is None:
             return 0
@@ -365,8 +370,10 @@ class Broker:
         while True:
             await asyncio.sleep(min(_TICK_S, settings.handshake_timeout_s / 4, settings.idle_timeout_s / 4))
             now = self.now()
-            for session in list(self.sessions):
+            for number, session in enumerate(list(self.sessions), 1):
                 self._check(session, now)
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # thousands of connections must not hold up the others' requests
             if now - poke_s > _POKE_S:
                 poke_s = now
                 for application in self._applications.values():
