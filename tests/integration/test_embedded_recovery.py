@@ -5,9 +5,13 @@ What the disk really keeps is tried by the torture programme; here it is the log
 
 from __future__ import annotations
 
+import itertools
 import logging
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +117,48 @@ def test_interval_returns_to_the_last_flushed_state(path: Path) -> None:
         # kill -9 alone loses nothing ...
         assert len(bodies(store, "m")) == 60
         assert all(str(one).startswith("later") for one in bodies(store, "m"))
+
+
+def test_a_death_at_any_write_of_an_opening_is_no_power_cut(path: Path) -> None:
+    """Somebody opens the store after a kill -9 and is killed as well, right after emptying, or making, one of its files."""
+
+    def opens_and_dies(where: Path, at: int) -> Callable[[Say], None]:
+        def role(say: Say) -> None:
+            writes = itertools.count()
+            real_open = os.open
+
+            def dying(name: Any, flags: int, *rest: Any, **more: Any) -> int:
+                fd = real_open(name, flags, *rest, **more)
+                if flags & (os.O_WRONLY | os.O_RDWR) and str(name).startswith(str(where)) and next(writes) == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return fd
+
+            def dying_whole(self: Path, data: bytes) -> int:
+                fd = dying(self, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.write(fd, data)
+                os.close(fd)
+                return len(data)
+
+            os.open = dying  # type: ignore[assignment]
+            Path.write_bytes = dying_whole  # type: ignore[method-assign, assignment]
+            open_at(where)
+            say("opened")
+
+        return role
+
+    for at in range(100):
+        where = path / str(at)  # another one each time: closing it, as is done below, makes everything steady
+        where.mkdir(parents=True)
+        killed(interval_work(where, 3))
+        with Child(opens_and_dies(where, at)) as child:
+            opened = child.lines() == ["opened"]
+            child.join()
+        with open_at(where) as store:
+            assert [str(one)[:6] for one in bodies(store, "m")] == ["later0", "later1", "later2"], at
+        if opened:
+            break
+    else:
+        raise AssertionError("an opening never comes to its end")
 
 
 def test_interval_after_another_boot(path: Path) -> None:

@@ -272,9 +272,10 @@ class Directory:
         return read_or_none(self.path / "boot") == self.here.boot.encode()
 
     def _mark_boot(self) -> None:
-        """Need not be durable: after a power cut whatever is there is not the next boot's id."""
-        (self.path / "boot").write_bytes(self.here.boot.encode())
-        os.chmod(self.path / "boot", 0o600)
+        """Written once a boot, and as a whole: who found it empty would take a death for a power cut, and go back to what
+        was last made steady."""
+        if not self._boot_known():
+            write_whole(self.path / "boot", self.here.boot.encode())
 
     def _recover_files(self) -> None:
         """Makes a new store, or after another boot puts right what a power cut may have left."""
