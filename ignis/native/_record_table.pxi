@@ -14,11 +14,12 @@ cdef inline void put_text(uint8_t *data, int32_t *offsets, Py_ssize_t n, const u
     offsets[n + 1] = offsets[n] + <int32_t>size
 
 
-def record_columns(records):
+def record_columns(records, *, lines=False):
     """Takes many records apart, into the buffers of columns in Arrow's layout (integers little-endian).
 
     Args:
         records: bytes objects of `encode_record`, or None where one could not be read.
+        lines: a newline behind each body, which counts as part of it: what readers of JSON lines want.
 
     Returns (count, bad, ids, enqueued_at_us, attempts, crashes, key_offsets, keys, meta_offsets, metas, body_offsets,
     bodies), all buffers as bytes:
@@ -36,6 +37,7 @@ def record_columns(records):
     cdef const uint8_t *data
     cdef ign_record *rec
     cdef list bad = []
+    cdef bint with_newline = bool(lines)
     cdef ign_record *taken = <ign_record *>malloc(<size_t>(total + 1) * sizeof(ign_record))
     if taken == NULL:
         raise MemoryError("record_columns")
@@ -47,7 +49,7 @@ def record_columns(records):
                 continue
             key_bytes += taken[n].key_len
             meta_bytes += taken[n].meta_len
-            body_bytes += taken[n].body_len
+            body_bytes += taken[n].body_len + with_newline
             n += 1
         if max(key_bytes, meta_bytes, body_bytes) > INT32_MAX:
             raise ValueError(f"{n} records with {body_bytes} bytes of bodies: a column holds at most {INT32_MAX} bytes")
@@ -58,7 +60,7 @@ def record_columns(records):
             taken, n, bytes_data(ids), <int64_t *>bytes_data(stamps),
             <int32_t *>bytes_data(attempts), <int32_t *>bytes_data(crashes),
             <int32_t *>bytes_data(key_ends), bytes_data(keys), <int32_t *>bytes_data(meta_ends), bytes_data(metas),
-            <int32_t *>bytes_data(body_ends), bytes_data(bodies),
+            <int32_t *>bytes_data(body_ends), bytes_data(bodies), with_newline,
         )
         return n, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies
     finally:
@@ -67,7 +69,7 @@ def record_columns(records):
 
 cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t *ids, int64_t *stamps, int32_t *attempts,
                        int32_t *crashes, int32_t *key_ends, uint8_t *keys, int32_t *meta_ends, uint8_t *metas,
-                       int32_t *body_ends, uint8_t *bodies) noexcept nogil:
+                       int32_t *body_ends, uint8_t *bodies, bint with_newline) noexcept nogil:
     cdef Py_ssize_t i
     cdef const ign_record *rec
     key_ends[0] = meta_ends[0] = body_ends[0] = 0
@@ -80,6 +82,9 @@ cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t *ids, 
         put_text(keys, key_ends, i, rec.key, rec.key_len)
         put_text(metas, meta_ends, i, rec.meta, rec.meta_len)
         put_text(bodies, body_ends, i, rec.body, rec.body_len)
+        if with_newline:
+            bodies[body_ends[i + 1]] = 10
+            body_ends[i + 1] += 1
 
 
 def position_ids(bytes prefix not None, first, bodies):

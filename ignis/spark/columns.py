@@ -14,24 +14,17 @@ import pyarrow as pa
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.native import record_columns
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, IntegralType, StringType, functions
+from ignis.spark.parsing import UNPARSED, parse_lines
 
-__all__ = ["MESSAGE_FIELDS", "MESSAGE_SCHEMA", "ids_from", "ids_of", "message_batch", "to_messages"]
+__all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "ids_from", "ids_of", "message_batch", "to_messages"]
 
-MESSAGE_FIELDS = (
-    ("body", "binary", pa.binary()),
-    ("_id", "binary", pa.binary()),
-    ("_key", "binary", pa.binary()),
-    ("_enqueued_at", "timestamp", pa.timestamp("us", tz="UTC")),
-    ("_attempts", "int", pa.int32()),
-    ("_crashes", "int", pa.int32()),
-    ("_meta", "binary", pa.binary()),
-    ("_shard", "int", pa.int32()),
-    ("_pointer", "bigint", pa.int64()),
+ENVELOPE_SCHEMA = (
+    "_id binary, _key binary, _enqueued_at timestamp, _attempts int, _crashes int, _meta binary, _shard int, "
+    "_pointer bigint"
 )
-"""Name, type in Spark, type in Arrow. The envelope's names begin with an underscore, so that a body's may not."""
-
-MESSAGE_SCHEMA = ", ".join(f"{name} {kind}" for name, kind, _ in MESSAGE_FIELDS)
-_ARROW_SCHEMA = pa.schema([(name, kind) for name, _, kind in MESSAGE_FIELDS])
+MESSAGE_SCHEMA = f"body binary, {ENVELOPE_SCHEMA}"
+"""The columns of a message. The envelope's names begin with an underscore, so that a body's may not."""
+ENVELOPE = [field.split()[0] for field in ENVELOPE_SCHEMA.split(", ")]
 
 
 def _column(df: DataFrame, named: str | Column, what: str) -> Column:
@@ -143,11 +136,21 @@ def _id_of_text(text: str) -> bytes:
 
 
 def message_batch(
-    shard: int, pointers: Sequence[int], records: Sequence[bytes | None]
+    shard: int,
+    pointers: Sequence[int],
+    records: Sequence[bytes | None],
+    fields: pa.Schema | None = None,
+    *,
+    envelope: bool = True,
 ) -> tuple[pa.RecordBatch, list[int]]:
-    """The records of one shard as a record batch, and the pointers of those that cannot be read, which are not in it."""
+    """The records of one shard as a record batch, and the pointers of those that cannot be read, which are not in it.
+
+    With ``fields`` the bodies are parsed, see `ignis.spark.parsing`: its columns stand in place of ``body``, and behind them
+    ``_unparsed``, the body of each row that is left for Spark to parse. The envelope's columns come only where they are
+    wanted: they are half of what a small message makes.
+    """
     count, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies = record_columns(
-        records
+        records, lines=fields is not None
     )
     damaged = [pointers[index] for index in bad]
     if bad:
@@ -160,15 +163,19 @@ def message_batch(
     def varying(ends: bytes, data: bytes) -> pa.Array:
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
-    arrays = [
-        varying(body_ends, bodies),
-        fixed(pa.binary(16), ids).cast(pa.binary()),
-        varying(key_ends, keys),
-        fixed(pa.timestamp("us", tz="UTC"), stamps),
-        fixed(pa.int32(), attempts),
-        fixed(pa.int32(), crashes),
-        varying(meta_ends, metas),
-        pa.array([shard] * count, pa.int32()),
-        pa.array(pointers, pa.int64()),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA), damaged
+    body = varying(body_ends, bodies)
+    columns: list[pa.Array] = [body] if fields is None else parse_lines(body, fields)
+    names = ["body"] if fields is None else [*fields.names, UNPARSED]
+    if envelope:
+        names += ENVELOPE
+        columns += [
+            fixed(pa.binary(16), ids).cast(pa.binary()),
+            varying(key_ends, keys),
+            fixed(pa.timestamp("us", tz="UTC"), stamps),
+            fixed(pa.int32(), attempts),
+            fixed(pa.int32(), crashes),
+            varying(meta_ends, metas),
+            pa.array([shard] * count, pa.int32()),
+            pa.array(pointers, pa.int64()),
+        ]
+    return pa.RecordBatch.from_arrays(columns, names=names), damaged

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ignis.config import check_name
 from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
-from ignis.spark.columns import MESSAGE_FIELDS, MESSAGE_SCHEMA
+from ignis.spark.columns import ENVELOPE_SCHEMA
+from ignis.spark.parsing import UNPARSED, fields_of
 from ignis.spark.places import Place
 from ignis.spark.reading import Reading, cut_runs
 from ignis.storage.base import MagazineStore, Run, joined_runs
@@ -80,8 +81,8 @@ class Drained:
 
     Attributes:
         df: the messages: ``body`` (binary) or, with a schema, its columns; then ``_id``, ``_key`` (binary),
-            ``_enqueued_at``, ``_attempts``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``. Every
-            action on it reads the store anew and finds the same messages, until the commit.
+            ``_enqueued_at``, ``_attempts``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``, unless they are
+            not wanted. Every action on it reads the store anew and finds the same messages, until the commit.
         job: the name for `resume`.
         claimed: number of messages.
         runs: where they are.
@@ -96,6 +97,7 @@ class Drained:
         schema: StructType | str | None,
         limit: int | None,
         claims: bool,
+        envelope: bool = True,
     ) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit = {limit} is below 1")
@@ -110,7 +112,7 @@ class Drained:
                 held = joined_runs([*held, *claim_all(self._magazines, place.queue, self._owner, left)])
         self.runs = held
         self.claimed = sum(run.messages for run in held)
-        self.df = self._frame(spark, schema)
+        self.df = self._frame(spark, schema, envelope)
         self._lock = threading.Lock()
         self._ended = ""
         self._committed: Committed | None = None
@@ -122,19 +124,38 @@ class Drained:
             self._renewal = threading.Thread(target=self._renew, name=f"ignis-spark-{job}", daemon=True)
             self._renewal.start()
 
-    def _frame(self, spark: SparkSession, schema: StructType | str | None) -> DataFrame:
-        parts = cut_runs(self.runs, self.place.settings.partition_rows, _parallelism(spark))
+    def _frame(self, spark: SparkSession, schema: StructType | str | None, envelope: bool) -> DataFrame:
+        parts = tuple(cut_runs(self.runs, self.place.settings.partition_rows, _parallelism(spark)))
+        wanted = None if schema is None else _struct(schema)
+        fields = None if wanted is None else fields_of(wanted)
+        read = StructType()
+        if fields is None or wanted is None:
+            read.add("body", "binary")
+        else:
+            for field in wanted.fields:
+                read.add(field.name, field.dataType)
+            read.add(UNPARSED, "binary")
+        around = _struct(ENVELOPE_SCHEMA) if envelope else StructType()
+        for field in around.fields:
+            read.add(field)
         if parts:
             numbers = spark.range(0, len(parts), 1, len(parts))
-            df = numbers.mapInArrow(Reading(self.place, tuple(parts)), MESSAGE_SCHEMA)
+            df = numbers.mapInArrow(Reading(self.place, parts, fields, envelope), read)
         else:
-            df = spark.createDataFrame([], MESSAGE_SCHEMA)
-        if schema is None:
+            df = spark.createDataFrame([], read)
+        if wanted is None:
             return df
-        parsed = functions.from_json(functions.col("body").cast("string"), schema)
-        envelope = [name for name, _, _ in MESSAGE_FIELDS if name != "body"]
-        # Not "body.*": the optimizer makes one parser per field of that, each of which reads the whole body.
-        return df.select(functions.inline(functions.array(parsed)), *envelope)
+        if fields is None:
+            # Not "body.*": the optimizer makes one parser per field of that, each of which reads the whole body.
+            parsed = functions.from_json(functions.col("body").cast("string"), wanted)
+            return df.select(functions.inline(functions.array(parsed)), *around.fieldNames())
+        left = functions.from_json(functions.col(UNPARSED).cast("string"), wanted)
+        is_parsed = functions.col(UNPARSED).isNull()
+        columns = [
+            functions.when(is_parsed, functions.col(f"`{name}`")).otherwise(left.getField(name)).alias(name)
+            for name in wanted.fieldNames()
+        ]
+        return df.select(*columns, *around.fieldNames())
 
     def _renew(self) -> None:
         while not self._stop.wait(self.place.stuck_after_s / RENEWALS):
@@ -197,6 +218,14 @@ class Drained:
     def __repr__(self) -> str:
         state = self._ended or "open"
         return f"<Drained {self.claimed} message(s) of {self.place.queue}, job {self.job}, {state}>"
+
+
+def _struct(schema: StructType | str) -> StructType:
+    """Raises ConfigError for a text that names no columns. Needs a session."""
+    found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(found, StructType):
+        raise ConfigError(f"schema = {schema!r} is not a list of columns; write 'id long, name string'")
+    return found
 
 
 def _parallelism(spark: SparkSession) -> int:

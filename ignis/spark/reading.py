@@ -24,18 +24,23 @@ _MOST_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Reading:
-    """The function of a ``mapInArrow`` over a column of part numbers: the messages of those parts."""
+    """The function of a ``mapInArrow`` over a column of part numbers: the messages of those parts. ``fields`` and
+    ``envelope``: see `message_batch`."""
 
     place: Place
     parts: tuple[tuple[Run, ...], ...]
+    fields: pa.Schema | None = None
+    envelope: bool = True
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_runs(self.place, self.parts[number])
+                yield from read_runs(self.place, self.parts[number], self.fields, envelope=self.envelope)
 
 
-def read_runs(place: Place, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+def read_runs(
+    place: Place, runs: Sequence[Run], fields: pa.Schema | None = None, *, envelope: bool = True
+) -> Iterator[pa.RecordBatch]:
     """The messages of the runs that are still there. At most about ``read_bytes`` of them are held at a time.
 
     A record that does not match its checksum is no row: it is moved to the sideline with the reason ``corrupt``, as a
@@ -51,7 +56,7 @@ def read_runs(place: Place, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
             start = stop
             if not found:
                 continue
-            batch, damaged = message_batch(run.shard, list(found), list(found.values()))
+            batch, damaged = message_batch(run.shard, list(found), list(found.values()), fields, envelope=envelope)
             if damaged:
                 _put_aside(place, run.shard, damaged)
             if batch.num_rows:

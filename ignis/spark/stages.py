@@ -88,6 +88,7 @@ def drain(
     *,
     limit: int | None = None,
     schema: StructType | str | None = None,
+    envelope: bool = True,
     job: str | None = None,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
@@ -102,8 +103,9 @@ def drain(
 
     Args:
         limit: most messages; None = all that are pending.
-        schema: of JSON bodies, parsed by Spark's ``from_json``: its columns stand in place of ``body``. A column named
-            ``_corrupt_record`` in it takes what is no such JSON.
+        schema: of JSON bodies: its columns, with the values that Spark's ``from_json`` gives, stand in place of ``body``. A
+            column named ``_corrupt_record`` in it takes what is no such JSON.
+        envelope: whether the envelope's columns come along. Without them a task hands over half as much.
         job: a name for `resume`; None draws one. What is claimed under it already comes first.
         url, client_id, farm_id, config: see `publish`.
         options: settings of ``[spark]``.
@@ -112,7 +114,9 @@ def drain(
         QueueNotFoundError, ConfigError, InvalidNameError, StoreUnreachableError.
     """
     place = find_place(url, queue, options, client_id=client_id, farm_id=farm_id, config=config)
-    return Drained(spark, place, new_job() if job is None else job, schema=schema, limit=limit, claims=True)
+    return Drained(
+        spark, place, new_job() if job is None else job, schema=schema, limit=limit, claims=True, envelope=envelope
+    )
 
 
 def resume(
@@ -122,6 +126,7 @@ def resume(
     job: str,
     *,
     schema: StructType | str | None = None,
+    envelope: bool = True,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
     config: str | os.PathLike[str] | None = None,
@@ -135,4 +140,4 @@ def resume(
     Args, Raises: see `drain`.
     """
     place = find_place(url, queue, options, client_id=client_id, farm_id=farm_id, config=config)
-    return Drained(spark, place, job, schema=schema, limit=None, claims=False)
+    return Drained(spark, place, job, schema=schema, limit=None, claims=False, envelope=envelope)

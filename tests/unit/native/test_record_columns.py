@@ -138,6 +138,13 @@ def test_records_as_columns() -> None:
     assert bodies == b"b0b1b2b3"
 
 
+def test_bodies_as_lines() -> None:
+    found = record_columns([encode_record(b"ab"), None, encode_record(b""), encode_record(b"c")], lines=True)
+    assert (found[0], found[1]) == (3, [1])
+    assert struct.unpack("<4i", found[-2]) == (0, 3, 4, 6)
+    assert found[-1] == b"ab\n\nc\n"
+
+
 def test_columns_of_what_is_no_bytes() -> None:
     with pytest.raises(TypeError):
         record_columns(["text"])  # type: ignore[list-item]

@@ -1,0 +1,137 @@
+"""Bodies parsed in the tasks mean what Spark's ``from_json`` says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeApp
+
+pytestmark = pytest.mark.integration
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa  # noqa: E402
+from pyspark.sql import functions as F  # noqa: E402, N812
+from pyspark.sql.types import StructType  # noqa: E402
+
+from ignis.spark import drain  # noqa: E402
+from ignis.spark.parsing import fields_of, parse_lines  # noqa: E402
+
+FIELDS = pa.schema([("a", pa.int64()), ("s", pa.string())])
+SCHEMA = "a long, s string, d double, b boolean, i int"
+
+BODIES: list[bytes] = [
+    b'{"a": 1, "s": "x", "d": 1.5, "b": true, "i": 7}',
+    b'{"a": 1}',
+    b"{}",
+    b'{"a": null, "s": null}',
+    b'{"other": [1, {"a": 2}], "a": 3}',
+    b'{"a":1,"a":2}',
+    b'{"a": 1.0, "d": 2}',
+    b'{"a": 1e3}',
+    b'{"a": 99999999999999999999, "i": 3000000000}',
+    b'{"a": "5", "s": 5, "b": "true", "d": "1.5"}',
+    b'{"s": {"nested": [1, 2]}}',
+    b'{"s": "\\u00fc \\n \\ud83d\\ude00"}',
+    '{"s": "ü"}'.encode(),
+    b'{"s": "\xff\xfe"}',
+    b'{"d": 1e400, "s": "big"}',
+    b'{"d": NaN}',
+    b'{"d": 0.1, "a": -0}',
+    b'{"a": 1',
+    b'{"a": }',
+    b"",
+    b"   ",
+    b"null",
+    b"[1, 2]",
+    b"5",
+    b'{"a": 1}{"a": 2}',
+    b'{"a": 1}\n{"a": 2}',
+    b'{"a": 1} ',
+    b' {"a": 1}',
+    b'{"s": "a',
+    b'{"a":\n 1}',
+    b'{"A": 1, "S": "case"}',
+    b'{"a": 01}',
+    b"{'a': 1}",
+    b'{"a": 1, /* c */ "s": "x"}',
+    b'{"s": "}"}',
+    b'{"s": "{"}',
+]
+
+
+def test_the_same_as_from_json(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+    queue = new_app(embedded_url).queue("q", bytes, shards=1)
+    # Among good ones, which are parsed in bulk, and each twice, beside different neighbours.
+    good = [
+        json.dumps({"a": number, "s": f"n{number}", "d": number / 8, "b": number % 2 == 0}).encode()
+        for number in range(500)
+    ]
+    queue.publish_many([*good, *BODIES, *good, *reversed(BODIES)])
+    with drain(spark, embedded_url, "q") as raw:
+        expected = (
+            raw.df.select("_pointer", F.from_json(F.col("body").cast("string"), SCHEMA).alias("x"))
+            .select("_pointer", "x.*").orderBy("_pointer").collect()
+        )  # fmt: skip
+    with drain(spark, embedded_url, "q", schema=SCHEMA) as parsed:
+        found = parsed.df.select("_pointer", "a", "s", "d", "b", "i").orderBy("_pointer").collect()
+    texts = [*good, *BODIES, *good, *reversed(BODIES)]
+    assert len(found) == len(expected) == len(texts)
+    for body, mine, theirs in zip(texts, found, expected, strict=True):
+        assert repr(mine[1:]) == repr(theirs[1:]), body
+
+
+def test_without_the_envelope(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+    new_app(embedded_url).queue("q", dict).publish_many([{"a": 1, "s": "x"}])
+    with drain(spark, embedded_url, "q", schema="a long", envelope=False) as drained:
+        assert [row.asDict() for row in drained.df.collect()] == [{"a": 1}]
+    with drain(spark, embedded_url, "q", envelope=False) as drained:
+        assert drained.df.columns == ["body"]
+
+
+def lines(*bodies: bytes) -> Any:
+    return pa.array([body + b"\n" for body in bodies], pa.binary())
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a": 1}{"a": 2}', b'{"a": 1}\n{"a": 2}', b"", b'{"a": "x"}', b'{"a": 1', b'{"a":1,"a":2}']
+)
+def test_what_is_not_plainly_one_object_is_left(body: bytes) -> None:
+    # Beside an empty body the number of objects would come out right.
+    bodies = [b'{"a": 7}'] * 100 + [body, b""] + [b'{"a": 8}'] * 100
+    a, s, left = parse_lines(lines(*bodies), FIELDS)
+    assert len(a) == len(s) == len(left) == len(bodies)
+    for number, one in enumerate(bodies):
+        if left[number].as_py() is None:
+            assert one in (b'{"a": 7}', b'{"a": 8}')
+            assert a[number].as_py() == json.loads(one)["a"]
+        else:
+            assert left[number].as_py() == one + b"\n"
+    assert left.null_count >= 100, "only the neighbours of the odd one are left with it"
+
+
+def test_all_of_a_good_batch_is_parsed() -> None:
+    column = lines(*(json.dumps({"a": number, "s": str(number)}).encode() for number in range(1_000)))
+    a, s, left = parse_lines(column.slice(10, 900), FIELDS)
+    assert left.null_count == 900
+    assert a.to_pylist() == list(range(10, 910))
+    assert s[0].as_py() == "10"
+    assert [len(one) for one in parse_lines(column.slice(0, 0), FIELDS)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("schema", "quick"),
+    [
+        ("a long, b string, c double, d boolean, e int", True),
+        ("a long, _corrupt_record string", False),
+        ("a timestamp", False),
+        ("a array<long>", False),
+        ("a long, A string", False),
+        ("a decimal(10, 2)", False),
+    ],
+)
+def test_which_schemas_are_parsed_in_the_tasks(spark: Any, schema: str, quick: bool) -> None:
+    assert (fields_of(StructType.fromDDL(schema)) is not None) is quick
