@@ -64,13 +64,13 @@ def main(
 
 
 def _run(options: Options, names: tuple[str, ...]) -> None:
-    from bench import aerospike, broker, channel, latency, locks, memory, publish, relay, ring, store, sweep
+    from bench import aerospike, broker, channel, latency, locks, memory, publish, relay, ring, spark, store, sweep
 
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
         "broker": broker.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
-        "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run,
+        "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -109,6 +109,7 @@ _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
 _add("aerospike", ("aerospike",), "Publish, drain and latency on Aerospike beside call by call; needs a server.")
 _add("locks", ("locks",), "A lock on Aerospike beside the bare client calls; needs a server.")
 _add("sweep", ("sweep",), "A sweep over messages that are long gone; on Aerospike too where a server is named.")
+_add("spark", ("spark",), "A DataFrame into a queue and back into Parquet, beside files of JSON lines; needs Java 17.")
 _add("all", SUBJECTS, "Everything that needs no server of somebody else's, in turn.")
 
 if __name__ == "__main__":
