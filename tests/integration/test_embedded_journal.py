@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from ignis.native import encode_record
+from ignis.native import PackedBatch, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.storage.embedded import journal as journal_module
+from ignis.storage.embedded.recorder import MAX_RECORD_BYTES, Recorder, put_new
 
 pytestmark = pytest.mark.integration
 
@@ -184,3 +185,39 @@ def test_a_flush_that_fails_refuses_further_writes(machine: Machine, monkeypatch
             machine.store.magazines.load_records("m", 0, [body(0)])
     with pytest.raises(StoreFailedError, match="reopened"):
         machine.store.magazines.load_records("m", 0, [body(1)])
+
+
+def test_ids_that_were_loaded_once_are_known_after_a_power_cut(machine: Machine) -> None:
+    """A journalled load, and one so large that it is flushed as a whole, remember their ids as durably as their records."""
+
+    def batch(first: int, count: int) -> PackedBatch:
+        return PackedBatch.pack(
+            [encode_record(b"m", id=number.to_bytes(16, "big")) for number in range(first, first + count)]
+        )
+
+    def load(store: Store, first: int, count: int) -> tuple[int, int]:
+        (done,) = store.magazines.load_once("m", [(0, batch(first, count))], None, 86_400)
+        return done.loaded, done.repeats
+
+    load(machine.store, 0, 10)
+    machine.remember_tree()
+    assert load(machine.store, 5, 10) == (10 - 5, 5)
+    expected = pointers(machine.store)
+    with machine.cut_power() as after:
+        assert pointers(after) == expected
+        assert load(after, 0, 20) == (5, 15)
+    recorder = Recorder(_Ignored())
+    put_new(recorder, [(b"k%d" % number, b"v") for number in range(50_000)])
+    assert recorder.nbytes > MAX_RECORD_BYTES, "not appended to the journal, but made steady at once"
+
+
+class _Ignored:
+    """A transaction that takes everything."""
+
+    get = put = delete = None
+
+    def cursor(self) -> _Ignored:
+        return self
+
+    def putmulti(self, items: list[tuple[bytes, bytes]], overwrite: bool) -> tuple[int, int]:
+        return len(items), len(items)
