@@ -278,9 +278,7 @@ class Broker:
         self.strangers.add(session)
         if len(self.strangers) > settings.max_unauthenticated:
             self.connections_refused += 1
-            raise TooManyRequestsError(
-                len(self.strangers), settings.max_unauthenticated, "broker.max_unauthenticated"
-            )
+            raise TooManyRequestsError(len(self.strangers), settings.max_unauthenticated, "broker.max_unauthenticated")
 
     def authenticate(
         self,

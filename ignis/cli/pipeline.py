@@ -157,7 +157,7 @@ def _target(state: State) -> Target:
     """What was given on the command line; the rest is filled in from the environment and the description."""
     from ignis.spark.pipeline import Target
 
-    return Target(state.url or "", state.client_id or "", state.farm_id or "")
+    return Target(state.url or "", state.client_id or "", state.farm_id or "", state.config)
 
 
 def _session(state: State, described: Description, master: str) -> contextlib.AbstractContextManager[Any]:

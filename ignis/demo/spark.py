@@ -216,12 +216,16 @@ class _Demo:
             phase.done(total)
             return time.monotonic() - began
 
+    def _worker(self, number: int, target: Target) -> WorkerProcess:
+        where = (target.url, target.client_id, target.farm_id)
+        return WorkerProcess(number, *where, self.directory, "ignis.demo.spark_app:app")
+
     @contextlib.contextmanager
     def _running_workers(self, target: Target) -> Iterator[None]:
         try:
             with self.progress.phase(f"starting {self.options.workers} worker processes"):
                 for number in range(1, self.options.workers + 1):
-                    self.workers.append(WorkerProcess(number, *target, self.directory, "ignis.demo.spark_app:app"))
+                    self.workers.append(self._worker(number, target))
                 for worker in self.workers:
                     worker.wait_ready()
             yield

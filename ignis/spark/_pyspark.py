@@ -8,7 +8,7 @@ from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark import TaskContext
-    from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window, functions
+    from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
     from pyspark.sql.datasource import (
         DataSource,
         DataSourceArrowWriter,
@@ -24,7 +24,7 @@ else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
         from pyspark import TaskContext
-        from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window, functions
+        from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
         from pyspark.sql.datasource import (
             DataSource,
             DataSourceArrowWriter,
@@ -52,7 +52,6 @@ __all__ = [
     "DataSourceStreamReader",
     "InputPartition",
     "IntegralType",
-    "Observation",
     "ReadLimit",
     "ReadMaxRows",
     "SparkSession",

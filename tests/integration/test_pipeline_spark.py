@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ignis import Ignis, Message, Queue
+from ignis.cli import main
 from ignis.errors import ConfigError, LockHeldError, QueueMismatchError, QueueNotFoundError, TooManyRejectedError
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ignis-mq[spark]'")
@@ -225,7 +226,7 @@ def test_a_file_is_read_once(place: Place) -> None:
     assert place.ingest(description).published == 20
     again = place.ingest(description)
     assert (again.run, again.read) == ("", 0)
-    place.write("b.jsonl", *numbered(10, 15))
+    place.write("b [1]*{x}%41.jsonl", *numbered(10, 15))  # a name that is a pattern as well
     later = place.ingest(description)
     assert (later.files, later.read, later.published, later.known) == (1, 10, 5, 5)
     everything = place.ingest(description, everything=True)
@@ -257,7 +258,7 @@ def test_dedup_within_a_run_only(place: Place) -> None:
     assert place.ingest(description).published == 5
 
 
-@pytest.mark.parametrize(("step", "when"), [("check", "begin"), ("quarantine", "end"), ("publish", "end")])
+@pytest.mark.parametrize(("step", "when"), [("quarantine", "end"), ("publish", "end")])
 def test_ingest_goes_on_after_a_crash(place: Place, step: str, when: str) -> None:
     place.write("a.jsonl", *numbered(50), "broken", *numbered(50))
     description = place.describe(ingest={"dedup": ["order"]})
@@ -373,6 +374,21 @@ def test_what_does_not_fit_the_schema_is_put_aside(place: Place) -> None:
     assert place.messages() == []
 
 
+def test_nothing_fits_the_schema(place: Place) -> None:
+    publish(place, {"n": 1, "kind": "a"})
+    summary = place.export(place.describe(export={"partition_by": ["kind"]}))
+    assert (summary.read, summary.written, summary.rejected) == (1, 0, {"missing": 1})
+    assert place.messages() == []
+
+
+def test_a_folder_that_is_there_already(place: Place) -> None:
+    publish(place, *orders(3))
+    (place.directory / "out" / "run=r1").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="not of this run"):
+        place.export(place.describe(export={}), run_id="r1")
+    assert len(place.messages()) == 3
+
+
 def test_without_a_schema_the_body_is_a_column(place: Place) -> None:
     publish(place, {"a": 1}, [2])
     assert place.export(place.describe(schema={}, export={})).written == 2
@@ -393,7 +409,6 @@ def test_limit_and_size_of_files(place: Place) -> None:
 @pytest.mark.parametrize(
     ("step", "when"),
     [
-        ("claim", "begin"),
         ("claim", "end"),
         ("write", "end"),
         ("quarantine", "end"),
@@ -452,3 +467,47 @@ def test_settings_of_another_queue(place: Place) -> None:
     place.write("a.jsonl", *numbered(1))
     with pytest.raises(QueueMismatchError):
         place.ingest(place.describe(ingest={}, queue={"name": "orders", "settings": {"durability": "sync"}}))
+
+
+# -- the command
+
+
+def test_the_commands(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    place.write("a.jsonl", *numbered(20), "broken")
+    file = place.directory / "p.toml"
+    file.write_text(
+        """
+        name = "orders"
+        queue = { name = "orders", settings = { shards = 4 } }
+        schema = { order = { required = true }, n = { type = "integer" } }
+        ingest = { paths = ["in"], format = "jsonl", dedup = ["order"] }
+        export = { path = "out" }
+        """
+    )
+    url = ["--url", place.target.url]
+    assert main(["pipeline", "ingest", str(file), *url]) == 0
+    out, err = capfd.readouterr()
+    assert "published" in out
+    assert "rejected: malformed" in out
+    assert "publishing: 20 in" in err
+    assert "\x1b" not in out + err
+    assert main(["pipeline", "ingest", str(file), *url]) == 0
+    assert "nothing new to read" in capfd.readouterr().err
+    assert main(["pipeline", "export", str(file), "--run-id", "r1", *url, "--json"]) == 0
+    summary = json.loads(capfd.readouterr().out)
+    assert (summary["run"], summary["written"], summary["path"]) == ("r1", 20, f"{place.directory}/out/run=r1")
+    assert main(["pipeline", "export", str(file), "--run-id", "r1", *url]) == 0
+    out, err = capfd.readouterr()
+    assert "done before" in err
+    assert main(["pipeline", "export", str(file), *url]) == 0
+    assert "nothing is pending in orders" in capfd.readouterr().err
+    assert len(place.rows("order")) == 20
+
+
+def test_the_commands_refuse(place: Place, capfd: pytest.CaptureFixture[str]) -> None:
+    file = place.directory / "p.toml"
+    file.write_text('name = "p"\nqueue = { name = "q" }\n')
+    assert main(["pipeline", "ingest", str(file), "--url", place.target.url]) == 2
+    assert "no [ingest]" in capfd.readouterr().err
+    assert main(["pipeline", "export", str(place.directory / "none.toml"), "--json"]) == 2
+    assert json.loads(capfd.readouterr().err)["error"]["code"] == "config"

@@ -96,8 +96,11 @@ def test_version(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "autoscale", "demo", "bench"],
-)
+    [
+        "", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "autoscale", "relay", "broker",
+        "pipeline", "demo", "bench",
+    ],
+)  # fmt: skip
 def test_help(run: Run, command: str) -> None:
     result = run(*filter(None, [command]), "--help")
     assert result.code == 0

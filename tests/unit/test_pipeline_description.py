@@ -88,6 +88,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ),
         ({"ingest": {"paths": ["x"], "format": "csv", "key": ["b"]}}, r"ingest\.key: 'b' is not a column.*it has a, n"),
         ({"ingest": {"paths": ["x"], "format": "csv", "key": ["a", "a"]}}, r"ingest\.key names a column twice"),
+        ({"ingest": {"paths": ["x"], "format": "csv", "dedup": ["a"]}}, r"ingest\.dedup: column 'a' is not required"),
         ({"ingest": {"paths": ["x"], "format": "csv", "prefer": "a"}}, r"ingest\.prefer .* wants ingest\.dedup"),
         ({"ingest": {"paths": ["x"], "format": "csv", "body": "n"}}, r"ingest\.body names one column of type string"),
         ({"ingest": {"paths": ["x"], "format": "csv"}, "schema": {}}, r"\[ingest\] wants a \[schema\]"),
@@ -155,12 +156,19 @@ def test_a_part_that_is_not_described(part: Any) -> None:
 # -- where the queue is
 
 
-def test_the_store_is_the_arguments_the_environments_or_the_descriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_the_arguments_the_environments_or_the_descriptions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     described = parse_description(minimal(store={"url": "embedded:///c", "client_id": "c", "farm_id": "f"}))
-    assert resolve_target(described) == ("embedded:///c", "c", "f")
+    assert resolve_target(described) == ("embedded:///c", "c", "f", None)
     monkeypatch.setenv("IGNIS_URL", "embedded:///b")
-    assert resolve_target(described) == ("embedded:///b", "c", "f")
-    assert resolve_target(described, Target("embedded:///a", "x", "")) == ("embedded:///a", "x", "f")
+    assert resolve_target(described) == ("embedded:///b", "c", "f", None)
+    assert resolve_target(described, Target("embedded:///a", "x", "")) == ("embedded:///a", "x", "f", None)
+    file = tmp_path / "settings.toml"
+    file.write_text('url = "embedded:///d"')
+    monkeypatch.delenv("IGNIS_URL")
+    bare = parse_description(minimal())
+    assert resolve_target(bare, Target("", "", "", str(file))) == ("embedded:///d", "ignis", "local", str(file))
 
 
 @pytest.mark.parametrize(("url", "words"), [("", "no store"), ("memory://x", "lives in one process")])

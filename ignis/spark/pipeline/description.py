@@ -111,7 +111,7 @@ class Ingest(_Part, frozen=True):
         format: ``csv`` (with a header line), ``jsonl`` (one JSON object a line) or ``parquet``.
         quarantine: the folder for rejected rows.
         key: columns that make the message's key; several are joined by ``/``. Empty = no key.
-        dedup: columns that say which rows are the same message: one of them is published. Empty = every row is.
+        dedup: required columns that say which rows are the same message: one of them is published. Empty = every row is.
         scope: ``queue``: a row whose ``dedup`` values were published by an earlier run is not published again, as far
             back as the store remembers ids; ``run``: only within one run. Without ``dedup`` it is always the run.
         prefer: column whose highest value decides which of the same rows is published; empty = the content does.
@@ -345,6 +345,9 @@ def _check_ingest(ingest: Ingest, schema: Mapping[str, Column]) -> None:
         raise ConfigError("[ingest] wants a [schema]: which columns are read, and what they must be")
     for rule in ("key", "dedup", "columns"):
         _check_columns(f"ingest.{rule}", getattr(ingest, rule), schema)
+    for name in ingest.dedup:
+        if not schema[name].required:
+            raise ConfigError(f"ingest.dedup: column {name!r} is not required; all rows without it would be the same")
     for rule in ("prefer", "body"):
         if getattr(ingest, rule):
             _check_columns(f"ingest.{rule}", (getattr(ingest, rule),), schema)

@@ -8,6 +8,7 @@ a message is neither lost nor in two folders.
 from __future__ import annotations
 
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Optional
@@ -16,7 +17,7 @@ import msgspec
 
 from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import Column as Expression
-from ignis.spark._pyspark import DataFrame, Observation, SparkSession, functions
+from ignis.spark._pyspark import DataFrame, SparkSession, functions
 from ignis.spark.draining import Drained, retire
 from ignis.spark.pipeline.checks import PROBLEMS, REASONS, check_rows, first_reason, problem_texts
 from ignis.spark.pipeline.description import ENVELOPE, Column, Description, Export
@@ -134,10 +135,13 @@ class _Export:
         self._progress = progress
         self._files = Files(spark)
         self._place = f"{part.path}/run={run.id}"
+        self._job = _job(description.name, run.id)
         self._aside = f"{part.quarantine}/export/run={run.id}"
 
     def carry_out(self) -> None:
         if self._files.exists(self._place):
+            if not self._run.pointers:
+                raise ConfigError(f"{self._place} is there already, and not of this run: choose another --run-id")
             self._finish_earlier()
             return
         with watched(self._progress, self._spark, "claim", "claiming messages") as step:
@@ -171,9 +175,8 @@ class _Export:
             self._where.url,
             self._description.queue.name,
             limit=self._part.limit or None,
-            job=self._run.id,
-            client_id=self._where.client_id,
-            farm_id=self._where.farm_id,
+            job=self._job,
+            **self._where.stage_options(),
         )
 
     def _resume(self) -> Drained:
@@ -183,9 +186,8 @@ class _Export:
             self._spark,
             where.url,
             self._description.queue.name,
-            self._run.id,
-            client_id=where.client_id,
-            farm_id=where.farm_id,
+            self._job,
+            **self._where.stage_options(),
         )
 
     def _write(self, drained: Drained) -> None:
@@ -193,14 +195,14 @@ class _Export:
         rows = _parsed(drained, self._description.schema)
         bad = first_reason().isNotNull()
         with watched(self._progress, self._spark, "write", "writing Parquet") as step:
-            seen = Observation("export")
-            watched_rows = rows.observe(seen, functions.count(functions.when(bad, 1)).alias("bad"))
             kept = [f"_{name}" for name in self._part.envelope]
             columns = [_stored(name, column) for name, column in self._description.schema.items()]
-            self._write_parquet(watched_rows.where(~bad).select(*(columns or [functions.col(_BODY)]), *kept), staged)
-            step.count = self._summary.written = self._spark.read.parquet(staged).count()  # what the files say
+            good = rows.where(~bad).select(*(columns or [functions.col(_BODY)]), *kept)
+            self._write_parquet(good, staged)
+            # What the files say. With the schema, because there may be no file.
+            step.count = self._summary.written = self._spark.read.schema(good.schema).parquet(staged).count()
         self._files.remove(self._aside)  # of an earlier attempt
-        if seen.get["bad"]:
+        if self._summary.written < drained.claimed:
             self._put_aside(rows.where(bad))
         summary = self._summary
         summary.read = summary.written + sum(summary.rejected.values())
@@ -251,12 +253,22 @@ class _Export:
                 functions.col(RAW).alias("raw"),
             )
             rows.hint("rebalance", "reason").write.mode("overwrite").partitionBy("reason").json(staged)
-            found = self._spark.read.json(staged).groupBy("reason").count().collect()
+            # With the schema, because there may be no file: what is missing had been taken from this run.
+            found = self._spark.read.schema(rows.schema).json(staged).groupBy("reason").count().collect()
             counts = {row["reason"]: row["count"] for row in found}
             self._summary.rejected = {reason: counts[reason] for reason in REASONS if reason in counts}
-            self._files.put_in_place(staged, self._aside)
+            if counts:
+                self._files.put_in_place(staged, self._aside)
+                self._summary.quarantine = self._aside
+            else:
+                self._files.remove(staged)
             step.count = sum(counts.values())
-        self._summary.quarantine = self._aside
+
+
+def _job(pipeline: str, run_id: str) -> str:
+    """The name under which a run holds its claims: of this pipeline alone, and no longer than a name may be."""
+    name = f"{pipeline}.{run_id}"
+    return name if len(name) <= 128 else hashlib.sha256(name.encode()).hexdigest()
 
 
 def _parsed(drained: Drained, schema: Mapping[str, Column]) -> DataFrame:

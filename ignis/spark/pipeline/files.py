@@ -6,18 +6,26 @@ A finished folder appears in one step: it is written beside its place, in a name
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import SparkSession
 
-__all__ = ["File", "Files"]
+__all__ = ["File", "Files", "literal"]
 
 _HIDDEN = ("_", ".")
 _STAGING = "_staging-"
+
+
+_SPECIAL = re.compile(r"([\\*?{}\[\]])")
+
+
+def literal(path: str) -> str:
+    """A path as a pattern that finds it and nothing else."""
+    return _SPECIAL.sub(r"\\\1", path)
 
 
 class File(NamedTuple):
@@ -54,6 +62,11 @@ class Files:
             found.update(here)
         return sorted(found.values())
 
+    def is_still(self, file: File) -> bool:
+        """Whether the file is there, as large and as old as it was."""
+        where, system = self._open(file.path)
+        return bool(system.exists(where)) and _file(system.getFileStatus(where)) == file
+
     def exists(self, path: str) -> bool:
         """Whether there is a file or a folder."""
         where, system = self._open(path)
@@ -87,14 +100,15 @@ class Files:
         """
         source, system = self._open(staged)
         target, _ = self._open(place)
-        local = _local_path(str(source), system)
-        if local is not None:
-            _flush_tree(local)
+        local = str(system.getScheme()) == "file"
+        if local:
+            _flush_tree(str(source.toUri().getPath()))
         system.mkdirs(target.getParent())
-        if not system.rename(source, target):
+        # A folder that is there would take the other one in instead of giving way.
+        if system.exists(target) or not system.rename(source, target):
             raise IgnisError(f"cannot move {staged} to {place}: is it there already?")
-        if local is not None:
-            _flush_to_root(os.path.dirname(_local_path(str(target), system) or local))
+        if local:
+            _flush_to_root(str(target.getParent().toUri().getPath()))
 
     def _open(self, path: str) -> tuple[Any, Any]:
         where = self._jvm.org.apache.hadoop.fs.Path(path)
@@ -106,14 +120,14 @@ class Files:
         if not top and path.getName().startswith(_HIDDEN):
             return
         if status.isFile():
-            yield File(path.toString(), int(status.getLen()), int(status.getModificationTime()))
+            yield _file(status)
             return
         for child in system.listStatus(path):
             yield from self._below(system, child, top=False)
 
 
-def _local_path(path: str, system: Any) -> str | None:
-    return unquote(urlsplit(path).path) if str(system.getScheme()) == "file" else None
+def _file(status: Any) -> File:
+    return File(status.getPath().toString(), int(status.getLen()), int(status.getModificationTime()))
 
 
 def _flush_tree(top: str) -> None:

@@ -17,7 +17,7 @@ from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, Window, functions
 from ignis.spark.pipeline.checks import REASONS, check_rows, first_reason, problem_texts
 from ignis.spark.pipeline.description import Column, Description, Ingest
-from ignis.spark.pipeline.files import Files
+from ignis.spark.pipeline.files import Files, literal
 from ignis.spark.pipeline.progress import Progress, watched
 from ignis.spark.pipeline.reading import FILE, RAW, read_rows
 from ignis.spark.pipeline.runs import Run, Runs
@@ -141,7 +141,7 @@ def _take_up(
 
 def _must_be_unchanged(run: Run, files: Files) -> None:
     for one in run.files:
-        if not files.exists(one.path) or files.find([one.path]) != [one]:
+        if not files.is_still(one):
             raise ConfigError(
                 f"run {run.id!r} was begun with {one.path}, which is not what it was then; "
                 "put it back, or begin a new run in its place (--new-run)"
@@ -159,7 +159,7 @@ def _carry_out(
 ) -> None:
     declare_queue(description, where, raw=bool(part.body) and description.schema[part.body].type == "string")
     summary.files, summary.bytes = len(run.files), sum(one.size_bytes for one in run.files)
-    rows = read_rows(spark, part, description.schema, [one.path for one in run.files])
+    rows = read_rows(spark, part, description.schema, [literal(one.path) for one in run.files])
     judged = _judged(rows, description.schema, part).persist()
     try:
         with watched(progress, spark, "check", "reading and checking") as step:
@@ -250,8 +250,7 @@ def _publish(judged: DataFrame, description: Description, part: Ingest, where: T
         value=_BODY,
         key=_KEY if part.key else None,
         id=_ID,
-        client_id=where.client_id,
-        farm_id=where.farm_id,
+        **where.stage_options(),
     )
     stored, known = receipts.agg(functions.sum("count"), functions.sum("duplicates")).first() or (0, 0)
     return int(stored or 0), int(known or 0)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from ignis.spark._pyspark import SparkSession
 
@@ -62,7 +63,12 @@ def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> I
 def _watch(progress: Progress, spark: SparkSession, step: Step, ended: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
     while not ended.wait(_LOOK_S):
-        stages = [found for one in tracker.getActiveStageIds() if (found := tracker.getStageInfo(one)) is not None]
-        total = sum(one.numTasks for one in stages)
-        if total and not ended.is_set():
-            progress.tasks(step, sum(one.numCompletedTasks for one in stages), total)
+        with contextlib.suppress(Exception):  # what is only shown must not end, nor disturb, what is done
+            _look(progress, tracker, step, ended)
+
+
+def _look(progress: Progress, tracker: Any, step: Step, ended: threading.Event) -> None:
+    stages = [found for one in tracker.getActiveStageIds() if (found := tracker.getStageInfo(one)) is not None]
+    total = sum(one.numTasks for one in stages)
+    if total and not ended.is_set():
+        progress.tasks(step, sum(one.numCompletedTasks for one in stages), total)

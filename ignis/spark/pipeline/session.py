@@ -53,11 +53,13 @@ def session(part: SparkPart, *, app_name: str, master: str = "", log_level: str 
 
 def _make(part: SparkPart, app_name: str, master: str) -> SparkSession:
     master = master or part.master
+    if not master and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        master = "local[*]"  # not started by spark-submit, so nobody else says it
     builder = SparkSession.builder.appName(app_name)
     if master:
         builder = builder.master(master)
     chosen = {"spark.ui.showConsoleProgress": "false"}  # the pipeline has a display of its own
-    if not master or master.startswith("local"):
+    if master.startswith("local"):
         # A cluster's executors have their own Python; those of this machine are to find what this one finds.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         chosen |= _LOCAL

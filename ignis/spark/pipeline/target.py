@@ -1,11 +1,12 @@
-"""Where the queue of a pipeline is: an argument before the environment before the description."""
+"""Where the queue of a pipeline is: an argument before the environment before the description before a settings file."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ignis.app import Ignis
+from ignis.config import load_file
 from ignis.errors import ConfigError
 from ignis.spark.pipeline.description import Description
 from ignis.storage.base import QueueRecord
@@ -14,15 +15,20 @@ __all__ = ["Target", "declare_queue", "resolve_target"]
 
 
 class Target(NamedTuple):
-    """A store and whose queues are meant."""
+    """A store and whose queues are meant; ``config``: a settings file (default ``IGNIS_CONFIG``)."""
 
     url: str
     client_id: str
     farm_id: str
+    config: str | None = None
 
     def app(self) -> Ignis:
         """An application on the store. Close it."""
-        return Ignis(self.url, client_id=self.client_id, farm_id=self.farm_id)
+        return Ignis(self.url, client_id=self.client_id, farm_id=self.farm_id, config=self.config)
+
+    def stage_options(self) -> dict[str, Any]:
+        """As the stages take it, beside the URL."""
+        return {"client_id": self.client_id, "farm_id": self.farm_id, "config": self.config}
 
 
 def resolve_target(description: Description, given: Target | None = None) -> Target:
@@ -35,13 +41,16 @@ def resolve_target(description: Description, given: Target | None = None) -> Tar
         ConfigError: no store is named, or one that only this process could see.
     """
     store = description.store
-    url = (given.url if given else "") or os.environ.get("IGNIS_URL", "") or store.url
+    config = given.config if given else None
+    url = (
+        (given.url if given else "") or os.environ.get("IGNIS_URL", "") or store.url or load_file(config).get("url", "")
+    )
     if not url:
         raise ConfigError("no store: give a URL, set IGNIS_URL, or write it into [store] of the description")
     if url.startswith("memory:"):
         raise ConfigError(f"url = {url!r}: a store in memory lives in one process; Spark's workers are others")
     client_id = (given.client_id if given else "") or store.client_id
-    return Target(url, client_id, (given.farm_id if given else "") or store.farm_id)
+    return Target(url, client_id, (given.farm_id if given else "") or store.farm_id, config)
 
 
 def declare_queue(description: Description, target: Target, *, raw: bool) -> QueueRecord:
