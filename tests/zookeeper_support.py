@@ -1,6 +1,6 @@
 """A real ZooKeeper server for the tests: Debian's package, started on a free port, killed, stopped, and cut off.
 
-What needs it is skipped, with these words, where the package is not; with ``CI=true`` it fails instead.
+What needs it is skipped, with these words, where the package is not; with ``CI=true`` it fails instead on Linux.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -38,9 +39,9 @@ def missing() -> str:
 
 
 def need() -> None:
-    """Skips the test without a server; fails it in CI."""
+    """Skips the test without a server; fails it in CI, where Debian's packages can be had."""
     why = missing()
-    if why and os.environ.get("CI") == "true":
+    if why and os.environ.get("CI") == "true" and sys.platform == "linux":
         pytest.fail(why)
     if why:
         pytest.skip(why)
