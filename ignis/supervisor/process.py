@@ -153,8 +153,14 @@ class WorkerProcess:
 
     def describe(self) -> dict[str, Any]:
         """For people and for the health endpoint."""
+        counts = [one.get("consumer") or {} for one in self.status.get("queues", [])]
         return {
-            "pid": self.pid, "number": self.number, "state": self.state, "age_s": round(self.age_s, 3),
-            "silent_s": round(time.monotonic() - self.heard_at, 3), "rss_bytes": self.status.get("rss_bytes"),
-            "in_flight": sum(one.get("consumer", {}).get("in_flight", 0) for one in self.status.get("queues", [])),
-        }  # fmt: skip
+            "pid": self.pid,
+            "number": self.number,
+            "state": self.state,
+            "age_s": round(self.age_s, 3),
+            "silent_s": round(time.monotonic() - self.heard_at, 3),
+            "rss_bytes": self.status.get("rss_bytes"),
+            "in_flight": sum(one.get("in_flight", 0) for one in counts),
+            "paused": any(one.get("paused", False) for one in counts),
+        }

@@ -318,6 +318,9 @@ def test_scaling_down_locks_first_and_unlocks_when_work_comes(tmp_path: Path, em
         def states() -> list[str]:
             return sorted(one["state"] for one in supervisor.describe()["processes"])
 
+        def paused() -> list[bool]:
+            return sorted(one["paused"] for one in supervisor.describe()["processes"])
+
         for n in range(3):
             queue.publish(f"hold go{n}")
             eventually(lambda: len(journal.read_text().splitlines()) == n + 1 if journal.exists() else False)  # noqa: B023
@@ -326,6 +329,7 @@ def test_scaling_down_locks_first_and_unlocks_when_work_comes(tmp_path: Path, em
             pytest.skip("one process got two of the three: nothing to see here")
         target.scale_to(1)
         eventually(lambda: states() == ["locked", "locked", "running"])
+        eventually(lambda: paused() == [False, True, True])
         locked = {one["pid"] for one in supervisor.describe()["processes"] if one["state"] == "locked"}
         [free] = set(holders) - locked
         (tmp_path / f"go{holders.index(free)}").touch()
@@ -338,6 +342,7 @@ def test_scaling_down_locks_first_and_unlocks_when_work_comes(tmp_path: Path, em
         eventually(lambda: states() == ["running"] * 3)
         pids = {one["pid"] for one in supervisor.describe()["processes"]}
         assert pids == set(holders), "they were unlocked, none was started anew"
+        eventually(lambda: paused() == [False] * 3, "they have heard of it")
         target.scale_to(1)
         eventually(lambda: states() == ["locked", "locked", "running"])
         for n in range(3):
