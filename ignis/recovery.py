@@ -6,14 +6,15 @@ prove or has to wait out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ignis.errors import QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
-from ignis.storage.base import Abandoned, QueueRecord, Store, Transfer, group_pointers
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
 
-__all__ = ["Recovered", "recover_owner"]
+__all__ = ["Recovered", "recover_owner", "set_aside"]
 
 _BATCH = 1_000
 
@@ -45,10 +46,16 @@ def recover_owner(store: Store, owner: str, why: str) -> Recovered:
         sideline = queue.name + SIDELINE_SUFFIX
         for shard in range(queue.shards):
             while found := _held(store, queue.name, shard, owner):
-                result.sidelined += _set_aside(store, queue, found, why)
+                moved = set_aside(store, queue, found, lambda _: why)
+                result.sidelined += moved
+                if not moved:
+                    break  # others are at it: looking again at once would show the same
             while found := _held(store, sideline, shard, owner):
                 pointers = group_pointers((one.shard, one.pointer) for one in found)
-                result.returned += store.magazines.reload(sideline, pointers)
+                moved = store.magazines.reload(sideline, pointers)
+                result.returned += moved
+                if not moved:
+                    break
     return result
 
 
@@ -59,16 +66,32 @@ def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned
         return []
 
 
-def _set_aside(store: Store, queue: QueueRecord, found: list[Abandoned], why: str) -> int:
-    items = [
-        Transfer(
-            one.shard,
-            one.pointer,
+def set_aside(
+    store: Store,
+    queue: QueueRecord,
+    found: Sequence[Abandoned],
+    why: Callable[[Abandoned], str],
+    fence: Fence | None = None,
+) -> int:
+    """Moves abandoned messages of the main magazine to the sideline; returns how many moved. Durable on return.
+
+    Args:
+        store, queue: where they are.
+        found: what `MagazineStore.abandoned` gave. Those of a dead owner count one crash more.
+        why: what is known of each, for its error.
+        fence: the authority, for who needs one.
+
+    Raises:
+        StaleEpochError: nothing moved. StoreError.
+    """
+    items = []
+    for one in found:
+        record = (
             corrupt_record(queue.name, one.shard, one.pointer)
             if one.record is None
-            else failed_record(one.record, REASON_ABANDONED, f"claimed by {one.owner}: {why}", crashed=True),
-            one.shard,
+            else failed_record(
+                one.record, REASON_ABANDONED, f"claimed by {one.owner}: {why(one)}", crashed=one.owner_dead
+            )
         )
-        for one in found
-    ]
-    return store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, items, queue.message_expiry_s)
+        items.append(Transfer(one.shard, one.pointer, record, one.shard))
+    return store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, items, queue.message_expiry_s, fence)

@@ -22,8 +22,8 @@ from ignis.config import SweeperSettings
 from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
-from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
+from ignis.recovery import set_aside
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, group_pointers
 from ignis.sweep_clock import ClockGuard
 
 if TYPE_CHECKING:
@@ -346,22 +346,14 @@ class Sweeper:
             raise StaleEpochError(f"{fence.scope}: epoch {fence.epoch} was replaced by {epoch}")
 
     def _sideline(self, one: _Queue, found: list[Abandoned]) -> int:
-        items = []
-        for each in found:
-            why = (
+        def why(each: Abandoned) -> str:
+            return (
                 "its worker's process is dead"
                 if each.owner_dead
                 else f"not finished after {one.record.stuck_after_s:g} s"
             )
-            record = (
-                corrupt_record(one.main, each.shard, each.pointer)
-                if each.record is None
-                else failed_record(
-                    each.record, REASON_ABANDONED, f"claimed by {each.owner}: {why}", crashed=each.owner_dead
-                )
-            )
-            items.append(Transfer(each.shard, each.pointer, record, each.shard))
-        return self._store.magazines.transfer(one.main, one.sideline, items, one.record.message_expiry_s, one.fence)
+
+        return set_aside(self._store, one.record, found, why, one.fence)
 
     def _note(self, one: _Queue) -> None:
         """In the queue's record: how far the pass came, what it moved, and under which epoch."""
