@@ -120,7 +120,8 @@ class Drained:
         self._retired = 0
         self._stop = threading.Event()
         self._renewal: threading.Thread | None = None
-        if held:
+        # At once, since what a resumed job holds may be old; and then every now and then, where the store can.
+        if held and self._magazines.renew(place.queue, self._owner):
             self._renewal = threading.Thread(target=self._renew, name=f"ignis-spark-{job}", daemon=True)
             self._renewal.start()
 
@@ -160,8 +161,7 @@ class Drained:
     def _renew(self) -> None:
         while not self._stop.wait(self.place.stuck_after_s / RENEWALS):
             try:
-                if not self._magazines.renew(self.place.queue, self._owner):
-                    return
+                self._magazines.renew(self.place.queue, self._owner)
             except IgnisError as exc:
                 log.warning("the claims of job %s could not be renewed: %s", self.job, exc)
 

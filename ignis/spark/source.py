@@ -226,7 +226,8 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Only the reader that answers offsets claims anything; those that are pickled into tasks have neither of these.
 
     def _keep_claims(self) -> None:
-        if self._renewal is None:
+        # At once as well: what an earlier life of the query holds may be old.
+        if self._renewal is None and self._place.open().magazines.renew(self._place.queue, self._owner):
             self._stop = threading.Event()
             self._renewal = threading.Thread(target=self._renew, args=(self._stop,), name="ignis-spark", daemon=True)
             self._renewal.start()
@@ -234,8 +235,7 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _renew(self, stop: threading.Event) -> None:
         while not stop.wait(self._place.stuck_after_s / RENEWALS):
             try:
-                if not self._place.open().magazines.renew(self._place.queue, self._owner):
-                    return
+                self._place.open().magazines.renew(self._place.queue, self._owner)
             except IgnisError as exc:
                 log.warning("the claims of %s could not be renewed: %s", self._owner, exc)
 

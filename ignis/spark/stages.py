@@ -6,6 +6,7 @@ pointers that the driver has claimed, so that a task that fails, comes again or 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from ignis.spark.publishing import RECEIPT_SCHEMA, Publishing
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["drain", "publish", "resume"]
+
+log = logging.getLogger("ignis.spark")
 
 
 def publish(
@@ -78,6 +81,8 @@ def publish(
         raise ConfigError(
             f"queue {queue!r} has codec {place.codec!r}: give a value column with the bodies, not columns"
         )
+    if id is not None and not place.open().magazines.tells_repeats:
+        log.warning("%s cannot tell repeated ids: rows that are published again are stored again", url)
     return messages.mapInArrow(Publishing(place), RECEIPT_SCHEMA)
 
 

@@ -6,12 +6,14 @@ import json
 import time
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ignis.errors import ClosedError, ConfigError, InvalidNameError, QueueNotFoundError
 from tests.conftest import MakeApp
+from tests.integration.embedded_support import flip, overwrite, stored
 from tests.support import sidelined
 
 pytestmark = pytest.mark.integration
@@ -264,6 +266,21 @@ class TestDrain:
         with pytest.raises(ClosedError):
             drained.commit()
         assert resume(spark, embedded_url, "q", drained.job).claimed == 0
+
+    def test_a_damaged_message_is_put_aside(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        app = new_app(embedded_url)
+        app.queue("q", str, shards=1).publish_many([f"m{number}" for number in range(10)])
+        app.close()
+        path = Path(embedded_url.removeprefix("embedded://"))
+        ((key, value),) = stored(path, "sync", b"S")
+        overwrite(path, "sync", key, flip(value, len(value) - 1))
+        with drain(spark, embedded_url, "q") as drained:
+            assert bodies(drained.df) == [f"m{number}" for number in range(9)]
+            assert drained.df.count() == 9, "another action finds it gone"
+            assert drained.commit() == Committed(9, 1)
+        queue = new_app(embedded_url).queue("q", str)
+        assert [message.reason for message in sidelined(queue)] == ["corrupt"]
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
     def test_an_empty_queue(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
         new_app(embedded_url).queue("q").open()

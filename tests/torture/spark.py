@@ -271,6 +271,7 @@ def tests(
         return outcome.finish()
 
     spark = session()
+    spark.sparkContext.setLogLevel("OFF")  # tasks that fail are what this is about
     for ids in (True, False):
         name = "ids" if ids else "without-ids"
         yield lambda ids=ids, name=name: repeated(  # type: ignore[misc]
