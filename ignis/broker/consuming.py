@@ -9,7 +9,7 @@ from ignis.broker.commands import Command
 from ignis.broker.delivery import Consumer
 from ignis.broker.holding import Run, as_pointers
 from ignis.broker.management import sideline
-from ignis.broker.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, unpack
+from ignis.broker.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
 from ignis.broker.protocol import Request
 from ignis.errors import BadRequestError, ConfigError, IgnisError
 from ignis.native.wire import unpack_runs
@@ -163,6 +163,39 @@ class Consuming:
         self._pulls.pop(consumer.request_id, None)
         self._application.pump(consumer.magazine).end_pull(consumer)
 
+    # -- waits
+
+    def _wait(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Wait)
+        session, application = self._session, self._application
+        limit_s = min(max(0, head.timeout_ms) / 1000, session.broker.settings.max_wait_s)
+
+        def read(_: None) -> int:
+            return application.store.magazines.wait(head.magazine, -1, 0)
+
+        def was_read(sequence: int) -> None:
+            if session.closed:
+                return
+            if sequence != head.seen or limit_s <= 0:
+                session.result(request.request_id, sequence)
+                return
+            try:
+                watch = application.watch(head.magazine)
+            except IgnisError as exc:
+                session.refuse(request.request_id, exc)
+                return
+            # Put down before, because the answer may come at once.
+            self.waits[request.request_id] = _nothing
+            drop = watch.wait(head.seen, limit_s, moved)
+            if request.request_id in self.waits:
+                self.waits[request.request_id] = drop
+
+        def moved(sequence: int) -> None:
+            if self.waits.pop(request.request_id, None) is not None:
+                session.result(request.request_id, sequence)
+
+        session.broker.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
+
     # -- acknowledgements
 
     def _ack(self, request: Request) -> None:
@@ -233,6 +266,10 @@ class Consuming:
         self._settle(request, head.queue, mine, work, done)
 
 
+def _nothing() -> None:
+    """Takes nothing back."""
+
+
 _ACTIONS: dict[int, Callable[[Consuming, Request], None]] = {
     Command.SUBSCRIBE: Consuming._subscribe,
     Command.UNSUBSCRIBE: Consuming._unsubscribe,
@@ -240,4 +277,5 @@ _ACTIONS: dict[int, Callable[[Consuming, Request], None]] = {
     Command.CONSUME: Consuming._consume,
     Command.ACK: Consuming._ack,
     Command.NACK: Consuming._nack,
+    Command.WAIT: Consuming._wait,
 }

@@ -20,13 +20,13 @@ from ignis._version import __version__
 from ignis.app import Ignis
 from ignis.broker.access import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.application import OWNER_PREFIX, Application
-from ignis.broker.cluster import Cluster
+from ignis.broker.cluster import Cluster, make_cluster
 from ignis.broker.holding import Held
 from ignis.broker.metrics import BrokerMetrics
 from ignis.broker.payloads import Connect
 from ignis.broker.session import Session
 from ignis.broker.threads import Threads
-from ignis.config import BrokerSettings, check_name, resolve
+from ignis.config import BrokerSettings, LeaderSettings, check_name, load_file, resolve
 from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
 from ignis.native.wire import ReadArea
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
@@ -129,7 +129,7 @@ class Broker:
         self._auth_threads = Threads(2, "ignis-broker-auth")
         try:
             own = await self.loop.run_in_executor(None, self._application, *self._scope)
-            self.cluster = Cluster(self, own)
+            self.cluster = make_cluster(self.id, own.store, resolve(LeaderSettings, {}, load_file(self._config)))
             server = await self.loop.create_server(
                 lambda: Session(self),
                 self.host,
@@ -140,7 +140,7 @@ class Broker:
             )
             self._servers.append(server)
             self.port = server.sockets[0].getsockname()[1]
-            await self.loop.run_in_executor(None, self.cluster.join)
+            await self.loop.run_in_executor(None, self.cluster.join, f"{self.host}:{self.port}")
         except BaseException:
             await self._close()
             raise

@@ -12,10 +12,10 @@ from ignis.broker.access import Anyone, Credentials, Principal
 from ignis.broker.commands import FINISHING, Command
 from ignis.broker.consuming import Consuming
 from ignis.broker.holding import Held, Run
-from ignis.broker.intake import Sent
-from ignis.broker.payloads import Connect, Connected, TransferRequest, Wait, pack, pack_send_ack, unpack
+from ignis.broker.payloads import Connect, Connected, TransferRequest, pack, unpack
 from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
 from ignis.broker.requests import BULKY, CALLS, QUEUE_OF, Reply
+from ignis.broker.sending import Sending
 from ignis.errors import (
     BadRequestError,
     BrokerError,
@@ -27,7 +27,6 @@ from ignis.errors import (
     UnauthenticatedError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.native.wire import encode_send_acks
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -68,12 +67,15 @@ class Session(asyncio.BufferedProtocol):
         self._paused_by: set[str] = set()
         self._paused_writing = False
         self._backlog: deque[Request] = deque()
+        self._backlog_bytes = 0
+        """Of requests that wait for the store or are at it."""
         self._running = 0
         self._starved = False
         """A delivery was held back: ask again when there is room."""
         self._bulky = 0
         self._closing = False
         self.consuming = Consuming(self)
+        self._sending = Sending(self)
 
     # -- what others look at
 
@@ -138,7 +140,7 @@ class Session(asyncio.BufferedProtocol):
         for request in requests:
             self._take(request)
         if self._over_outbound():
-            self._pause("outbound")
+            self.pause("outbound")
 
     def eof_received(self) -> bool:
         return False
@@ -146,7 +148,7 @@ class Session(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._paused_writing = True
         self.stuck_since_s = self.broker.now()
-        self._pause("outbound")
+        self.pause("outbound")
 
     def resume_writing(self) -> None:
         self._paused_writing = False
@@ -181,6 +183,11 @@ class Session(asyncio.BufferedProtocol):
         self._out_bytes = 0
         if self._backlog or self._starved or self._paused_by:
             self.relieved()
+
+    def answer_run(self, count: int, frames: bytes) -> None:
+        """Ready-made frames that end so many pending requests."""
+        self._machine.pending -= count
+        self.write(frames)
 
     def answer(self, command: int, request_id: int, payload: bytes) -> None:
         """The answer to one pending request."""
@@ -224,12 +231,14 @@ class Session(asyncio.BufferedProtocol):
 
     # -- reading or not
 
-    def _pause(self, reason: str) -> None:
+    def pause(self, reason: str) -> None:
+        """The client is not read any more, until every reason for it is gone."""
         if not self._paused_by and self._transport is not None and not self._closing:
             self._transport.pause_reading()
         self._paused_by.add(reason)
 
-    def _resume(self, reason: str) -> None:
+    def resume(self, reason: str) -> None:
+        """One reason is gone."""
         if reason not in self._paused_by:
             return
         self._paused_by.discard(reason)
@@ -246,7 +255,7 @@ class Session(asyncio.BufferedProtocol):
         """What was held back because too much was unread goes on, if that is over."""
         if self._paused_writing or self._over_outbound() or self.closed or self._closing:
             return
-        self._resume("outbound")
+        self.resume("outbound")
         self._run_backlog()
         if self._starved:
             self.consuming.poke()
@@ -264,20 +273,24 @@ class Session(asyncio.BufferedProtocol):
             self.refuse(request.request_id, request.payload)
             return
         if self.broker.draining and command not in FINISHING:
-            self._refuse_all(request, DrainingError("the broker is shutting down"))
+            self.refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):
-            self._send(request)
+            self._sending.take(request)
             return
         try:
             self._check(command, request.payload)
             if not self.consuming.take(request) and not self._own(request):
                 self._backlog.append(request)
+                self._backlog_bytes += len(request.payload)
+                if self._backlog_bytes > self.broker.settings.max_outbound_bytes:
+                    self.pause("backlog")
                 self._run_backlog()
         except Exception as exc:
             self.refuse(request.request_id, exc)
 
-    def _refuse_all(self, request: Request, exc: BaseException) -> None:
+    def refuse_all(self, request: Request, exc: BaseException) -> None:
+        """ERROR for every request that one item stands for."""
         for one in ids_of(request.command, request.request_id, request.payload):
             self.refuse(one, exc)
 
@@ -290,9 +303,10 @@ class Session(asyncio.BufferedProtocol):
         if command == Command.TRANSFER:
             names.append(unpack(payload, TransferRequest)[0].target)
         for name in names or [""]:
-            self._check_queue(command, name)
+            self.check_queue(command, name)
 
-    def _check_queue(self, command: int, name: str) -> None:
+    def check_queue(self, command: int, name: str) -> None:
+        """Raises PermissionDeniedError."""
         queue, word = name.removesuffix(SIDELINE_SUFFIX), Command(command).name
         if not self.principal.allows(word, queue):
             self.broker.denied += 1
@@ -314,8 +328,6 @@ class Session(asyncio.BufferedProtocol):
             self.result(request_id, self.broker.status())
         elif command == Command.METRICS:
             self.result(request_id, self.broker.metrics.figures())
-        elif command == Command.WAIT:
-            self._wait(request)
         elif command == Command.CLUSTER_STATUS:
             self._cluster_status(request_id)
         else:
@@ -355,6 +367,9 @@ class Session(asyncio.BufferedProtocol):
     def _called(self, done: tuple[Request, Reply | BaseException]) -> None:
         request, reply = done
         self._running -= 1
+        self._backlog_bytes -= len(request.payload)
+        if self._backlog_bytes <= self.broker.settings.max_outbound_bytes // 2:
+            self.resume("backlog")
         self._bulky -= request.command in BULKY
         if isinstance(reply, BaseException):
             self.refuse(request.request_id, reply)
@@ -378,79 +393,6 @@ class Session(asyncio.BufferedProtocol):
         """The client accounted for these."""
         if self.held.take(magazine, runs) and self.application is not None:
             self.application.poke(magazine)
-
-    # -- sending
-
-    def _send(self, request: Request) -> None:
-        name, ttl_ms, batches = request.payload
-        assert self.application is not None
-        try:
-            magazine = name.decode()
-            if type(self.principal) is not Anyone:
-                self._check_queue(request.command, magazine)
-        except (UnicodeDecodeError, IgnisError) as exc:
-            self._refuse_all(request, exc)
-            return
-        if request.command == Command.SEND:
-            sent = Sent(batches, ttl_ms, self._stored_run)
-        elif batches:
-            sent = Sent(
-                [(shard, batch, None) for shard, batch in batches], ttl_ms, self._stored_batch, request.request_id
-            )
-        else:
-            self.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
-            return
-        intake = self.application.intake(magazine)
-        intake.put(sent)
-        if intake.full:
-            self._pause(magazine)
-            intake.when_room(lambda: self._resume(magazine))
-
-    def _stored_run(self, sent: Sent) -> None:
-        if sent.error is not None:
-            for _, _, ids in sent.batches:
-                for at in range(0, len(ids or b""), 8):
-                    self.refuse(int.from_bytes((ids or b"")[at : at + 8], "big", signed=True), sent.error)
-            return
-        for shard, first, count, ids in sent.placed:
-            assert ids is not None
-            self._machine.pending -= count
-            self.broker.messages_in += count
-            self.write(encode_send_acks(ids, shard, first))
-
-    def _stored_batch(self, sent: Sent) -> None:
-        request_id = sent.request_id
-        if sent.error is not None:
-            self.refuse(request_id, sent.error)
-            return
-        self.broker.messages_in += sum(one.messages for one in sent.placed)
-        self.answer(Command.SEND_ACK, request_id, pack_send_ack([one[:3] for one in sent.placed]))
-
-    # -- waiting
-
-    def _wait(self, request: Request) -> None:
-        head, _ = unpack(request.payload, Wait)
-        application = self.application
-        assert application is not None
-        limit_s = min(max(0, head.timeout_ms) / 1000, self.broker.settings.max_wait_s)
-
-        def read(_: None) -> int:
-            return application.store.magazines.wait(head.magazine, -1, 0)
-
-        def was_read(sequence: int) -> None:
-            if self.closed:
-                return
-            if sequence != head.seen or limit_s <= 0:
-                self.result(request.request_id, sequence)
-                return
-            watch = application.watch(head.magazine)
-            self.consuming.waits[request.request_id] = watch.wait(head.seen, limit_s, moved)
-
-        def moved(sequence: int) -> None:
-            if self.consuming.waits.pop(request.request_id, None) is not None or not self.closed:
-                self.result(request.request_id, sequence)
-
-        self.broker.call(read, was_read, None, lambda exc: self.refuse(request.request_id, exc))
 
     # -- the handshake
 
