@@ -169,6 +169,8 @@ class Intake:
             self._start()
         for sent in taken:
             sent.done(sent)
+        # The magazine's watch will say so too, a change of threads later.
+        self._application.poke(self.magazine)
         if self._blocked and self.bytes <= self._application.broker.settings.max_intake_bytes // 2:
             blocked, self._blocked = self._blocked, []
             for call in blocked:
