@@ -395,7 +395,7 @@ class Broker:
             )
         elif session.unread:
             session.relieved()
-        elif now - session.heard_s > settings.idle_timeout_s and not session.pending:
+        elif now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
             self.timeouts += 1
             session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -89,6 +90,12 @@ class Session(asyncio.BufferedProtocol):
         return self._machine.pending
 
     @property
+    def waited_for(self) -> bool:
+        """Whether its silence means something: it waits for an answer or a delivery, or is at work on what it holds. That a
+        machine has vanished meanwhile is then found by the keep-alive of TCP."""
+        return bool(self._machine.pending or self.consuming.subscriptions or self.held)
+
+    @property
     def refused(self) -> int:
         return self._machine.refused
 
@@ -114,6 +121,7 @@ class Session(asyncio.BufferedProtocol):
         self._transport = transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
+        keep_alive(transport.get_extra_info("socket"), self.broker.settings.idle_timeout_s)
         transport.set_write_buffer_limits(high=self.broker.settings.max_outbound_bytes)
         try:
             self.broker.admit(self)
@@ -445,6 +453,19 @@ class Session(asyncio.BufferedProtocol):
         """Tells the client that the broker is going away."""
         if self.known:
             self.write(self._machine.answer(Command.DISCONNECT, 0, pack(None), count=0))
+
+
+def keep_alive(sock: Any, idle_s: float) -> None:
+    """Has the system ask a silent peer for a sign of life: one that has vanished is noticed within about ``2 * idle_s``."""
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, int(idle_s / 3))
+    for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+        if hasattr(socket, name):  # macOS has another name for the first
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    if hasattr(socket, "TCP_KEEPCNT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _common_name(certificate: Any) -> str:

@@ -400,8 +400,10 @@ class BrokerQueues(QueueStore):
         self._store.ask(asks.queue_put(record))
 
     def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
-        """The change is made here: the record is read, changed, and replaced if nobody else changed it meanwhile."""
+        """The change is made here: the record is read, changed, and replaced if nobody else changed it meanwhile. Raises
+        ConflictError when others change it again and again for ``client.timeout_s``."""
         with self._store.call() as client:
+            deadline = time.monotonic() + client.settings.timeout_s
             while True:
                 known = client.ask(asks.queue_get(name))
                 if known is None:
@@ -411,7 +413,8 @@ class BrokerQueues(QueueStore):
                 try:
                     return client.ask(asks.queue_replace(known, fresh, fence))
                 except ConflictError:
-                    continue
+                    if time.monotonic() >= deadline:
+                        raise
 
     def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
         return self._store.ask(asks.queue_list(active))

@@ -24,9 +24,11 @@ from tests.support import WAIT_S, eventually
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[RunningBroker]:
-    with RunningBroker(f"embedded://{tmp_path}/store", settings={"redeliver_after_s": 0.05}) as running:
+@pytest.fixture(params=["uvloop", "asyncio"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBroker]:
+    """On both event loops."""
+    url, settings = f"embedded://{tmp_path}/store", {"redeliver_after_s": 0.05}
+    with RunningBroker(url, settings=settings, uvloop=request.param == "uvloop") as running:
         yield running
 
 

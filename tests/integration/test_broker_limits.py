@@ -221,6 +221,19 @@ def test_waiting_is_not_idling(memory_url: str) -> None:
         assert client.connects == 1
 
 
+def test_a_quiet_subscriber_and_one_at_work_are_left_alone(memory_url: str) -> None:
+    with running(memory_url, settings={"idle_timeout_s": 0.2}) as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1}))
+        with client.subscribe("q") as subscription:
+            assert subscription.receive(0.8) is None
+            client.ask(asks.send("q", encode_record(b"x")))
+            found = subscription.receive(WAIT_S)
+            assert found is not None
+            time.sleep(0.8)
+            assert subscription.ack({claim.shard: claim.pointers for claim in found.claims}) == 1
+        assert client.connects == 1
+
+
 def test_a_full_intake_holds_senders_back(memory_url: str) -> None:
     with running(memory_url, settings={"max_intake_bytes": 1 << 16}) as broker, broker.client() as client:
         client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
