@@ -209,7 +209,9 @@ cdef class Intake:
 
     def refuse(self) -> None:
         """Tells the producer that nothing more will be taken from this file: its sends and receipts raise from now on."""
-        self._check()
+        if self._closed:
+            raise_code(IGN_E_CLOSED, str(self.path))
+        # Also when the file was cut: the note is in its first page, which may be there still.
         ign_region_set_note(&self._channel.region, IGN_NOTE_REFUSED, 1)
         ign_channel_flush(self._channel)  # wakes who waits for progress
 

@@ -280,6 +280,8 @@ cdef class Outbox:
         ign_channel_publish(self._channel)
         if self._mapped:
             ign_event_notify(self._bell.events)  # S3 of the bell, after publish's S1
+            if ign_region_check(&self._channel.region) != IGN_OK:
+                self._check()  # the file was cut under the writing: the message is nowhere
         return receipt
 
     def send_record(self, bytes record not None, timeout=30.0) -> int:
@@ -303,6 +305,7 @@ cdef class Outbox:
         ign_channel_publish(self._channel)
         if self._mapped:
             ign_event_notify(self._bell.events)
+            self._check()
         return self._sent
 
     def _send_slow(self, size, timeout):

@@ -25,7 +25,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.magazine import Magazine
-from ignis.native import Outbox, PackedBatch
+from ignis.native import Outbox, PackedBatch, process_alive
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
 from ignis.relay.label import VERSION, Label, record_of, settings_of
 from ignis.relay.publisher import RelayPublisher
@@ -77,7 +77,10 @@ class RelayStore(Store):
         self.opening = threading.RLock()
         self._closed = False
         state = self.directory.read_state()
-        if self.directory.relay_present() and (state.get("client_id"), state.get("farm_id")) != (client_id, farm_id):
+        # Of a relay that lives: the words of an earlier one stand there until the next has written its own. Should we
+        # miss the difference here, the relay refuses the channel.
+        lives = process_alive(_number(state.get("pid")), _number(state.get("start_time")))
+        if lives and (state.get("client_id"), state.get("farm_id")) != (client_id, farm_id):
             raise ConfigError(
                 f"the relay on {path} serves client_id={state.get('client_id')!r}, farm_id={state.get('farm_id')!r}, "
                 f"not {client_id!r}, {farm_id!r}; every application needs a directory and a relay of its own"
@@ -263,6 +266,10 @@ def _size_classes(capacity: int, max_message_bytes: int) -> list[tuple[int, int]
         classes.append((size, max(_LARGEST, count)))
         size, count = size * 8, count // 8
     return [*classes, (largest, _LARGEST)]
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _in_child() -> None:

@@ -275,3 +275,111 @@ def test_another_application_needs_a_directory_of_its_own(here: Place) -> None:
     early.close()
     with pytest.raises(errors.ConfigError, match="every application needs a directory"):
         ignis.Ignis(here.url, client_id="other").queue("q", bytes).open()
+
+
+# -- files and stores that are not as they should be
+
+
+def test_hostile_files_are_set_aside_and_the_others_go_on(here: Place, queue: ignis.Queue[bytes]) -> None:
+    with queue.publisher() as publisher:
+        good = here.channels[0]
+        region = good.read_bytes()  # nobody collects from it yet, as these bytes say
+        relay = here.start_relay()
+        publisher.send(b"before").result(WAIT_S)
+        hostile = {
+            "empty": b"",
+            "text": b"x" * 8_192,
+            "header": region[:4_096],
+            "half": region[: len(region) // 2],
+            "label": region[:2_048] + b"\xff" * 2_048 + region[4_096:],
+            "positions": region[:4_096] + b"\xff" * 128 + region[4_224:],
+        }
+        for name, content in hostile.items():
+            (good.parent / f"{name}.part").write_bytes(content)
+            (good.parent / f"{name}.part").rename(good.parent / f"{name}.channel")
+        (good.parent / "directory.channel").mkdir()
+        os.mkfifo(good.parent / "fifo.channel")
+        (good.parent / "link.channel").symlink_to(good)
+        wanted = {f"{name}.channel" for name in [*hostile, "fifo"]}
+        eventually(lambda: not wanted - {one.name for one in (here.directory / "aside").iterdir()}, "all are set aside")
+        for name in wanted:
+            assert (here.directory / "aside" / f"{name}.reason").read_text().strip()
+        assert publisher.send(b"after").result(WAIT_S)
+    assert sorted(here.stored()) == [b"after", b"before"]
+    assert relay.poll() is None
+    stop(relay)
+
+
+def test_a_channel_cut_while_in_use_is_refused_and_the_others_go_on(here: Place, queue: ignis.Queue[bytes]) -> None:
+    relay = here.start_relay()
+    cut = queue.publisher()
+    cut.send(b"before").result(WAIT_S)
+    (path,) = here.channels
+    os.truncate(path, 4_096)
+    eventually(lambda: here.aside)
+    with pytest.raises(errors.RelayRefusedError, match="shorter than its header says"):
+        cut.send(b"lost")
+    with queue.publisher() as publisher:
+        publisher.send(b"after").result(WAIT_S)
+    assert sorted(here.stored()) == [b"after", b"before"]
+    stop(relay)
+
+
+def test_records_of_another_codec_are_refused(here: Place, queue: ignis.Queue[bytes]) -> None:
+    with ignis.Ignis(here.store_url) as app:
+        app.queue("q", dict).open()
+    publisher = queue.publisher()
+    receipt = publisher.send(b"raw")
+    here.start_relay()
+    with pytest.raises(errors.RelayRefusedError, match="codec 'json', asked for 'raw'"):
+        receipt.result(WAIT_S)
+    with pytest.raises(errors.PublishError):
+        publisher.close(WAIT_S)
+    assert len(here.aside) == 1
+    assert b"raw" in here.aside[0].read_bytes(), "nothing is thrown away"
+
+
+def test_a_store_that_is_full_makes_messages_wait(here: Place, queue: ignis.Queue[bytes]) -> None:
+    store = here.store_url
+    here.store_url += "?max_store_bytes=8388608&map_size_bytes=8388608"
+    relay = here.start_relay()
+    body = b"x" * 8_000
+    publisher = queue.publisher()
+    receipts = [publisher.send(body, timeout=0) for _ in range(100)]
+    for receipt in receipts:
+        receipt.result(WAIT_S)
+    sent = 100 + _fill(publisher, body)
+    kill(relay)
+    here.store_url = store
+    with ignis.Ignis(store) as app:
+        assert len(app.queue("q", bytes).main.fire(100)) == 100
+    here.start_relay()
+    publisher.flush(WAIT_S)
+    publisher.close(WAIT_S)
+    assert len(here.stored()) >= sent
+
+
+def _fill(publisher: ignis.Publisher[bytes], body: bytes) -> int:
+    """Sends until there is no room for half a second; returns how many."""
+    for sent in range(20_000):
+        try:
+            publisher.send(body, timeout=0.5)
+        except errors.WaitTimeoutError:
+            return sent
+    raise AssertionError("the store is never full")
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770])
+def test_a_directory_that_is_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    with ignis.Ignis(f"relay://{shared}") as app, pytest.raises(errors.ConfigError, match="it must be 700"):
+        app.queue("q", bytes).open()
+    link = tmp_path / "link"
+    shared.chmod(0o700)
+    link.symlink_to(shared)
+    with ignis.Ignis(f"relay://{link}") as app, pytest.raises(errors.ConfigError, match="not a directory"):
+        app.queue("q", bytes).open()
+    with ignis.Ignis("relay://relative") as app, pytest.raises(errors.ConfigError, match="not absolute"):
+        app.queue("q", bytes).open()

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from tests import spark_support
-from tests.torture import app_kill9, broker, damage, diskfull, fleet, kill9, leader, mutants, powercut, syscalls
+from tests.torture import app_kill9, broker, damage, diskfull, fleet, kill9, leader, mutants, powercut, relay, syscalls
 from tests.torture.report import Outcome
 
 Tests = Iterator[Callable[[], Outcome]]
@@ -282,6 +282,23 @@ def broker_command(rounds: int, seed: int | None, time_limit: float, short: bool
     )
 
 
+@main.command("relay", help="kill -9 of the relay and of its producers, at random and between the steps of a turn.")
+@options
+@click.option("--short", is_flag=True, help="A few rounds.")
+def relay_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    usual = 2 if short else 60
+    tests: list[Callable[[], Outcome]] = [
+        lambda durability=durability: relay.relay_kill9(  # type: ignore[misc]
+            run.of(usual), run.rng(f"relay/{durability}"), durability=durability, deadline=run.deadline
+        )
+        for durability in (("sync",) if short else ("sync", "interval"))
+    ]
+    tests.append(lambda: relay.relay_steps(run.of(usual), run.rng("relay/steps"), deadline=run.deadline))
+    tests.append(lambda: relay.relay_mutants(run.rng("relay/mutants")))
+    run.carry_out(iter(tests))
+
+
 @main.command("mutants", help="Planted faults that the tests above must catch.")
 @options
 @click.option("--short", is_flag=True, help="Only those that are quick to catch.")
@@ -306,6 +323,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         spark_command,
         pipeline_command,
         broker_command,
+        relay_command,
         mutants_command,
     ):
         try:
