@@ -64,11 +64,25 @@ def main(
 
 
 def _run(options: Options, names: tuple[str, ...]) -> None:
-    from bench import aerospike, broker, channel, latency, locks, memory, publish, relay, ring, spark, store, sweep
+    from bench import (
+        aerospike,
+        broker,
+        broker_connections,
+        channel,
+        latency,
+        locks,
+        memory,
+        publish,
+        relay,
+        ring,
+        spark,
+        store,
+        sweep,
+    )
 
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
-        "broker": broker.run,
+        "broker": broker.run, "connections": broker_connections.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
         "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
     }  # fmt: skip
@@ -103,6 +117,7 @@ _add("ring", ("ring",), "The bare ring in C: two pinned threads.")
 _add("publish", ("publish",), "What a buffered publish costs its caller.")
 _add("relay", ("relay",), "Publishing through shared memory: what a call costs, and what is stored a second.")
 _add("broker", ("broker",), "The broker beside Redis, NATS, RabbitMQ and beanstalkd, over TCP.")
+_add("connections", ("connections",), "The last part of `broker`: 1,000 connections that send, 10,000 that are idle.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
