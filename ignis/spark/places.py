@@ -16,6 +16,7 @@ from ignis.config import QueueSettings, SparkSettings, resolve
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
+from ignis.spark._pyspark import TaskContext
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
 from ignis.storage.base import Store
 
@@ -70,6 +71,9 @@ def _open(url: str, client_id: str, farm_id: str) -> Store:
     with _lock:
         known = _stores.get(key)
         if known is None:
+            if TaskContext.get() is not None:
+                # A Python worker lives for many tasks, one at a time: what it had open was an earlier one's.
+                _close_mine()
             known = open_store(url, client_id=client_id, farm_id=farm_id)
             if known.in_process:
                 known.close()
@@ -82,10 +86,13 @@ def _open(url: str, client_id: str, farm_id: str) -> Store:
 def close_stores() -> None:
     """Closes what this process has opened. Whoever needs a store later opens it again."""
     with _lock:
-        mine = [key for key in _stores if key[0] == os.getpid()]
-        for key in mine:
-            with suppress(IgnisError):
-                _stores.pop(key).close(5)
+        _close_mine()
+
+
+def _close_mine() -> None:
+    for key in [key for key in _stores if key[0] == os.getpid()]:
+        with suppress(IgnisError):
+            _stores.pop(key).close(5)
 
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

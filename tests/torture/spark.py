@@ -28,7 +28,7 @@ from ignis.errors import StoreFailedError
 from ignis.native import Record
 from ignis.spark import drain, draining, publish, resume
 from ignis.spark.columns import MESSAGE_SCHEMA, to_messages
-from ignis.spark.places import make_place
+from ignis.spark.places import close_stores, make_place
 from ignis.spark.publishing import RECEIPT_SCHEMA, Publishing
 from ignis.spark.reading import Reading, cut_runs
 from ignis.storage import open_store
@@ -260,6 +260,7 @@ def tests(
             try:
                 found = once(directory)
             finally:
+                close_stores()
                 shutil.rmtree(directory, ignore_errors=True)
             outcome.rounds += 1
             outcome.add(lost=found.lost, invented=found.invented, duplicates=found.duplicates)
