@@ -290,11 +290,7 @@ class Consumer:
                 seen = self._magazines.wait(name, -1, 0)
                 result = self._magazines.fire(name, min(want, self.settings.max_claim), self._owner, max_bytes=room)
             except IgnisError as exc:
-                if not exc.retryable:
-                    raise
-                self.counts["fetch_errors"] += 1
-                log.warning("claim on %s failed, trying again: %s", name, exc)
-                self._stopping.wait(self.settings.idle_poll_s)
+                self._rest_after(exc)
                 continue
             if result.expired:
                 self.counts["expired"] += result.expired
@@ -303,9 +299,20 @@ class Consumer:
                 self._dispatch(result.claims)
             if not result.more:
                 self._waiting_for_load = True
-                if not self._returned:
-                    self._magazines.wait(name, seen, self.settings.idle_poll_s)
+                try:
+                    if not self._returned:
+                        self._magazines.wait(name, seen, self.settings.idle_poll_s)
+                except IgnisError as exc:
+                    self._rest_after(exc)
                 self._waiting_for_load = False
+
+    def _rest_after(self, exc: IgnisError) -> None:
+        """What may pass is counted and waited for; anything else is raised."""
+        if not exc.retryable:
+            raise exc
+        self.counts["fetch_errors"] += 1
+        log.warning("claim on %s failed, trying again: %s", self.queue.main.name, exc)
+        self._stopping.wait(self.settings.idle_poll_s)
 
     def _window(self) -> tuple[int, int]:
         """(messages per chunk, most messages outstanding per worker), by the measured handling time."""

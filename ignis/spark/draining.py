@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+import weakref
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
@@ -122,7 +123,10 @@ class Drained:
         self._renewal: threading.Thread | None = None
         # At once, since what a resumed job holds may be old; and then every now and then, where the store can.
         if held and self._magazines.renew(place.queue, self._owner):
-            self._renewal = threading.Thread(target=self._renew, name=f"ignis-spark-{job}", daemon=True)
+            self._renewal = threading.Thread(
+                target=_renew, args=(place, self._owner, self._stop), name=f"ignis-spark-{job}", daemon=True
+            )
+            weakref.finalize(self, self._stop.set)  # a handle that nobody holds holds no messages
             self._renewal.start()
 
     def _frame(self, spark: SparkSession, schema: StructType | str | None, envelope: bool) -> DataFrame:
@@ -157,13 +161,6 @@ class Drained:
             for name in wanted.fieldNames()
         ]
         return df.select(*columns, *around.fieldNames())
-
-    def _renew(self) -> None:
-        while not self._stop.wait(self.place.stuck_after_s / RENEWALS):
-            try:
-                self._magazines.renew(self.place.queue, self._owner)
-            except IgnisError as exc:
-                log.warning("the claims of job %s could not be renewed: %s", self.job, exc)
 
     def commit(self) -> Committed:
         """Retires the messages, once the action's result is safe. Idempotent. Durable on return as the queue's setting
@@ -226,6 +223,15 @@ def _struct(schema: StructType | str) -> StructType:
     if not isinstance(found, StructType):
         raise ConfigError(f"schema = {schema!r} is not a list of columns; write 'id long, name string'")
     return found
+
+
+def _renew(place: Place, owner: str, stop: threading.Event) -> None:
+    """In a thread that does not keep its handle alive."""
+    while not stop.wait(place.stuck_after_s / RENEWALS):
+        try:
+            place.open().magazines.renew(place.queue, owner)
+        except IgnisError as exc:
+            log.warning("the claims of %s could not be renewed: %s", owner, exc)
 
 
 def _parallelism(spark: SparkSession) -> int:

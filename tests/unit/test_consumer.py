@@ -12,7 +12,14 @@ import pytest
 
 import ignis
 from ignis.consumer import Consumer
-from ignis.errors import ConfigError, ConsumerLimitError, StoreBusyError, StoreFailedError, StoreFullError
+from ignis.errors import (
+    ConfigError,
+    ConsumerLimitError,
+    StoreBusyError,
+    StoreFailedError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from tests.apps import jobs
 from tests.conftest import MakeApp
@@ -463,6 +470,31 @@ def failing(times: int, call: Callable[..., Any], error: Exception) -> Callable[
         return call(*args, **kwargs)
 
     return wrapped
+
+
+def test_a_wait_that_fails_is_begun_again(store_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = new_app(store_url, consumer={"idle_poll_s": 0.01})
+    queue = app.queue("jobs", int)
+    seen: list[int] = []
+    queue.handler(seen.append)
+    store = queue.main.store
+    wait = store.wait
+    refused: list[int] = []
+
+    def sometimes(magazine: str, since: int, timeout_s: float) -> int:
+        if since >= 0 and len(refused) < 3:
+            refused.append(since)
+            raise StoreUnreachableError("away for a moment")
+        return wait(magazine, since, timeout_s)
+
+    monkeypatch.setattr(store, "wait", sometimes)
+    app.start()
+    eventually(lambda: len(refused) == 3)
+    queue.publish(1)
+    wait_idle(queue)
+    assert seen == [1]
+    assert queue.consumer is not None
+    assert queue.consumer.stats()["fetch_errors"] == 3
 
 
 @pytest.mark.parametrize("call", ["fire", "delete", "transfer"])
