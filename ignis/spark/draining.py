@@ -19,7 +19,7 @@ from ignis.spark.places import Place
 from ignis.spark.reading import Reading, cut_runs
 from ignis.storage.base import MagazineStore, Run, joined_runs
 
-__all__ = ["Committed", "Drained", "claim_all", "new_job", "owner_of", "retire"]
+__all__ = ["Committed", "Drained", "claim_all", "keep_renewing", "new_job", "owner_of", "retire"]
 
 log = logging.getLogger("ignis.spark")
 
@@ -27,7 +27,7 @@ _CLAIM_AT_ONCE = 1_000_000
 """Messages claimed in one call: bounds what other claimers wait for."""
 _COMMIT_AT_ONCE = 262_144
 """Pointers retired in one transaction, for the same reason."""
-RENEWALS = 4
+_RENEWALS = 4
 """Claims are renewed so often within the stuck time."""
 
 
@@ -124,7 +124,7 @@ class Drained:
         # At once, since what a resumed job holds may be old; and then every now and then, where the store can.
         if held and self._magazines.renew(place.queue, self._owner):
             self._renewal = threading.Thread(
-                target=_renew, args=(place, self._owner, self._stop), name=f"ignis-spark-{job}", daemon=True
+                target=keep_renewing, args=(place, self._owner, self._stop), name=f"ignis-spark-{job}", daemon=True
             )
             weakref.finalize(self, self._stop.set)  # a handle that nobody holds holds no messages
             self._renewal.start()
@@ -225,9 +225,10 @@ def _struct(schema: StructType | str) -> StructType:
     return found
 
 
-def _renew(place: Place, owner: str, stop: threading.Event) -> None:
-    """In a thread that does not keep its handle alive."""
-    while not stop.wait(place.stuck_after_s / RENEWALS):
+def keep_renewing(place: Place, owner: str, stop: threading.Event) -> None:
+    """The stuck time of that owner's claims begins anew every now and then until ``stop`` is set. For a thread, which so
+    does not keep what started it alive."""
+    while not stop.wait(place.stuck_after_s / _RENEWALS):
         try:
             place.open().magazines.renew(place.queue, owner)
         except IgnisError as exc:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError
 from ignis.spark._pyspark import (
     DataSource,
     DataSourceReader,
@@ -25,7 +25,7 @@ from ignis.spark._pyspark import (
     SupportsTriggerAvailableNow,
 )
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.draining import RENEWALS, claim_all, owner_of, retire
+from ignis.spark.draining import claim_all, keep_renewing, owner_of, retire
 from ignis.spark.places import Place, find_place, split_options
 from ignis.spark.reading import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
@@ -229,15 +229,10 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # At once as well: what an earlier life of the query holds may be old.
         if self._renewal is None and self._place.open().magazines.renew(self._place.queue, self._owner):
             self._stop = threading.Event()
-            self._renewal = threading.Thread(target=self._renew, args=(self._stop,), name="ignis-spark", daemon=True)
+            self._renewal = threading.Thread(
+                target=keep_renewing, args=(self._place, self._owner, self._stop), name="ignis-spark", daemon=True
+            )
             self._renewal.start()
-
-    def _renew(self, stop: threading.Event) -> None:
-        while not stop.wait(self._place.stuck_after_s / RENEWALS):
-            try:
-                self._place.open().magazines.renew(self._place.queue, self._owner)
-            except IgnisError as exc:
-                log.warning("the claims of %s could not be renewed: %s", self._owner, exc)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_renewal": None, "_stop": None}
