@@ -11,8 +11,17 @@ from tests import spark_support
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The process's one Spark session."""
     session = spark_support.start(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()
+
+
+@pytest.fixture
+def spark(spark_session: Any) -> Iterator[Any]:
+    """The session; what a test has opened in this process, the driver, is closed after it, with its threads."""
+    from ignis.spark.places import close_stores
+
+    yield spark_session
+    close_stores()
