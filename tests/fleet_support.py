@@ -6,12 +6,12 @@ import contextlib
 import http.client
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class Command:
 
     def wait_started(self) -> Command:
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], START_S)[0], self.log()
+        assert wait([self.process.stdout], START_S), self.log()
         line = self.process.stdout.readline()
         assert line, self.log()
         self.started = json.loads(line)

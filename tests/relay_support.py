@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import ignis
@@ -49,7 +49,7 @@ class Place:
             environ,
         )
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], WAIT_S)[0], "the relay does not say that it runs"
+        assert wait([process.stdout], WAIT_S), "the relay does not say that it runs"
         line = process.stdout.readline()
         assert line, process.communicate(timeout=WAIT_S)[1]
         assert json.loads(line)["event"] == "started"
@@ -92,7 +92,7 @@ class Place:
 def say(process: subprocess.Popen[str]) -> str:
     """The next line that a process prints; its errors when it ended instead."""
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], WAIT_S)[0], "the process says nothing"
+    assert wait([process.stdout], WAIT_S), "the process says nothing"
     line = process.stdout.readline()
     if not line:
         raise AssertionError(process.communicate(timeout=WAIT_S)[1])

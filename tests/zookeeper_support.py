@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import select
 import shutil
 import signal
 import socket
@@ -18,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -177,7 +177,7 @@ class Link:
             if self._cut:
                 time.sleep(0.01)
                 continue
-            ready, _, _ = select.select([self._listening, *self._pairs], [], [], 0.02)
+            ready = wait([self._listening, *self._pairs], 0.02)
             for one in ready:
                 if self._cut:
                     break

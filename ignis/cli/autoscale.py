@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -92,6 +93,7 @@ def autoscale(
             closing.callback(endpoint.close)
             if state.json:
                 render.document({"event": "started", "url": endpoint.url})
+                sys.stdout.flush()  # a pipe's reader waits for this line, and the next comes at the end
             else:
                 render.remark(f"serving {endpoint.url}/scale")
         scaler.start()

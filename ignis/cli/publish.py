@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import select
 import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from typing import Any, BinaryIO
 
 import click
@@ -208,7 +208,7 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
 
 def _has_input(source: BinaryIO) -> bool:
     try:
-        return bool(select.select([source.fileno()], [], [], _LOOK_S)[0])
+        return bool(wait([source.fileno()], _LOOK_S))
     except (OSError, ValueError):  # not a file of the system's: reading it does not wait
         return True
 

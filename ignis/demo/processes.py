@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import ignis
@@ -75,7 +75,7 @@ class WorkerProcess:
         """Returns when the worker handles messages. Raises IgnisError with the end of its log when it does not."""
         stdout = self._process.stdout
         assert stdout is not None
-        readable, _, _ = select.select([stdout], [], [], START_TIMEOUT_S)
+        readable = wait([stdout.fileno()], START_TIMEOUT_S)
         started = stdout.readline() if readable else b""
         if not started:
             raise IgnisError(f"worker {self.number} did not start: {self._last_words()}")

@@ -66,7 +66,7 @@ class Link:
             left = deadline - time.monotonic()
             if not self._unsent or left <= 0:
                 return
-            select.select([], [self._socket], [], left)
+            self._wait(select.POLLOUT, left)
 
     def _send_unsent(self) -> None:
         try:
@@ -79,7 +79,7 @@ class Link:
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
         """What has come within ``timeout`` seconds, perhaps nothing; sets ``ended`` at the end of the stream."""
-        if self.ended or not select.select([self._socket], [], [], timeout)[0]:
+        if self.ended or not self._wait(select.POLLIN, timeout):
             return []
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -99,6 +99,12 @@ class Link:
                 self.ended = True  # whatever that is, it is not one of us
                 break
         return found
+
+    def _wait(self, event: int, timeout: float) -> bool:
+        # Not select(), which knows no descriptor above 1,023.
+        poller = select.poll()
+        poller.register(self._socket, event)
+        return bool(poller.poll(timeout * 1_000))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

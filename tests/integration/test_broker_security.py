@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import ssl
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )  # fmt: skip
         started.append(process)
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], WAIT_S)[0], "the broker does not say that it runs"
+        assert wait([process.stdout], WAIT_S), "the broker does not say that it runs"
         line = process.stdout.readline()
         assert line, process.communicate(timeout=WAIT_S)[1]
         return Running(process, json.loads(line)["port"])

@@ -12,7 +12,6 @@ import http.client
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ class _Workers:
         if self.port:
             return True
         assert self.process.stdout is not None
-        if not select.select([self.process.stdout], [], [], wait_s)[0]:
+        if not wait([self.process.stdout], wait_s):
             return False
         line = self.process.stdout.readline()
         if not line:

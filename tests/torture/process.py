@@ -16,13 +16,13 @@ import faulthandler
 import fcntl
 import os
 import random
-import select
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
 from types import TracebackType
 
 from tests.torture.ledger import Ledger
@@ -293,7 +293,7 @@ def follow(children: Sequence[Child], ledger: Ledger | None, until: Callable[[],
         left = deadline - time.monotonic()
         if left <= 0:
             return False
-        ready, _, _ = select.select(open_ones, [], [], min(left, 0.05))
+        ready = wait(open_ones, min(left, 0.05))
         for child in ready:
             if not child.pump(ledger):
                 open_ones.remove(child)

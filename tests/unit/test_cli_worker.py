@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def start(tmp_path: Path, url: str) -> Iterator[Start]:
         )
         started.append(process)
         assert process.stdout is not None
-        assert select.select([process.stdout], [], [], TIMEOUT_S)[0]
+        assert wait([process.stdout], TIMEOUT_S)
         event = json.loads(process.stdout.readline() or b"{}")
         assert (event.get("event"), event.get("pid"), event.get("queues")) == ("started", process.pid, ["q"])
         return process
