@@ -2,7 +2,7 @@
 # packages, the extension modules) and is quick when that is there already. `make help` lists them.
 #
 #   IGNIS_PYTHON=python3.13 make test     another interpreter (for a new environment: VENV=.venvs/3.13)
-#   PYTEST_ARGS='-k ring' make test-py    what pytest is to run
+#   PYTEST_ARGS='-k ring' make test-py    what pytest is to run (TEST_PROCESSES=0: in one process, as for a debugger)
 
 # GNU make 3.81 is enough: that is what macOS has.
 .DEFAULT_GOAL := help
@@ -12,6 +12,7 @@ IGNIS_PYTHON ?= python3
 VENV ?= .venv
 FUZZ_SECONDS ?= 10
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?= all
 TORTURE_ARGS ?= all
 DEMO_ARGS ?=
@@ -112,7 +113,7 @@ mutants: system-packages ## planted mistakes that the sanitizers must catch
 
 .PHONY: test-py
 test-py: $(STAMPS)/build $(STAMPS)/flights ## the Python tests (PYTEST_ARGS)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 .PHONY: test
 test: system-packages ## everything that must pass before a change goes in; under 15 minutes on two cores

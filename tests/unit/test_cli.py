@@ -384,9 +384,14 @@ def test_autoscale_runs_a_command_and_serves_its_figures(url: str, app: Ignis, t
             assert process.stdout is not None
             where = json.loads(process.stdout.readline())["url"]
             eventually((tmp_path / "workers-3").exists)
-            with urllib.request.urlopen(f"{where}/scale", timeout=WAIT_S) as answer:
-                found = json.loads(answer.read())
-            assert (found["leading"], found["workers"], found["pending"]) == (True, 3, 2_500)
+
+            def figures() -> tuple[bool, int, int]:
+                with urllib.request.urlopen(f"{where}/scale", timeout=WAIT_S) as answer:
+                    found = json.loads(answer.read())
+                return found["leading"], found["workers"], found["pending"]
+
+            # The number counts once the command has ended.
+            eventually(lambda: figures() == (True, 3, 2_500))
             with urllib.request.urlopen(f"{where}/scale/q", timeout=WAIT_S) as answer:
                 assert json.loads(answer.read())["pending"] == 2_500
         finally:

@@ -89,7 +89,11 @@ def test_outcomes(answer: Callable[..., Any], outcome: Outcome, coroutine: bool,
     assert run(fn, ignore=(IgnoredError,), timeout_s=timeout_s) == outcome
 
 
-@pytest.mark.parametrize("data", [record(b"{bad"), record(b"[1]"), b"\x09not an envelope", b""])
+@pytest.mark.parametrize(
+    "data",
+    [record(b"{bad"), record(b"[1]"), b"\x09not an envelope", b""],
+    ids=["body", "type", "envelope", "empty"],
+)
 def test_an_unreadable_message_reaches_no_handler(data: bytes) -> None:
     called = []
     for fn in sync_and_async(lambda message, ctx: called.append(message)):

@@ -174,7 +174,9 @@ def test_counters_of_failures_do_not_overflow() -> None:
     assert (message.attempts, message.crashes) == (0xFFFF, 0xFFFF)
 
 
-@pytest.mark.parametrize("data", [b"", b"\x09not a record", encode_record(b"x", meta=b"\xc1")])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x09not a record", encode_record(b"x", meta=b"\xc1")], ids=["empty", "envelope", "meta"]
+)
 def test_what_cannot_be_read_is_set_aside_as_it_is(data: bytes) -> None:
     assert failed_record(data, "unreadable", "why") == data
 
