@@ -13,11 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from ignis.errors import ConfigError
 
-__all__ = ["Endpoint", "Reply", "parse_bind"]
+__all__ = ["Endpoint", "Exposition", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
 
 log = logging.getLogger("ignis.httpd")
 
@@ -36,6 +38,28 @@ class Reply(NamedTuple):
 
 Route = Callable[[str], Reply]
 """``route(rest)``: answers a GET; ``rest`` is the path behind the route's own."""
+
+
+def json_reply(status: int, value: object) -> Reply:
+    """A line of JSON."""
+    return Reply(status, msgspec.json.encode(value) + b"\n")
+
+
+class Exposition(Protocol):
+    """Metrics as text, see `ignis.metrics.Exposition`."""
+
+    content_type: str
+
+    def text(self) -> bytes: ...
+
+
+def metrics_route(make: Callable[[], Exposition]) -> Route:
+    """What ``/metrics`` answers; 501 where the package that ``make`` needs is missing."""
+    try:
+        exposition = make()
+    except ModuleNotFoundError:
+        return lambda rest: json_reply(501, {"error": "prometheus-client is missing: pip install 'ignis-mq[metrics]'"})
+    return lambda rest: Reply(200, exposition.text(), exposition.content_type)
 
 
 def parse_bind(text: str, *, public: bool = False) -> tuple[str, int]:

@@ -19,11 +19,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector as BaseCollector
 
-__all__ = ["CONTENT_TYPE", "Collector", "Exposition"]
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["Collector", "Exposition", "FigureCollector"]
 
 Stats = Mapping[str, Any]
+Figure = tuple[str, Mapping[str, str], float]
+"""(name, labels, value)."""
 
 # name, where it is in a queue's figures, what it says
 _GAUGES = (
@@ -96,15 +96,45 @@ class Collector(BaseCollector):
         yield from _of_autoscaler(stats.get("autoscaler"))
 
 
+class FigureCollector(BaseCollector):
+    """Of a part that has its figures by the names of Prometheus already, as the broker does. Thread-safe as ``figures`` is.
+
+    Args:
+        figures: returns them; those of one name have the same labels. What ends in ``_total`` only rises.
+        says: what each name means.
+    """
+
+    def __init__(self, figures: Callable[[], Iterable[Figure]], says: Mapping[str, str]) -> None:
+        self._figures = figures
+        self._says = says
+
+    def describe(self) -> Iterable[Metric]:
+        """None: registering asks nobody."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures of this moment."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for name, labels, value in self._figures():
+            family = families.get(name)
+            if family is None:
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                family = families[name] = kind(name.removesuffix("_total"), self._says[name], labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+        return families.values()
+
+
 class Exposition:
     """The text that a Prometheus server reads. Thread-safe."""
 
-    def __init__(self, stats: Callable[[], Stats]) -> None:
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, collector: BaseCollector) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(Collector(stats))
+        self._registry.register(collector)
 
     def text(self) -> bytes:
-        """Of content type `CONTENT_TYPE`."""
+        """Of type `content_type`."""
         return generate_latest(self._registry)
 
 

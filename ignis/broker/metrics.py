@@ -8,10 +8,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ignis.broker.server import Broker
 
-__all__ = ["BrokerMetrics", "Figure"]
+__all__ = ["SAYS", "BrokerMetrics", "Figure"]
 
 Figure = tuple[str, dict[str, str], float]
 """(name, labels, value)."""
+
+SAYS = {
+    "ignis_conn_count": "Connections.",
+    "ignis_inflight_count": "Requests that wait for their answer.",
+    "ignis_unacked_count": "Messages delivered and not accounted for.",
+    "ignis_timeout_count": "Connections closed because they were silent, slow or stuck; only rises.",
+    "ignis_bytes_total": "Bytes of the wire.",
+    "ignis_published_total": "Messages stored for clients.",
+    "ignis_delivered_total": "Messages delivered.",
+    "ignis_redelivered_total": "Messages given back because their connection was lost.",
+    "ignis_drain_rate": "Messages stored a second since the last look.",
+    "ignis_ring_depth": "Requests that wait for the store.",
+    "ignis_direct_used_bytes": "Bytes of these.",
+    "ignis_outbound_bytes": "Bytes that clients have not read.",
+    "ignis_connections_refused_total": "Connections refused.",
+    "ignis_requests_refused_total": "Requests over the limit of their connection.",
+    "ignis_errors_total": "Errors answered, frames that broke the protocol, permissions denied.",
+}
+"""What each figure means."""
 
 
 class BrokerMetrics:

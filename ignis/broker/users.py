@@ -85,11 +85,12 @@ def load_users(path: str | os.PathLike[str]) -> Users:
         raise ConfigError(f"users file {os.fspath(path)}: {exc}") from None
     if users.version != VERSION:
         raise ConfigError(f"users file {os.fspath(path)} has version {users.version}, this build reads {VERSION}")
-    names = [user.name for user in users.users]
+    names: set[str] = set()
     for user in users.users:
         user.check()
-        if names.count(user.name) > 1:
+        if user.name in names:
             raise ConfigError(f"users file {os.fspath(path)} has user {user.name!r} twice")
+        names.add(user.name)
     return users
 
 

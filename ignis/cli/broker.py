@@ -22,6 +22,7 @@ from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
     from ignis.broker.server import Broker
+    from ignis.httpd import Endpoint
 
 __all__ = ["broker"]
 
@@ -43,6 +44,12 @@ __all__ = ["broker"]
     help="Mutual TLS: every client must show a certificate that these authorities (PEM) signed.",
 )
 @click.option("--open", "allow_open", is_flag=True, help="Allow other addresses than loopback without users and TLS.")
+@click.option(
+    "--health-bind",
+    metavar="[HOST:]PORT",
+    help="Serve /healthz and /metrics there over HTTP; HOST is loopback by default.",
+)
+@click.option("--public-bind", is_flag=True, help="Allow --health-bind an address that others can reach.")
 @common_options
 @pass_state
 @click.pass_context
@@ -55,12 +62,14 @@ def broker(
     tls_key: str | None,
     tls_client_ca: str | None,
     allow_open: bool,
+    health_bind: str | None,
+    public_bind: bool,
 ) -> int:
     """Serves the queues of a store on a port until SIGTERM or SIGINT.
 
     Clients use ignis://HOST:PORT as the URL of their store, or speak the protocol of docs/protocol.md. The first
     signal drains: what is under way is answered, and what clients hold may still be acknowledged. A second one ends
-        at once.
+    at once.
     """
     if context.invoked_subcommand is not None:
         return exit_codes.OK
@@ -83,7 +92,7 @@ def broker(
     )
     loop = _new_loop()
     try:
-        loop.run_until_complete(_serve(made, lambda: _announce(state, made)))
+        loop.run_until_complete(_serve(made, health_bind, public_bind, lambda health: _announce(state, made, health)))
     finally:
         loop.close()
     if state.json:
@@ -122,7 +131,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-async def _serve(made: Broker, started: Callable[[], Any]) -> None:
+async def _serve(
+    made: Broker, health_bind: str | None, public: bool, started: Callable[[Endpoint | None], Any]
+) -> None:
+    from ignis.broker.health import broker_endpoint
+
     signals = 0
 
     def on_signal() -> None:
@@ -136,14 +149,26 @@ async def _serve(made: Broker, started: Callable[[], Any]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    started()
-    await made.run()
+    health = None
+    try:
+        if health_bind is not None:
+            health = broker_endpoint(health_bind, made, public=public)
+        started(health)
+        await made.run()
+    except ConfigError:
+        await made.stop(0)
+        raise
+    finally:
+        if health is not None:
+            await loop.run_in_executor(None, health.close)
 
 
-def _announce(state: State, made: Broker) -> None:
+def _announce(state: State, made: Broker, health: Endpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
-        render.document({"event": "started", **made.status(), "port": made.port})
+        shown = {} if health is None else {"health": health.url}
+        render.document({"event": "started", **made.status(), "port": made.port, **shown})
         sys.stdout.flush()
     else:
-        render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}; SIGTERM or Ctrl-C drains")
+        shown_at = "" if health is None else f"; {health.url}/healthz"
+        render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from ignis.app import Ignis
 from ignis.autoscaler import Autoscaler, queue_loads
 from ignis.depths import queue_depths
-from ignis.httpd import Endpoint, Reply, Route
+from ignis.httpd import Endpoint, Exposition, Reply, Route, json_reply, metrics_route
 from ignis.storage.base import Store
 from ignis.supervisor.inside import running_queues
 from ignis.supervisor.manager import Supervisor
@@ -24,10 +22,6 @@ _FRESH_S = 1.0
 """Figures of the store are at most this old: however many ask, it is asked once."""
 
 Stats = Mapping[str, Any]
-
-
-def _json(status: int, value: object) -> Reply:
-    return Reply(status, msgspec.json.encode(value) + b"\n")
 
 
 class _Kept:
@@ -48,12 +42,12 @@ class _Kept:
 
 
 def _metrics_route(stats: Callable[[], Stats]) -> Route:
-    try:
-        from ignis.metrics import CONTENT_TYPE, Exposition
-    except ModuleNotFoundError:
-        return lambda rest: _json(501, {"error": "prometheus-client is missing: pip install 'ignis-mq[metrics]'"})
-    exposition = Exposition(stats)
-    return lambda rest: Reply(200, exposition.text(), CONTENT_TYPE)
+    def make() -> Exposition:
+        from ignis.metrics import Collector, Exposition
+
+        return Exposition(Collector(stats))
+
+    return metrics_route(make)
 
 
 def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler | None]) -> dict[str, Route]:
@@ -70,12 +64,16 @@ def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler
         acting = autoscaler()
         report = {} if acting is None else acting.report()
         report.pop("queues", None)
-        return _json(200, {**report, "pending": sum(one["pending"] for one in found().values()), "queues": found()})
+        return json_reply(
+            200, {**report, "pending": sum(one["pending"] for one in found().values()), "queues": found()}
+        )
 
     def one_queue(rest: str) -> Reply:
         load = found().get(rest)
         return (
-            _json(404, {"error": f"no active queue {rest!r}"}) if load is None else _json(200, {"queue": rest, **load})
+            json_reply(404, {"error": f"no active queue {rest!r}"})
+            if load is None
+            else json_reply(200, {"queue": rest, **load})
         )
 
     return {"/scale/": one_queue, "/scale": everything}
@@ -94,7 +92,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
             queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.failed is not None
         ]
         ok = app.running and not failed
-        return _json(
+        return json_reply(
             200 if ok else 503,
             {
                 "status": "ok" if ok else "failing", "pid": os.getpid(), "paused": app.paused,
@@ -118,7 +116,7 @@ def supervisor_endpoint(
     def health(rest: str) -> Reply:
         ok = supervisor.healthy
         status = "ok" if ok else "failing"
-        return _json(200 if ok else 503, {"status": status, **supervisor.describe(), "queues": supervisor.queues})
+        return json_reply(200 if ok else 503, {"status": status, **supervisor.describe(), "queues": supervisor.queues})
 
     def stats() -> Stats:
         store, counted = supervisor.store(), supervisor.totals.queues()

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ignis.broker import asks
 from ignis.broker.endpoint import Endpoint
+from ignis.broker.metrics import SAYS
 from ignis.broker.sync_client import SyncClient
 from ignis.cli import main
 from ignis.native import PackedBatch, Record, encode_record
@@ -162,6 +167,53 @@ def test_the_command_line_on_a_broker(url: str, capfd: pytest.CaptureFixture[str
         assert "orders" in capfd.readouterr().out
         with broker.client() as client:
             eventually(lambda: client.ask(asks.queue_info("orders"))["pending"] == 1)
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, exc.read().decode()
+
+
+def test_its_health_and_metrics_over_http(url: str) -> None:
+    with BrokerProcess(url, 0, "--health-bind", "0") as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1}))
+        client.ask(asks.send_batch("q", [(0, PackedBatch.pack([encode_record(b"x"), encode_record(b"y")]))]))
+        status, body = get(broker.started["health"] + "/healthz")
+        assert (status, json.loads(body)["status"], json.loads(body)["pid"]) == (200, "ok", broker.process.pid)
+        status, body = get(broker.started["health"] + "/metrics")
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(body)
+            for sample in family.samples
+        }
+        assert status == 200
+        assert samples["ignis_published_total",] == 2
+        assert samples["ignis_conn_count",] == 1
+        assert samples["ignis_bytes_total", "in"] > 0
+        assert {name for name, *_ in samples} == set(SAYS)
+        # What a client holds keeps the drain waiting, and the endpoint answers meanwhile.
+        assert client.consume("q", 1, wait_s=WAIT_S).total() == 1
+        broker.process.send_signal(signal.SIGTERM)
+        eventually(lambda: get(broker.started["health"] + "/healthz")[0] == 503)
+        status, body = get(broker.started["health"] + "/healthz")
+        assert json.loads(body)["status"] == "draining"
+        client.close()
+        assert broker.end(0) == 0
+
+
+def test_a_health_address_that_is_taken_ends_it(url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "ignis", "broker", "--url", url, "--bind", "127.0.0.1:0"]
+        ended = subprocess.run([*command, "--health-bind", where], capture_output=True, timeout=2 * WAIT_S, check=False)
+    assert ended.returncode == 2
+    assert f"cannot listen on {where}" in ended.stderr.decode()
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", "0.0.0.0:0"])

@@ -39,7 +39,7 @@ LAYERS: tuple[frozenset[str], ...] = (
 LEAVES: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli"}),
     "bench": frozenset(),
-    "broker": frozenset(),
+    "broker": frozenset({"metrics"}),
     "cli": frozenset({"broker", "demo", "relay", "spark", "supervisor"}),
     "console": frozenset(),
     "demo": frozenset({"spark"}),

@@ -32,7 +32,7 @@ def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 def test_the_figures_of_an_application(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", int, shards=2)
     queue.handler(lambda n: n % 2 == 0)
-    exposition = Exposition(app.stats)
+    exposition = Exposition(Collector(app.stats))
     queue.publish_many(range(10))
     before = parsed(exposition.text())
     jobs = (("queue", "jobs"),)
@@ -90,7 +90,7 @@ def test_other_sections_are_shown_by_their_own_names() -> None:
         },
         "autoscaler": {"leading": False, "workers": 2, "wanted": None},
     }  # fmt: skip
-    found = parsed(Exposition(lambda: stats).text())
+    found = parsed(Exposition(Collector(lambda: stats)).text())
     assert found["ignis_sweeper", (("figure", "passes"),)] == 3
     assert found["ignis_sweeper", (("figure", "running"),)] == 1
     assert found["ignis_leader", (("figure", "leading"), ("scope", "sweeper"))] == 1

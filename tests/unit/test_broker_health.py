@@ -1,0 +1,52 @@
+"""A broker whose event loop is stuck, or over, is found out by its health endpoint, within a bound."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ignis.broker import health
+from tests.broker_support import RunningBroker
+from tests.support import WAIT_S
+
+
+def ask(url: str) -> tuple[int, dict[str, str]]:
+    try:
+        with urllib.request.urlopen(url + "/healthz", timeout=WAIT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, json.load(exc)
+
+
+def test_a_loop_that_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = RunningBroker(f"embedded://{tmp_path / 'store'}")
+    endpoint = health.broker_endpoint("0", running.broker)
+    try:
+        assert ask(endpoint.url)[0] == 200
+        monkeypatch.setattr(health, "_LOOP_S", 0.2)
+        free, stuck = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            stuck.set()
+            free.wait(WAIT_S)
+
+        running.broker.loop.call_soon_threadsafe(hang)
+        assert stuck.wait(WAIT_S)
+        status, said = ask(endpoint.url)
+        free.set()
+        assert (status, said["status"]) == (503, "failing")
+        assert "did not answer" in said["error"]
+        monkeypatch.setattr(health, "_LOOP_S", WAIT_S)
+        assert ask(endpoint.url)[0] == 200
+        running.stop()
+        status, said = ask(endpoint.url)
+        assert (status, said["status"]) == (503, "failing")
+    finally:
+        endpoint.close()
+        running.stop()
