@@ -7,16 +7,15 @@ pays no change of threads.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import deque
 
 from ignis.broker.commands import FINISHING
 from ignis.broker.payloads import Connect
+from ignis.broker.pipe import open_pipe
 from ignis.broker.protocol import Answer, ClientMachine, State
 from ignis.errors import (
     ClosedError,
@@ -30,8 +29,9 @@ from ignis.native.wire import ReadArea
 __all__ = ["Link", "Slot"]
 
 _CHUNK_BYTES = 256 * 1024
-_SLICE_S = 0.5
+_WRITE_SLICE_S = 0.1
 _QUIET_S = 0.02
+_FINISHING = frozenset(int(one) for one in FINISHING)
 
 
 class Slot:
@@ -44,13 +44,30 @@ class Slot:
         self.over = False
         """No further answer comes."""
         self.parked = False
-        self.signal = threading.Lock()
-        self.signal.acquire()
+        self.signal: threading.Lock | None = None
+        """Made when its thread has to sleep for the first time; a lone caller never does."""
+
+    def put(self, answer: Answer) -> None:
+        """An answer came. Caller holds the link's lock."""
+        self.answers.append(answer)
+        if answer.last:
+            self.over = True
+        if self.parked:
+            self.wake()
+
+    def park(self) -> threading.Lock:
+        """What to wait at. Caller holds the link's lock."""
+        self.parked = True
+        if self.signal is None:
+            self.signal = threading.Lock()
+            self.signal.acquire()
+        return self.signal
 
     def wake(self) -> None:
         """The thread looks again. Caller holds the link's lock."""
         if self.parked:
             self.parked = False
+            assert self.signal is not None
             self.signal.release()
 
 
@@ -63,16 +80,13 @@ class Link:
     """
 
     def __init__(self, sock: socket.socket, max_frame_bytes: int, max_pending: int) -> None:
-        sock.setblocking(False)
         self.machine = ClientMachine(ReadArea(_CHUNK_BYTES), max_frame_bytes, max_pending)
         self.heard_s = time.monotonic()
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._tls = isinstance(sock, ssl.SSLSocket)
-        self._io = threading.Lock()  # TLS: one call on the socket at a time
-        self._lock = threading.Lock()  # over the machine, the slots and the two below
-        self._sending = threading.Lock()
-        self._reading = False
+        self._pipe = open_pipe(sock)
+        self._sending = threading.Lock()  # taken before the next one, never after
+        self._lock = threading.Lock()  # over the machine, the slots and the three below
+        self._reader = 0
+        """The thread that reads for all, or 0."""
         self._parked: deque[Slot] = deque()
         self._lost: str | None = None
 
@@ -86,16 +100,20 @@ class Link:
         """Whether new requests may be made on it."""
         return self._lost is None and not self.machine.draining
 
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
     # -- requests
 
     def greet(self, head: Connect, timeout_s: float) -> None:
         """CONNECT. Raises what the broker answers, ConnectionLostError, StoreTimeoutError."""
-        slot = Slot()
-        with self._lock:
-            frame = self.machine.connect(head, slot)
-        self._send(frame, 0, time.monotonic() + timeout_s)
-        self._await(slot, time.monotonic() + timeout_s)
-        answer = self._take(slot)
+        slot, deadline = Slot(), time.monotonic() + timeout_s
+        with self._sending:
+            with self._lock:
+                frame = self.machine.connect(head, slot)
+            self._push(frame, deadline)
+        answer = self._answer(slot, deadline)
         if answer is None:
             raise StoreTimeoutError("CONNECT", int(timeout_s * 1000), "client.connect_timeout_s")
         if answer.error is not None:
@@ -108,11 +126,10 @@ class Link:
         deadline = time.monotonic() + timeout_s
         request_id = self.begin(command, payload, slot, deadline)
         try:
-            self._await(slot, deadline)
+            answer = self._answer(slot, deadline)
         except BaseException:  # KeyboardInterrupt: the id must stay reserved
             self.cancel(request_id)
             raise
-        answer = self._take(slot)
         if answer is None:
             self.cancel(request_id)
             raise StoreTimeoutError(f"request {command} to the broker", int(timeout_s * 1000), "client.timeout_s")
@@ -124,31 +141,26 @@ class Link:
         """Sends a request whose answers go into the slot; returns its id."""
         if time.monotonic() - self.heard_s > _QUIET_S:
             self._glance()
-        with self._lock:
-            if self._lost is not None:
-                raise ConnectionLostError(self._lost, sent=False)
-            if self.machine.draining and command not in FINISHING:
-                raise ConnectionLostError("the broker is shutting down", sent=False)
-            request_id, frame = self.machine.request(command, payload, slot, streams=streams)
-        self._send(frame, request_id, deadline)
-        return request_id
-
-    def _glance(self) -> None:
-        """Nobody may have read for a while: what came meanwhile (the end, or a broker that is going) is looked at before a
-        request is entrusted to the connection."""
-        with self._lock:
-            if self._reading or self._lost is not None:
-                return
-            self._reading = True
+        # Others may be sending for as long as the peer does not read; then nothing of this request has left.
+        if not self._sending.acquire(blocking=False) and not self._sending.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
+            raise ConnectionLostError("other threads' requests could not be sent in time", sent=False)
         try:
-            self._read_once(0)
+            with self._lock:
+                if self._lost is not None:
+                    raise ConnectionLostError(self._lost, sent=False)
+                if self.machine.draining and command not in _FINISHING:
+                    raise ConnectionLostError("the broker is shutting down", sent=False)
+                request_id, frame = self.machine.request(command, payload, slot, streams=streams, sent=True)
+            self._push(frame, deadline)
         finally:
-            self._pass_on()
+            self._sending.release()
+        return request_id
 
     def next_answer(self, slot: Slot, timeout_s: float) -> Answer | None:
         """The next answer in the slot, or None when none came in time. Raises ClosedError after the last."""
-        self._await(slot, time.monotonic() + timeout_s)
-        answer = self._take(slot)
+        answer = self._answer(slot, time.monotonic() + timeout_s)
         if answer is None and slot.over:
             raise ClosedError("the subscription has ended")
         return answer
@@ -168,107 +180,88 @@ class Link:
     def interrupt(self, slot: Slot, exc: IgnisError) -> None:
         """The thread that waits at the slot gets the exception."""
         with self._lock:
-            slot.answers.append(Answer(None, 0, b"", exc))
-            slot.over = True
-            slot.wake()
-
-    def _take(self, slot: Slot) -> Answer | None:
-        with self._lock:
-            return slot.answers.popleft() if slot.answers else None
+            slot.put(Answer(None, 0, b"", exc))
 
     # -- out
 
-    def _send(self, frame: bytes, request_id: int, deadline: float) -> None:
+    def _push(self, frame: bytes, deadline: float) -> None:
+        """Caller is the one who sends."""
         view = memoryview(frame)
-        # Others may be sending for as long as the peer does not read; then nothing of this frame has left.
-        if not self._sending.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            with self._lock:
-                self.machine.forget(request_id)
-            raise ConnectionLostError("other threads' requests could not be sent in time", sent=False)
         try:
-            with self._lock:
-                self.machine.sent(request_id)
-            while view:
+            while True:
                 try:
-                    sent = self._write(view[:_CHUNK_BYTES] if self._tls else view)
-                except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                    sent = self._pipe.send(view)
+                    if sent == len(view):
+                        return
+                    view = view[sent:]
+                except BlockingIOError:
                     if time.monotonic() >= deadline:
                         # Half a frame cannot be taken back: the connection is of no use any more.
                         self.lose("a request could not be sent in time")
                         return
                     self._await_writable()
-                    continue
-                except InterruptedError:
-                    continue
-                except (OSError, ValueError) as exc:
-                    self.lose(f"sending failed: {exc}")
-                    return
-                view = view[sent:]
-        finally:
-            self._sending.release()
-
-    def _write(self, view: memoryview) -> int:
-        if self._tls:
-            with self._io:
-                return self._sock.send(view)
-        return self._sock.send(view)
+        except (OSError, ValueError) as exc:
+            self.lose(f"sending failed: {exc}")
+        except BaseException:  # KeyboardInterrupt
+            if len(view) != len(frame):
+                self.lose("sending a request was interrupted half way")
+            raise
 
     def _await_writable(self) -> None:
         """The broker may be waiting for us to read before it reads: so read what there is meanwhile."""
-        poller = select.poll()
-        try:
-            poller.register(self._fd, select.POLLOUT | select.POLLIN)
-            ready = poller.poll(100)
-        except (OSError, ValueError):
-            return
-        if any(event & ~select.POLLOUT for _, event in ready):
-            with self._lock:
-                lead = not self._reading and self._lost is None
-                self._reading = self._reading or lead
-            if lead:
-                try:
-                    self._read_once(0)
-                finally:
-                    self._pass_on()
-            else:
-                time.sleep(0.001)
+        found = self._pipe.ready(select.POLLOUT | select.POLLIN, _WRITE_SLICE_S)
+        if found & ~select.POLLOUT and not self._glance():
+            time.sleep(0.001)  # another thread reads; it is at it
 
     # -- in
 
-    def _await(self, slot: Slot, deadline: float) -> None:
-        """Until the slot has an answer, is over, or the time is up."""
-        while True:
+    def _glance(self) -> bool:
+        """Looks at what has come, without waiting, unless another thread reads: the end of the connection, or a broker that
+        is going, are to be known before a request is entrusted to it. Returns False when another one reads."""
+        with self._lock:
+            if self._lost is not None:
+                return True
+            if self._reader:
+                return False
+            self._reader = threading.get_ident()
+        try:
+            self._read_once(0)
+        finally:
             with self._lock:
-                if self._settled(slot):
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return
-                lead = not self._reading
-                if lead:
-                    self._reading = True
-                else:
-                    slot.parked = True
-                    self._parked.append(slot)
-            if not lead:
-                self._park(slot, left)
-                continue
-            try:
-                while not self._settled(slot):
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        break
-                    self._read_once(min(left, _SLICE_S))
-            finally:
                 self._pass_on()
+        return True
 
-    def _settled(self, slot: Slot) -> bool:
-        return bool(slot.answers) or slot.over or self._lost is not None
+    def _answer(self, slot: Slot, deadline: float) -> Answer | None:
+        """The next answer in the slot; None when it is over or the time is up."""
+        me = threading.get_ident()
+        try:
+            while True:
+                with self._lock:
+                    left_s = deadline - time.monotonic()
+                    if slot.answers or slot.over or self._lost is not None or left_s <= 0:
+                        if self._reader == me:
+                            self._pass_on()
+                        return slot.answers.popleft() if slot.answers else None
+                    signal = None
+                    if not self._reader:
+                        self._reader = me
+                    elif self._reader != me:
+                        signal = slot.park()
+                        self._parked.append(slot)
+                if signal is None:
+                    self._read_once(left_s)
+                else:
+                    self._park(slot, signal, left_s)
+        except BaseException:
+            if self._reader == me:  # nobody else can change that
+                with self._lock:
+                    self._pass_on()
+            raise
 
-    def _park(self, slot: Slot, timeout_s: float) -> None:
+    def _park(self, slot: Slot, signal: threading.Lock, timeout_s: float) -> None:
         woken = False
         try:
-            woken = slot.signal.acquire(timeout=timeout_s)
+            woken = signal.acquire(timeout=timeout_s)
         finally:
             if not woken:
                 with self._lock:
@@ -276,12 +269,13 @@ class Link:
                         slot.parked = False
                     else:
                         # Woken just now: take the signal, and hand on what it may have been about.
-                        slot.signal.acquire(blocking=False)
+                        signal.acquire(blocking=False)
                         self._wake_one()
 
     def _pass_on(self) -> None:
-        with self._lock:
-            self._reading = False
+        """Reads no more; another one is to. Caller holds the lock."""
+        self._reader = 0
+        if self._parked:
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -293,55 +287,27 @@ class Link:
                 return
 
     def _read_once(self, timeout_s: float) -> None:
-        """Waits for bytes and gives out what they answer. Only the reader calls this."""
+        """Waits for bytes, for a bounded time, and gives out what they answer. Only the reader calls this."""
         try:
-            if not self._tls and not self._readable(timeout_s):
+            with self.machine.receive_buffer() as buffer:
+                size = self._pipe.receive(buffer, timeout_s)
+            if size is None:
                 return
-            buffer = self.machine.receive_buffer()
-            try:
-                size = self._receive(buffer)
-            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                buffer.release()
-                if self._tls:
-                    self._readable(timeout_s)
-                return
-            finally:
-                buffer.release()
             if not size:
                 self.lose("the broker closed the connection")
                 return
             self.heard_s = time.monotonic()
             with self._lock:
-                answers = self.machine.received(size)
-                for answer in answers:
-                    self._give(answer)
-            if self.machine.failure is not None:
-                self.lose(str(self.machine.failure), self.machine.failure)
-        except InterruptedError:
-            return
+                for answer in self.machine.received(size):
+                    if answer.token is not None:
+                        answer.token.put(answer)
+                failure = self.machine.failure
+            if failure is not None:
+                self.lose(str(failure), failure)
         except (MalformedFrameError, IgnisError) as exc:
             self.lose(str(exc), exc)
         except (OSError, ValueError) as exc:
             self.lose(f"receiving failed: {exc}")
-
-    def _receive(self, buffer: memoryview) -> int:
-        if self._tls:
-            with self._io:
-                return self._sock.recv_into(buffer)
-        return self._sock.recv_into(buffer)
-
-    def _readable(self, timeout_s: float) -> bool:
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
-        return bool(poller.poll(timeout_s * 1000))
-
-    def _give(self, answer: Answer) -> None:
-        slot = answer.token
-        if isinstance(slot, Slot):
-            slot.answers.append(answer)
-            if answer.last:
-                slot.over = True
-            slot.wake()
 
     # -- the end
 
@@ -351,17 +317,11 @@ class Link:
             if self._lost is not None:
                 return
             self._lost = why
-            answers = self.machine.lost(why)
-            for answer in answers:
-                # Of CONNECT: why it was turned away.
-                refused = exc is not None and self.machine.broker is None
-                self._give(answer._replace(error=exc) if refused else answer)
+            turned_away = exc is not None and self.machine.broker is None
+            for answer in self.machine.lost(why):
+                if answer.token is not None:
+                    # Of CONNECT: why it was turned away.
+                    answer.token.put(answer._replace(error=exc) if turned_away else answer)
             while self._parked:
                 self._wake_one()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for bytes
-        self._sock.close()
-
-    @property
-    def state(self) -> State:
-        return self.machine.state
+        self._pipe.shut()

@@ -34,7 +34,8 @@ from ignis.native.wire import FrameReader, ReadArea
 __all__ = ["Answer", "BrokerMachine", "ClientMachine", "Request", "State"]
 
 _ERROR, _RESULT = int(Command.ERROR), int(Command.RESULT)
-_SEND, _SEND_BATCH = int(Command.SEND), int(Command.SEND_BATCH)
+_SEND, _SEND_BATCH, _DELIVER = int(Command.SEND), int(Command.SEND_BATCH), int(Command.DELIVER)
+_STREAMED = (_DELIVER, _RESULT)
 _KNOWN = frozenset(int(one) for one in Command) - {int(one) for one in ANSWERS}
 
 
@@ -190,10 +191,10 @@ class Answer(NamedTuple):
 class _Waiting:
     __slots__ = ("cancelled", "sent", "streams", "token")
 
-    def __init__(self, token: Any, streams: bool) -> None:
+    def __init__(self, token: Any, streams: bool, sent: bool) -> None:
         self.token = token
         self.streams = streams
-        self.sent = False
+        self.sent = sent
         self.cancelled = False
 
 
@@ -236,15 +237,18 @@ class ClientMachine:
             raise ProtocolError(f"CONNECT on a connection that is {self.state.value}")
         self.state = State.GREETED
         self._connect_id = next(self._ids)
-        self._waiting[self._connect_id] = _Waiting(token, False)
+        self._waiting[self._connect_id] = _Waiting(token, False, False)
         return encode_frame(Command.CONNECT, self._connect_id, pack_connect(head))
 
-    def request(self, command: int, payload: bytes, token: Any, *, streams: bool = False) -> tuple[int, bytes]:
+    def request(
+        self, command: int, payload: bytes, token: Any, *, streams: bool = False, sent: bool = False
+    ) -> tuple[int, bytes]:
         """(request id, frame) of a new request.
 
         Args:
             token: given back with the answer.
             streams: the request may get several answers (SUBSCRIBE).
+            sent: see `sent`, for a shell that hands the frame to the network right away.
 
         Raises TooManyRequestsError, ConnectionLostError (not connected; nothing was sent).
         """
@@ -254,7 +258,7 @@ class ClientMachine:
             raise TooManyRequestsError(len(self._waiting), self.max_pending, "client.max_pending")
         request_id = next(self._ids)
         frame = encode_frame(command, request_id, payload)
-        self._waiting[request_id] = _Waiting(token, streams)
+        self._waiting[request_id] = _Waiting(token, streams, sent)
         return request_id, frame
 
     def sent(self, request_id: int) -> None:
@@ -301,14 +305,13 @@ class ClientMachine:
             if waiting is None:
                 self._unasked(command, request_id, payload)
                 continue
-            streaming = waiting.streams and command == Command.DELIVER
-            keeps = streaming or (waiting.streams and command == Command.RESULT)
+            keeps = waiting.streams and command in _STREAMED
             if not keeps:
                 del self._waiting[request_id]
             if waiting.cancelled:
                 self.late_answers += 1
                 continue
-            if command == Command.ERROR:
+            if command == _ERROR:
                 answers.append(Answer(waiting.token, command, b"", to_exception(unpack(payload, Failure)[0])))
                 continue
             if command not in ANSWERS:

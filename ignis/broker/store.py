@@ -139,8 +139,13 @@ class BrokerStore(Store):
 
     def ask(self, ask: Ask[T]) -> T:
         """One request. Raises what the broker answers, and what `SyncClient.ask` raises."""
-        with self.call() as client:
-            return client.ask(ask)
+        if self.client.forked:
+            self.client.check()
+        self._gate.enter()
+        try:
+            return self.client.ask(ask)
+        finally:
+            self._gate.leave()
 
     def wait(self, ask: Ask[int], seen: int) -> int:
         """A request that the broker holds back for long: `close` ends it. A lost connection is no error, but an

@@ -97,7 +97,7 @@ class SyncClient:
     def _link_for(self, ask: Ask[T], timeout_s: float) -> Link:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
         link = self._link
-        if link is not None and link.alive and ask.command in FINISHING:
+        if link is not None and link.alive and (link.usable or ask.command in FINISHING):
             self.check()
             return link
         return self.connect(timeout_s)
