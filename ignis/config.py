@@ -405,6 +405,9 @@ class BrokerSettings(_Settings):
     redeliver_after_s: float = _setting(
         2, "how long the messages of a lost connection wait for its client to come back", 0, 3_600
     )
+    max_crashes: int = _setting(
+        3, "a message held by this many connections that were lost goes to the sideline; 0 = never", 0, 65_535
+    )
     drain_timeout_s: float = _setting(30, "how long a stop waits for answers that are under way", 0, 86_400)
     max_wait_s: float = _setting(30, "longest a client may wait in one request for messages", 0.1, 300)
     max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ignis.app import Ignis
+from ignis.broker.crashes import count_crash
 from ignis.broker.delivery import Pump
 from ignis.broker.holding import Run, as_pointers
 from ignis.broker.intake import Intake
@@ -175,10 +176,11 @@ class Application:
 
     # -- giving back
 
-    def give_back(self, magazine: str, runs: list[Run]) -> None:
-        """Puts claimed messages back at their shards' tails. Those that the store refuses now are tried again later."""
+    def give_back(self, magazine: str, runs: list[Run], crashed: bool = False) -> None:
+        """Puts claimed messages back at their shards' tails; after their client was lost (``crashed``) see `count_crash`.
+        Those that the store refuses now are tried again later."""
         if runs:
-            self.broker.call(self._reload, self._reloaded, (magazine, runs))
+            self.broker.call(self._reload, self._reloaded, (magazine, runs, crashed))
 
     def give_back_later(self, magazine: str, runs: list[Run], delay_s: float) -> None:
         """The same after a while; until then they stay claimed by this broker, in the store too."""
@@ -197,25 +199,32 @@ class Application:
             timer.cancel()
             self.give_back(magazine, runs)
 
-    def _reload(self, what: tuple[str, list[Run]]) -> tuple[str, list[Run], BaseException | None]:
-        magazine, runs = what
+    def _reload(self, what: tuple[str, list[Run], bool]) -> tuple[str, list[Run], bool, int, BaseException | None]:
+        magazine, runs, crashed = what
+        aside = 0
         try:
-            self.store.magazines.reload(magazine, as_pointers(runs))
+            if crashed:
+                aside = count_crash(self, magazine, runs)
+            else:
+                self.store.magazines.reload(magazine, as_pointers(runs))
         except QueueNotFoundError:
             pass  # dropped, with all that was in it
         except IgnisError as exc:
-            return magazine, runs, exc
-        return magazine, [], None
+            return magazine, runs, crashed, aside, exc
+        return magazine, runs, crashed, aside, None
 
-    def _reloaded(self, result: tuple[str, list[Run], BaseException | None]) -> None:
-        magazine, runs, error = result
+    def _reloaded(self, result: tuple[str, list[Run], bool, int, BaseException | None]) -> None:
+        magazine, runs, crashed, aside, error = result
+        if aside:
+            self.broker.sidelined += aside
+            log.warning("%d message(s) of %s were held by too many lost connections: sideline", aside, magazine)
         if error is None:
             self.poke(magazine)
         elif self.closed or self.broker.draining:
             log.error("messages of %s could not be given back and are left to the sweeper: %s", magazine, error)
         else:
             log.warning("messages of %s could not be given back, trying again: %s", magazine, error)
-            self.broker.loop.call_later(1.0, self.give_back, magazine, runs)
+            self.broker.loop.call_later(1.0, self.give_back, magazine, runs, crashed)
 
     def close(self) -> None:
         """Closes the store. In any thread; nothing of it may be under way."""

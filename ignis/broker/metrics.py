@@ -59,6 +59,7 @@ class BrokerMetrics:
             ("ignis_published_total", {}, broker.messages_in),
             ("ignis_delivered_total", {}, broker.delivered + sum(one.delivered for one in pumps)),
             ("ignis_redelivered_total", {}, broker.redelivered),
+            ("ignis_sidelined_total", {"reason": "crash"}, broker.sidelined),
             ("ignis_drain_rate", {}, rate),
             ("ignis_ring_depth", {}, sum(one.waiting for one in intakes)),
             ("ignis_direct_used_bytes", {}, sum(one.bytes for one in intakes)),

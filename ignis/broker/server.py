@@ -96,6 +96,7 @@ class Broker:
         self.bytes_in = self.bytes_out = self.messages_in = 0
         self.connections_seen = self.connections_refused = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
+        self.sidelined = 0  # held by too many connections that were lost
         self.delivered = self.refused = 0  # of connections and queues that are gone
         self.sessions: set[Session] = set()
         self.strangers: set[Session] = set()
@@ -359,7 +360,7 @@ class Broker:
         self.redelivered += held.count
         for magazine, runs in held.take_all().items():
             log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
-            application.give_back(magazine, runs)
+            application.give_back(magazine, runs, crashed=not self.draining)
 
     async def _tick(self) -> None:
         """Deadlines of all connections, in one place."""

@@ -23,6 +23,7 @@ from ignis.broker.protocol import BrokerMachine, ClientMachine
 from ignis.broker.server import Broker
 from ignis.broker.sync_client import SyncClient
 from ignis.errors import BadRequestError, BrokerError, IgnisError, MalformedFrameError
+from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.native.wire import ReadArea
 from ignis.storage.base import FireResult
@@ -131,11 +132,12 @@ def draining(port: int) -> Role:
         client = _client(port)
         deadline = time.monotonic() + _DRAIN_S
         while time.monotonic() < deadline:
-            ids, places = _read(report, client.consume(QUEUE, 500, wait_s=0.1))
-            if ids:
-                client.ack(QUEUE, places)
-                report.finished(ids)
-                continue
+            # What many connections held when they were lost is in the sideline.
+            for magazine in (QUEUE, QUEUE + SIDELINE_SUFFIX):
+                ids, places = _read(report, client.consume(magazine, 500, wait_s=0.1))
+                if ids:
+                    client.ack(magazine, places)
+                    report.finished(ids)
             info = client.ask(asks.queue_info(QUEUE))
             if not (info["pending"] or info["in_flight"] or info["sideline"]):
                 client.close()
