@@ -29,7 +29,7 @@ SOURCES = {
     "channel": CHANNEL,
     "outbox": ["board", *CHANNEL],
     "intake": ["board", *CHANNEL, "record", "crc32c"],
-    "wire": ["frame", "record", "crc32c", "error"],
+    "wire": ["wire", "wire_send", "frame", "record", "crc32c", "error"],
 }
 
 

@@ -1,40 +1,13 @@
 #include "ignis_frame.h"
 
-#include <string.h>
-
+#include "ignis_bytes.h"
 #include "ignis_error.h"
-
-/* Shifts, not pointer casts: no alignment, no host byte order; compilers make one load and one swap of them. */
-static void put_be16(uint8_t *p, uint16_t v)
-{
-    p[0] = (uint8_t)(v >> 8);
-    p[1] = (uint8_t)v;
-}
-
-static void put_be32(uint8_t *p, uint32_t v)
-{
-    p[0] = (uint8_t)(v >> 24);
-    p[1] = (uint8_t)(v >> 16);
-    p[2] = (uint8_t)(v >> 8);
-    p[3] = (uint8_t)v;
-}
-
-static uint16_t get_be16(const uint8_t *p)
-{
-    return (uint16_t)((uint16_t)p[0] << 8 | p[1]);
-}
-
-static uint32_t get_be32(const uint8_t *p)
-{
-    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
-}
 
 void ign_frame_put_header(uint8_t *dst, int16_t command, int64_t request_id, size_t payload_len)
 {
-    put_be32(dst, (uint32_t)(IGN_FRAME_MIN_LENGTH + payload_len));
-    put_be16(dst + 4, (uint16_t)command);
-    put_be32(dst + 6, (uint32_t)((uint64_t)request_id >> 32));
-    put_be32(dst + 10, (uint32_t)(uint64_t)request_id);
+    ign_put32(dst, (uint32_t)(IGN_FRAME_MIN_LENGTH + payload_len));
+    ign_put16(dst + 4, (uint16_t)command);
+    ign_put64(dst + 6, (uint64_t)request_id);
 }
 
 int ign_frame_decode(const uint8_t *src, size_t len, size_t max_frame_bytes, ign_frame *frame, size_t *consumed)
@@ -42,7 +15,7 @@ int ign_frame_decode(const uint8_t *src, size_t len, size_t max_frame_bytes, ign
     *consumed = 0;
     if (len < IGN_FRAME_LENGTH_BYTES)
         return IGN_NEED_MORE;
-    uint32_t length = get_be32(src);
+    uint32_t length = ign_get32(src);
     if (length < IGN_FRAME_MIN_LENGTH || length > 0x7FFFFFFFu) /* the sign bit: a negative int32 */
         return IGN_E_MALFORMED;
     size_t total = (size_t)length + IGN_FRAME_LENGTH_BYTES;
@@ -52,8 +25,8 @@ int ign_frame_decode(const uint8_t *src, size_t len, size_t max_frame_bytes, ign
     }
     if (len < total)
         return IGN_NEED_MORE;
-    frame->command = (int16_t)get_be16(src + 4);
-    frame->request_id = (int64_t)((uint64_t)get_be32(src + 6) << 32 | get_be32(src + 10));
+    frame->command = (int16_t)ign_get16(src + 4);
+    frame->request_id = (int64_t)ign_get64(src + 6);
     frame->payload = src + IGN_FRAME_HEADER_BYTES;
     frame->payload_len = total - IGN_FRAME_HEADER_BYTES;
     *consumed = total;

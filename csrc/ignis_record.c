@@ -1,43 +1,10 @@
 /* Encoding and decoding of records and segments. The byte maps are in ignis_record.h. */
 #include "ignis_record.h"
 
+#include "ignis_bytes.h"
 #include "ignis_error.h"
 
 #include <string.h>
-
-/* Shifts of single bytes: right on either byte order and at any alignment; compilers make one swapped move of it. */
-static inline void put_u16(uint8_t *p, uint32_t v)
-{
-    p[0] = (uint8_t)(v >> 8);
-    p[1] = (uint8_t)v;
-}
-
-static inline void put_u32(uint8_t *p, uint32_t v)
-{
-    put_u16(p, v >> 16);
-    put_u16(p + 2, v & 0xFFFFu);
-}
-
-static inline void put_u64(uint8_t *p, uint64_t v)
-{
-    put_u32(p, (uint32_t)(v >> 32));
-    put_u32(p + 4, (uint32_t)v);
-}
-
-static inline uint16_t get_u16(const uint8_t *p)
-{
-    return (uint16_t)((uint32_t)p[0] << 8 | p[1]);
-}
-
-static inline uint32_t get_u32(const uint8_t *p)
-{
-    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3];
-}
-
-static inline uint64_t get_u64(const uint8_t *p)
-{
-    return (uint64_t)get_u32(p) << 32 | get_u32(p + 4);
-}
 
 /* memcpy must not be given a null pointer, not even for no bytes, and an empty field may have one. */
 static inline uint8_t *append(uint8_t *dst, const uint8_t *src, size_t len)
@@ -87,11 +54,11 @@ void ign_record_encode(const ign_record *rec, uint8_t *dst)
 {
     dst[REC_VERSION] = IGN_RECORD_VERSION;
     dst[REC_FLAGS] = rec->flags;
-    put_u16(dst + REC_ATTEMPTS, rec->attempts);
-    put_u16(dst + REC_CRASHES, rec->crashes);
-    put_u16(dst + REC_KEY_LEN, (uint32_t)rec->key_len);
-    put_u32(dst + REC_META_LEN, (uint32_t)rec->meta_len);
-    put_u64(dst + REC_ENQUEUED_AT, rec->enqueued_at_us);
+    ign_put16(dst + REC_ATTEMPTS, rec->attempts);
+    ign_put16(dst + REC_CRASHES, rec->crashes);
+    ign_put16(dst + REC_KEY_LEN, (uint16_t)rec->key_len);
+    ign_put32(dst + REC_META_LEN, (uint32_t)rec->meta_len);
+    ign_put64(dst + REC_ENQUEUED_AT, rec->enqueued_at_us);
     memcpy(dst + REC_ID, rec->id, sizeof rec->id);
     dst = append(dst + IGN_RECORD_HEADER_BYTES, rec->key, rec->key_len);
     dst = append(dst, rec->meta, rec->meta_len);
@@ -111,15 +78,15 @@ int ign_record_decode(const uint8_t *src, size_t len, ign_record *rec)
         return IGN_E_VERSION;
 
     size_t left = len - IGN_RECORD_HEADER_BYTES;
-    size_t key_len = get_u16(src + REC_KEY_LEN);
-    size_t meta_len = get_u32(src + REC_META_LEN);
+    size_t key_len = ign_get16(src + REC_KEY_LEN);
+    size_t meta_len = ign_get32(src + REC_META_LEN);
     if (key_len > left || meta_len > left - key_len)
         return IGN_E_MALFORMED;
 
     rec->flags = src[REC_FLAGS];
-    rec->attempts = get_u16(src + REC_ATTEMPTS);
-    rec->crashes = get_u16(src + REC_CRASHES);
-    rec->enqueued_at_us = get_u64(src + REC_ENQUEUED_AT);
+    rec->attempts = ign_get16(src + REC_ATTEMPTS);
+    rec->crashes = ign_get16(src + REC_CRASHES);
+    rec->enqueued_at_us = ign_get64(src + REC_ENQUEUED_AT);
     memcpy(rec->id, src + REC_ID, sizeof rec->id);
     rec->key = src + IGN_RECORD_HEADER_BYTES;
     rec->key_len = key_len;
@@ -135,10 +102,10 @@ void ign_uuid7(uint64_t now_us, uint64_t random, uint8_t out[16])
     uint64_t ms = now_us / 1000u;
     uint32_t fraction = (uint32_t)(((now_us % 1000u) << 12) / 1000u); /* of the millisecond, in 1/4096 */
 
-    put_u16(out, (uint32_t)(ms >> 32) & 0xFFFFu);
-    put_u32(out + 2, (uint32_t)ms);
-    put_u16(out + 6, 0x7000u | fraction);
-    put_u64(out + 8, (random & 0x3FFFFFFFFFFFFFFFu) | 0x8000000000000000u);
+    ign_put16(out, (uint16_t)(ms >> 32));
+    ign_put32(out + 2, (uint32_t)ms);
+    ign_put16(out + 6, (uint16_t)(0x7000u | fraction));
+    ign_put64(out + 8, (random & 0x3FFFFFFFFFFFFFFFu) | 0x8000000000000000u);
 }
 
 uint16_t ign_shard_for_key(const void *key, size_t key_len, uint16_t shards)
@@ -193,16 +160,16 @@ static uint32_t index_crc_of(const uint8_t *segment, uint32_t count)
 static uint32_t place_crc(uint32_t magazine_id, uint16_t shard)
 {
     uint8_t place[6];
-    put_u32(place, magazine_id);
-    put_u16(place + 4, shard);
+    ign_put32(place, magazine_id);
+    ign_put16(place + 4, shard);
     return ign_crc32c(0, place, sizeof place);
 }
 
 static uint32_t check_of(uint32_t place, uint64_t pointer, uint32_t record_crc)
 {
     uint8_t rest[12];
-    put_u64(rest, pointer);
-    put_u32(rest + 8, record_crc);
+    ign_put64(rest, pointer);
+    ign_put32(rest + 8, record_crc);
     return ign_crc32c(place, rest, sizeof rest);
 }
 
@@ -218,30 +185,30 @@ void ign_segment_begin(uint8_t *dst, uint32_t count, uint64_t expires_at_ms)
 {
     memset(dst, 0, IGN_SEGMENT_HEADER_BYTES);
     dst[SEG_VERSION] = IGN_SEGMENT_VERSION;
-    put_u32(dst + SEG_COUNT, count);
-    put_u64(dst + SEG_EXPIRES_AT, expires_at_ms);
+    ign_put32(dst + SEG_COUNT, count);
+    ign_put64(dst + SEG_EXPIRES_AT, expires_at_ms);
 }
 
 void ign_segment_put_index(uint8_t *dst, uint32_t i, uint32_t end_offset, uint32_t record_crc)
 {
     uint8_t *entry = entry_of(dst, i);
-    put_u32(entry, end_offset);
-    put_u32(entry + CHECK_OFFSET, record_crc);
+    ign_put32(entry, end_offset);
+    ign_put32(entry + CHECK_OFFSET, record_crc);
 }
 
 void ign_segment_finish(uint8_t *dst)
 {
-    put_u32(dst + SEG_INDEX_CRC, index_crc_of(dst, get_u32(dst + SEG_COUNT)));
+    ign_put32(dst + SEG_INDEX_CRC, index_crc_of(dst, ign_get32(dst + SEG_COUNT)));
 }
 
 void ign_segment_seal(uint8_t *dst, uint32_t magazine_id, uint16_t shard, uint64_t first_pointer)
 {
-    uint32_t count = get_u32(dst + SEG_COUNT);
+    uint32_t count = ign_get32(dst + SEG_COUNT);
     uint32_t place = place_crc(magazine_id, shard);
 
     for (uint32_t i = 0; i < count; i++) {
         uint8_t *check = entry_of(dst, i) + CHECK_OFFSET;
-        put_u32(check, check_of(place, first_pointer + i, get_u32(check)));
+        ign_put32(check, check_of(place, first_pointer + i, ign_get32(check)));
     }
 }
 
@@ -253,20 +220,20 @@ int ign_segment_open(const uint8_t *src, size_t len, ign_segment *seg)
         return IGN_E_VERSION;
     if (len < IGN_SEGMENT_HEADER_BYTES)
         return IGN_E_MALFORMED;
-    if (src[SEG_RESERVED_1] != 0 || get_u16(src + SEG_RESERVED_2) != 0 || get_u32(src + SEG_RESERVED_3) != 0)
+    if (src[SEG_RESERVED_1] != 0 || ign_get16(src + SEG_RESERVED_2) != 0 || ign_get32(src + SEG_RESERVED_3) != 0)
         return IGN_E_MALFORMED;
 
-    uint32_t count = get_u32(src + SEG_COUNT);
+    uint32_t count = ign_get32(src + SEG_COUNT);
     if (count == 0 || count > IGN_SEGMENT_MAX_RECORDS || index_bytes(count) > len - IGN_SEGMENT_HEADER_BYTES)
         return IGN_E_MALFORMED;
-    if (get_u32(src + SEG_INDEX_CRC) != index_crc_of(src, count))
+    if (ign_get32(src + SEG_INDEX_CRC) != index_crc_of(src, count))
         return IGN_E_CORRUPT;
 
     /* The checksum says that the index is what somebody wrote, not that what they wrote makes sense. */
     size_t data_len = len - IGN_SEGMENT_HEADER_BYTES - index_bytes(count);
     uint32_t end = 0;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t next = get_u32(src + IGN_SEGMENT_HEADER_BYTES + index_bytes(i));
+        uint32_t next = ign_get32(src + IGN_SEGMENT_HEADER_BYTES + index_bytes(i));
         if (next < end)
             return IGN_E_MALFORMED;
         end = next;
@@ -279,7 +246,7 @@ int ign_segment_open(const uint8_t *src, size_t len, ign_segment *seg)
     seg->data = src + IGN_SEGMENT_HEADER_BYTES + index_bytes(count);
     seg->data_len = data_len;
     seg->count = count;
-    seg->expires_at_ms = get_u64(src + SEG_EXPIRES_AT);
+    seg->expires_at_ms = ign_get64(src + SEG_EXPIRES_AT);
     return IGN_OK;
 }
 
@@ -287,8 +254,8 @@ int ign_segment_get(const ign_segment *seg, uint32_t i, uint32_t magazine_id, ui
                     const uint8_t **rec, size_t *rec_len)
 {
     const uint8_t *entry = seg->base + IGN_SEGMENT_HEADER_BYTES + index_bytes(i);
-    uint32_t start = i == 0 ? 0 : get_u32(entry - IGN_SEGMENT_INDEX_BYTES);
-    uint32_t end = get_u32(entry);
+    uint32_t start = i == 0 ? 0 : ign_get32(entry - IGN_SEGMENT_INDEX_BYTES);
+    uint32_t end = ign_get32(entry);
 
     /* _open has seen these offsets rise within bounds. Memory that somebody else can write may say otherwise now,
      * and then the answer is a corrupt record, not a read outside the segment. */
@@ -301,5 +268,5 @@ int ign_segment_get(const ign_segment *seg, uint32_t i, uint32_t magazine_id, ui
     *rec_len = end - start;
 
     uint32_t check = check_of(place_crc(magazine_id, shard), first_pointer + i, ign_crc32c(0, *rec, *rec_len));
-    return check == get_u32(entry + CHECK_OFFSET) ? IGN_OK : IGN_E_CORRUPT;
+    return check == ign_get32(entry + CHECK_OFFSET) ? IGN_OK : IGN_E_CORRUPT;
 }

@@ -1,13 +1,97 @@
 # cython: language_level=3
-"""What a connection of the broker keeps in C."""
+"""``csrc/ignis_wire.h``, and what a connection of the broker keeps in C."""
 
-from libc.stdint cimport uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from "ignis_bytes.h" nogil:
+    uint32_t ign_get32(const uint8_t *p)
+    void ign_put32(uint8_t *p, uint32_t v)
+
+
+cdef extern from "ignis_wire.h" nogil:
+    enum:
+        IGN_WIRE_SEND
+        IGN_WIRE_SEND_BATCH
+        IGN_WIRE_SEND_ACK
+        IGN_WIRE_NO_RECORD
+        IGN_WIRE_RUN_BYTES
+        IGN_WIRE_ACK_FRAME_BYTES
+        IGN_WIRE_CLAIM_BYTES
+        IGN_WIRE_CLAIM_RUN_BYTES
+        IGN_WIRE_MAX_POINTERS
+
+    ctypedef struct ign_wire_group:
+        uint8_t *segment
+        size_t segment_bytes
+        size_t data_bytes
+        uint8_t *request_ids
+        uint32_t count
+        uint16_t shard
+
+    ctypedef struct ign_wire_sorter:
+        ign_wire_group *groups
+        uint32_t group_count
+
+    ctypedef struct ign_wire_sends:
+        const uint8_t *name
+        size_t name_len
+        uint64_t ttl_ms
+        int64_t request_id
+
+    int ign_wire_take_sends(ign_wire_sorter *sorter, const uint8_t *src, size_t len, size_t max_frame_bytes,
+                            ign_wire_sends *sends, size_t *consumed)
+    int ign_wire_route(ign_wire_sorter *sorter, const uint8_t *segment, size_t len, uint16_t shards, uint16_t any_shard,
+                       const uint8_t *request_ids, uint32_t *bad)
+    void ign_wire_sorter_clear(ign_wire_sorter *sorter)
+    void ign_wire_sorter_free(ign_wire_sorter *sorter)
+
+    ctypedef struct ign_wire_batches:
+        const uint8_t *name
+        size_t name_len
+        uint64_t ttl_ms
+
+    int ign_wire_batches_open(ign_wire_batches *batches, const uint8_t *src, size_t len)
+    int ign_wire_batches_next(ign_wire_batches *batches, uint16_t *shard, const uint8_t **segment, size_t *len)
+    int ign_wire_copy_segment(uint8_t *dst, const uint8_t *src, size_t len, uint32_t *count, size_t *data_bytes,
+                              uint32_t *bad)
+    void ign_wire_put_acks(uint8_t *dst, const uint8_t *request_ids, size_t count, uint16_t shard, uint64_t first)
+
+    ctypedef struct ign_wire_run:
+        uint64_t first
+        uint32_t count
+        uint16_t shard
+
+    ctypedef struct ign_wire_runs:
+        uint32_t count
+
+    int ign_wire_runs_add(ign_wire_runs *runs, uint16_t shard, uint64_t first, uint32_t count)
+    void ign_wire_runs_break(ign_wire_runs *runs)
+    void ign_wire_runs_put(const ign_wire_runs *runs, uint8_t *dst)
+    void ign_wire_runs_put_bare(const ign_wire_runs *runs, uint8_t *dst)
+    void ign_wire_runs_free(ign_wire_runs *runs)
+    int ign_wire_pointers_open(const uint8_t *src, size_t len, uint32_t *count)
+    void ign_wire_pointers_get(const uint8_t *src, uint32_t i, ign_wire_run *run)
+
+    ctypedef struct ign_wire_claims:
+        uint32_t claims
+
+    ctypedef struct ign_wire_claim:
+        uint16_t shard
+        uint32_t records
+        uint32_t runs
+
+    int ign_wire_claims_open(ign_wire_claims *claims, const uint8_t *src, size_t len)
+    int ign_wire_claims_next(ign_wire_claims *claims, ign_wire_claim *claim)
+    void ign_wire_claim_run(const ign_wire_claim *claim, uint32_t i, ign_wire_run *run)
+    const uint8_t *ign_wire_claim_take(ign_wire_claim *claim, uint32_t *len)
+    void ign_wire_put_claim(uint8_t *dst, uint16_t shard, uint32_t records, uint32_t runs)
 
 
 cdef class ReadArea:
     cdef uint8_t *_data
     cdef Py_ssize_t _size
-    cdef Py_ssize_t _exports
+    cdef ign_wire_sorter _sorter    # scratch of whichever connection is being read
 
 
 cdef class FrameReader:

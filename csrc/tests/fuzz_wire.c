@@ -1,0 +1,269 @@
+/* Fuzz target: arbitrary bytes as what a connection receives, the bulk payloads taken apart.
+ *
+ * Whatever comes in, nothing outside it is read. What is accepted is compared with a second reading that knows nothing
+ * of runs and groups: every SEND stands once, in order, in the segment of its shard; what was routed is what was there;
+ * pointers and claims written again are the bytes they were read from. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ignis_bytes.h"
+#include "ignis_error.h"
+#include "ignis_frame.h"
+#include "ignis_record.h"
+#include "ignis_wire.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+#define REQUIRE(condition) \
+    do {                   \
+        if (!(condition))  \
+            abort();       \
+    } while (0)
+
+/* In memory of its own, so that a read beyond it is seen. */
+static uint8_t *exact(const uint8_t *src, size_t size)
+{
+    uint8_t *copy = malloc(size != 0 ? size : 1);
+    REQUIRE(copy != NULL);
+    if (size != 0)
+        memcpy(copy, src, size);
+    return copy;
+}
+
+/* -- SEND -------------------------------------------------------------------------------------------------------- */
+
+/* Record i of a group, whose segment must be one. */
+static const uint8_t *record_of(const ign_wire_group *group, uint32_t i, size_t *len)
+{
+    const uint8_t *entry = group->segment + IGN_SEGMENT_HEADER_BYTES + (size_t)i * IGN_SEGMENT_INDEX_BYTES;
+    uint32_t begin = i == 0 ? 0 : ign_get32(entry - IGN_SEGMENT_INDEX_BYTES), end = ign_get32(entry);
+    REQUIRE(i < group->count && begin <= end && end <= group->data_bytes);
+    const uint8_t *record = group->segment + (group->segment_bytes - group->data_bytes) + begin;
+    *len = end - begin;
+    REQUIRE(ign_crc32c(0, record, *len) == ign_get32(entry + 4));
+    return record;
+}
+
+static void check_groups(ign_wire_sorter *sorter, uint32_t total)
+{
+    ign_segment seg;
+    for (uint32_t g = 0; g < sorter->group_count; g++) {
+        ign_wire_group *group = &sorter->groups[g];
+        REQUIRE(group->filled == group->count && group->end == group->data_bytes);
+        ign_segment_finish(group->segment);
+        REQUIRE(ign_segment_open(group->segment, group->segment_bytes, &seg) == IGN_OK);
+        REQUIRE(seg.count == group->count && seg.expires_at_ms == 0);
+        group->filled = 0; /* from here on: how many of them were compared */
+        total -= group->count;
+        for (uint32_t other = 0; other < g; other++)
+            REQUIRE(sorter->groups[other].shard != group->shard);
+    }
+    REQUIRE(total == 0);
+}
+
+static void compare_next(ign_wire_sorter *sorter, uint16_t shard, int64_t id, const uint8_t *record, size_t len)
+{
+    size_t found_len;
+    for (uint32_t g = 0; g < sorter->group_count; g++) {
+        ign_wire_group *group = &sorter->groups[g];
+        if (group->shard != shard)
+            continue;
+        const uint8_t *found = record_of(group, group->filled, &found_len);
+        REQUIRE(found_len == len && memcmp(found, record, len) == 0);
+        REQUIRE((int64_t)ign_get64(group->request_ids + 8 * (size_t)group->filled) == id);
+        group->filled++;
+        return;
+    }
+    REQUIRE(false);
+}
+
+static void route(const ign_wire_group *group)
+{
+    ign_wire_sorter sorter = {0};
+    uint16_t shards = (uint16_t)(1 + group->segment_bytes % 17);
+    uint32_t bad = UINT32_MAX;
+    int code = ign_wire_route(&sorter, group->segment, group->segment_bytes, shards, (uint16_t)(shards - 1),
+                              group->request_ids, &bad);
+    REQUIRE(code == IGN_OK || (code == IGN_E_MALFORMED && bad < group->count));
+    if (code == IGN_OK) {
+        check_groups(&sorter, group->count);
+        for (uint32_t i = 0; i < group->count; i++) {
+            size_t len;
+            ign_record rec;
+            const uint8_t *record = record_of(group, i, &len);
+            REQUIRE(ign_record_decode(record, len, &rec) == IGN_OK);
+            uint16_t shard = rec.key_len != 0 ? ign_shard_for_key(rec.key, rec.key_len, shards) : (uint16_t)(shards - 1);
+            compare_next(&sorter, shard, (int64_t)ign_get64(group->request_ids + 8 * (size_t)i), record, len);
+        }
+    }
+    ign_wire_sorter_free(&sorter);
+}
+
+/* The run at the start of src; returns the bytes it took. */
+static size_t read_sends(ign_wire_sorter *sorter, const uint8_t *src, size_t size)
+{
+    ign_wire_sends sends;
+    ign_frame frame;
+    size_t consumed, used;
+    int code = ign_wire_take_sends(sorter, src, size, SIZE_MAX, &sends, &consumed);
+    REQUIRE(consumed != 0 && consumed <= size);
+    if (code == IGN_E_MALFORMED) {
+        REQUIRE(sorter->group_count == 0);
+        ign_wire_sorter_clear(sorter);
+        return consumed;
+    }
+    REQUIRE(code == IGN_OK);
+    uint32_t total = 0;
+    for (size_t at = 0; at < consumed; at += used, total++)
+        REQUIRE(ign_frame_decode(src + at, consumed - at, SIZE_MAX, &frame, &used) == IGN_OK);
+    check_groups(sorter, total);
+    for (size_t at = 0; at < consumed; at += used) {
+        ign_frame_decode(src + at, consumed - at, SIZE_MAX, &frame, &used);
+        REQUIRE(frame.command == IGN_WIRE_SEND);
+        size_t name_len = ign_get16(frame.payload);
+        REQUIRE(name_len == sends.name_len && memcmp(frame.payload + 2, sends.name, name_len) == 0);
+        REQUIRE(ign_get64(frame.payload + 2 + name_len) == sends.ttl_ms);
+        compare_next(sorter, ign_get16(frame.payload + 10 + name_len), frame.request_id, frame.payload + 12 + name_len,
+                     frame.payload_len - 12 - name_len);
+    }
+    for (uint32_t g = 0; g < sorter->group_count; g++)
+        route(&sorter->groups[g]);
+    ign_wire_sorter_clear(sorter);
+    return consumed;
+}
+
+/* -- SEND_BATCH ---------------------------------------------------------------------------------------------------- */
+
+static void copy_segment(const uint8_t *src, size_t len)
+{
+    uint8_t *part = exact(src, len), *copy = exact(src, len);
+    uint32_t count = 0, bad = UINT32_MAX;
+    size_t data_bytes = 0;
+    int code = ign_wire_copy_segment(copy, part, len, &count, &data_bytes, &bad);
+    if (code == IGN_OK) {
+        ign_segment theirs, ours;
+        ign_segment_finish(copy);
+        REQUIRE(ign_segment_open(part, len, &theirs) == IGN_OK && ign_segment_open(copy, len, &ours) == IGN_OK);
+        REQUIRE(ours.count == count && theirs.count == count && ours.data_len == data_bytes && ours.expires_at_ms == 0);
+        REQUIRE(memcmp(copy + IGN_SEGMENT_HEADER_BYTES, part + IGN_SEGMENT_HEADER_BYTES, len - IGN_SEGMENT_HEADER_BYTES) == 0);
+    } else {
+        REQUIRE(code == IGN_E_MALFORMED || code == IGN_E_CORRUPT);
+    }
+    free(part);
+    free(copy);
+}
+
+/* The fuzzer cannot guess a checksum: mended, what lies behind it is reached too. */
+static void copy_mended(const uint8_t *src, size_t len)
+{
+    if (len < IGN_SEGMENT_HEADER_BYTES)
+        return;
+    uint32_t count = ign_get32(src + 4), begin = 0;
+    if (count == 0 || count > (len - IGN_SEGMENT_HEADER_BYTES) / IGN_SEGMENT_INDEX_BYTES)
+        return;
+    uint8_t *copy = exact(src, len);
+    size_t head = IGN_SEGMENT_HEADER_BYTES + (size_t)count * IGN_SEGMENT_INDEX_BYTES;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t end = ign_get32(copy + IGN_SEGMENT_HEADER_BYTES + (size_t)i * IGN_SEGMENT_INDEX_BYTES);
+        if (end >= begin && end <= len - head)
+            ign_segment_put_index(copy, i, end, ign_crc32c(0, copy + head + begin, end - begin));
+        begin = end;
+    }
+    ign_segment_finish(copy);
+    copy_segment(copy, len);
+    free(copy);
+}
+
+static void read_batches(const uint8_t *src, size_t size)
+{
+    ign_wire_batches batches;
+    const uint8_t *segment;
+    size_t len;
+    uint16_t shard;
+    int code = ign_wire_batches_open(&batches, src, size);
+    while (code == IGN_OK && (code = ign_wire_batches_next(&batches, &shard, &segment, &len)) == IGN_OK) {
+        REQUIRE(segment >= src && len <= size && segment + len <= src + size);
+        copy_segment(segment, len);
+        copy_mended(segment, len);
+    }
+    REQUIRE(code == IGN_EMPTY || code == IGN_E_TRUNCATED || code == IGN_E_MALFORMED);
+}
+
+/* -- pointers and claims -------------------------------------------------------------------------------------------- */
+
+static void read_pointers(const uint8_t *src, size_t size)
+{
+    uint32_t count;
+    uint64_t total = 0;
+    if (ign_wire_pointers_open(src, size, &count) != IGN_OK)
+        return;
+    ign_wire_runs runs = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        ign_wire_run run;
+        ign_wire_pointers_get(src, i, &run);
+        total += run.count;
+        ign_wire_runs_break(&runs);
+        REQUIRE(ign_wire_runs_add(&runs, run.shard, run.first, run.count) == IGN_OK);
+    }
+    REQUIRE(total <= IGN_WIRE_MAX_POINTERS && runs.count == count);
+    uint8_t *again = malloc(size);
+    REQUIRE(again != NULL);
+    ign_wire_runs_put(&runs, again);
+    REQUIRE(memcmp(again, src, size) == 0);
+    ign_wire_runs_free(&runs);
+    free(again);
+}
+
+static void read_claims(const uint8_t *src, size_t size)
+{
+    ign_wire_claims claims;
+    ign_wire_claim claim;
+    int code = ign_wire_claims_open(&claims, src, size);
+    const uint8_t *end = src + 4;
+    while (code == IGN_OK && (code = ign_wire_claims_next(&claims, &claim)) == IGN_OK) {
+        uint64_t pointers = 0;
+        uint32_t len;
+        REQUIRE(claim.run == end + IGN_WIRE_CLAIM_BYTES);
+        for (uint32_t i = 0; i < claim.runs; i++) {
+            ign_wire_run run;
+            ign_wire_claim_run(&claim, i, &run);
+            pointers += run.count;
+        }
+        REQUIRE(pointers == claim.records);
+        end = claim.data;
+        for (uint32_t i = 0; i < claim.records; i++) {
+            const uint8_t *record = ign_wire_claim_take(&claim, &len);
+            REQUIRE(record == NULL ? len == 0 : record == end);
+            end += len;
+        }
+    }
+    REQUIRE(code == IGN_EMPTY || code == IGN_E_TRUNCATED || code == IGN_E_MALFORMED);
+    REQUIRE(code != IGN_EMPTY || end == src + size);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    ign_wire_sorter sorter = {0};
+    ign_frame frame;
+    size_t used;
+    for (size_t at = 0; at < size; at += used) {
+        if (ign_frame_decode(data + at, size - at, SIZE_MAX, &frame, &used) != IGN_OK)
+            break;
+        uint8_t *payload = exact(frame.payload, frame.payload_len);
+        if (frame.command == IGN_WIRE_SEND) {
+            used = read_sends(&sorter, data + at, size - at);
+        } else if (frame.command == IGN_WIRE_SEND_BATCH) {
+            read_batches(payload, frame.payload_len);
+        } else if (frame.payload_len >= 4) {
+            /* A head, then pointers or claims. */
+            size_t head = 4 + (size_t)ign_get32(payload);
+            if (head <= frame.payload_len) {
+                read_pointers(payload + head, frame.payload_len - head);
+                read_claims(payload + head, frame.payload_len - head);
+            }
+        }
+        free(payload);
+    }
+    ign_wire_sorter_free(&sorter);
+    return 0;
+}
