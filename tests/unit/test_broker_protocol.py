@@ -1,9 +1,8 @@
-"""The two state machines, and the byte vectors that stand beside ``docs/protocol.md``."""
+"""The two state machines. The frames themselves: ``test_broker_vectors.py``."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from ignis.broker import asks
 from ignis.broker.commands import Command
-from ignis.broker.payloads import Connect, Connected, Delivery, Failure, pack, pack_connect, pack_send_ack, unpack
+from ignis.broker.payloads import Connect, Connected, Failure, pack, unpack
 from ignis.broker.protocol import BrokerMachine, ClientMachine, State, ids_of
 from ignis.errors import (
     BadRequestError,
@@ -24,14 +23,12 @@ from ignis.errors import (
     ProtocolError,
     TooManyRequestsError,
 )
-from ignis.native import PackedBatch, decode_frames, encode_frame, encode_record
-from ignis.native.wire import ReadArea, pack_claims
+from ignis.native import decode_frames, encode_frame, encode_record
+from ignis.native.wire import ReadArea
 
 ROOT = Path(__file__).resolve().parents[2]
-VECTORS: list[dict[str, Any]] = json.loads((ROOT / "tests/vectors/protocol.json").read_text("utf-8"))
 AREA = ReadArea()
 HELLO = Connect("shop", "local", "instance-1", "secret", "", "", "test/1")
-WELCOME = Connected("broker-1", 1 << 20, 8, 60_000, "anyone", 0, True)
 
 
 def pair(max_pending: int = 8) -> tuple[ClientMachine, BrokerMachine]:
@@ -46,56 +43,8 @@ def pair(max_pending: int = 8) -> tuple[ClientMachine, BrokerMachine]:
     return client, broker
 
 
-# -- vectors
-
-
 def sample_record(body: bytes, key: bytes = b"") -> bytes:
     return encode_record(body, key=key, id=bytes(range(16)), enqueued_at_us=1_700_000_000_000_000)
-
-
-def sample_frames() -> dict[str, bytes]:
-    """The same frames, made by this code."""
-    batch = PackedBatch.pack([sample_record(b"one"), sample_record(b"two", b"k")])
-    requests: dict[str, asks.Ask[Any]] = {
-        "SEND": asks.send("orders", sample_record(b"hello", b"k1"), shard=3, ttl_s=60),
-        "SEND, any shard, the queue's time to live": asks.send("orders", sample_record(b"hello")),
-        "SEND_BATCH": asks.send_batch("orders", [(7, batch)], ttl_s=None),
-        "SUBSCRIBE": asks.subscribe("orders", 100, 1 << 20),
-        "CREDIT": asks.credit(5, 10),
-        "CONSUME": asks.consume("orders", 10, 1.5, 1 << 24),
-        "ACK": asks.ack("orders", {3: [1, 2, 3, 7], 4: [9]}),
-        "NACK": asks.nack("orders", {3: [1]}, sideline=True, reason="exception", error="boom"),
-        "CREATE_QUEUE": asks.create_queue("orders", {"shards": 8}),
-        "FIRE": asks.fire("orders", 100, "me", [0, 2], 1 << 20),
-        "WAIT": asks.wait("orders", 17, 1),
-        "DISCONNECT": asks.disconnect(True),
-    }
-    frames = {name: encode_frame(ask.command, 42, ask.payload) for name, ask in requests.items()}
-    frames["CONNECT"] = encode_frame(Command.CONNECT, 1, pack_connect(HELLO))
-    frames["RESULT of CONNECT"] = encode_frame(Command.RESULT, 1, pack_connect(WELCOME))
-    frames["PING"] = encode_frame(Command.PING, 2, b"abc")
-    frames["SEND_ACK"] = encode_frame(Command.SEND_ACK, 42, pack_send_ack([(3, 1_000, 2), (4, 1, 1)]))
-    claims = [(3, [1, 2, 5], [b"abc", None, b""]), (4, range(9, 10), [b"z"])]
-    frames["DELIVER"] = encode_frame(Command.DELIVER, 5, pack(Delivery(True, 1, {0: [4]}), pack_claims(claims)))
-    frames["ERROR"] = BrokerMachine.error_frame(42, TooManyRequestsError(9, 8))
-    frames["ERROR, fatal"] = BrokerMachine.error_frame(0, ProtocolError("no"), fatal=True)
-    return frames
-
-
-def test_the_vectors_are_what_this_code_sends() -> None:
-    made = sample_frames()
-    assert {one["name"] for one in VECTORS} == set(made)
-    for one in VECTORS:
-        assert made[one["name"]].hex() == one["frame"], one["name"]
-
-
-@pytest.mark.parametrize("vector", VECTORS, ids=lambda one: one["name"])
-def test_the_vectors_are_what_this_code_reads(vector: dict[str, Any]) -> None:
-    ((command, request_id, payload),), size = decode_frames(bytes.fromhex(vector["frame"]))
-    assert (Command(command).name, request_id) == (vector["command"], vector["request_id"])
-    assert size == len(vector["frame"]) // 2
-    if "head" in vector:
-        assert json.loads(json.dumps(unpack(payload, Any)[0], default=str)) == vector["head"]
 
 
 def test_the_page_lists_every_command_with_its_number() -> None:
