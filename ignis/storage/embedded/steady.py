@@ -25,7 +25,7 @@ import logging
 import os
 import struct
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ignis.errors import IgnisError, StoreBusyError, StoreFailedError, StoreUnreachableError, WaitTimeoutError
@@ -43,10 +43,11 @@ FILE = "steady.meta"
 _HEADER = struct.Struct("<8sIIQI")  # magic, version, page bytes, transaction id, CRC32C of what follows
 _MAGIC = b"IGNSTDY\0"
 _VERSION = 1
+_MARK = struct.Struct("<QI")  # transaction id and CRC32C of the slot once more, at its end: written when it was flushed
 
 
 def _slot_bytes(page_bytes: int) -> int:
-    return -(-(_HEADER.size + 2 * page_bytes) // 4096) * 4096
+    return -(-(_HEADER.size + 2 * page_bytes + _MARK.size) // 4096) * 4096
 
 
 def _decode(data: bytes) -> tuple[int, bytes] | None:
@@ -63,6 +64,12 @@ def _decode(data: bytes) -> tuple[int, bytes] | None:
 def _slots(data: bytes) -> list[tuple[int, bytes] | None]:
     half = len(data) // 2
     return [_decode(data[:half]), _decode(data[half:])]
+
+
+def _is_marked(data: bytes, index: int, slot: tuple[int, bytes]) -> bool:
+    """Whether whoever wrote the slot has flushed it. A process that dies before that leaves the mark of an older state."""
+    half = len(data) // 2
+    return _MARK.unpack_from(data, (index + 1) * half - _MARK.size) == (slot[0], crc32c(slot[1]))
 
 
 def restore(directory: Path) -> bool:
@@ -185,27 +192,35 @@ class Steady:
         mutex."""
         try:
             with open(self._path, "r+b", buffering=0) as file:
-                newest = self._confirm(file.fileno(), _slots(file.read()))
+                data = file.read()
+                newest = self._confirm(file.fileno(), data, _slots(data))
         except OSError as exc:
             self._env.fail(f"{FILE}: {exc}")
             raise StoreFailedError(f"store: {FILE} of {self._env.name}: {exc}") from exc
         return -1 if newest is None else newest[0]
 
-    def _confirm(self, fd: int, slots: list[tuple[int, bytes] | None]) -> tuple[int, bytes] | None:
+    def _confirm(self, fd: int, data: bytes, slots: list[tuple[int, bytes] | None]) -> tuple[int, bytes] | None:
         """The newest slot, which is on the disk when this returns.
 
-        What another process wrote is read from memory, and it may have died before its flush. Before anything is built
-        on such a slot, and before the older one is overwritten, it is written again and flushed.
+        What another process wrote is read from memory, and it may have died before its flush, which its mark would tell.
+        Before anything is built on such a slot, and before the older one is overwritten, it is written again and flushed.
         """
         newest = max((slot for slot in slots if slot is not None), default=None)
         if newest is not None and newest != self._on_disk:
-            self._write_slot(fd, slots.index(newest), *newest)
+            index = slots.index(newest)
+            if _is_marked(data, index, newest):
+                self._on_disk = newest
+            else:
+                self._write_slot(fd, index, *newest)
         return newest
 
     def _write_slot(self, fd: int, index: int, txnid: int, pages: bytes) -> None:
-        header = _HEADER.pack(_MAGIC, _VERSION, self._env.page_bytes, txnid, crc32c(pages))
-        os.pwrite(fd, header + pages, index * _slot_bytes(self._env.page_bytes))
+        size, check = _slot_bytes(self._env.page_bytes), crc32c(pages)
+        header = _HEADER.pack(_MAGIC, _VERSION, self._env.page_bytes, txnid, check)
+        os.pwrite(fd, header + pages, index * size)
         os.fsync(fd)
+        with suppress(OSError):  # without the mark the next process flushes once more
+            os.pwrite(fd, _MARK.pack(txnid, check), (index + 1) * size - _MARK.size)
         self._on_disk = (txnid, pages)
 
     def abandon(self) -> None:
@@ -239,8 +254,9 @@ class Steady:
         """Caller holds the steady mutex and a pin on ``txnid``."""
         try:
             with open(self._path, "r+b", buffering=0) as file:
-                slots = _slots(file.read())
-                if self._confirm(file.fileno(), slots) == (txnid, pages):
+                data = file.read()
+                slots = _slots(data)
+                if self._confirm(file.fileno(), data, slots) == (txnid, pages):
                     return
                 self._env.flush()
                 older = min((0, 1), key=lambda index: slot[0] if (slot := slots[index]) is not None else -1)
