@@ -87,6 +87,87 @@ cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t *ids, 
             body_ends[i + 1] += 1
 
 
+cdef int compare_ids(const void *one, const void *other) noexcept nogil:
+    return memcmp(one, other, ID_BYTES)
+
+
+cdef void sort_ids(uint8_t *ids, size_t count) noexcept nogil:
+    """What is in order already, as ids from a clock or a counter are, is only looked through."""
+    cdef size_t i
+    for i in range(1, count):
+        if compare_ids(ids + (i - 1) * ID_BYTES, ids + i * ID_BYTES) > 0:
+            qsort(ids, count, ID_BYTES, compare_ids)
+            return
+
+
+def id_keys(batches, bytes prefix not None):
+    """The ids of the records of many batches as keys of a store: ``prefix`` and the id, sorted, each once.
+
+    Args:
+        batches: of `PackedBatch`.
+
+    Returns (keys, repeated): the keys, and how many ids were left out because they come again. What is no record of this
+    version has no id.
+
+    Raises TypeError; ValueError for a batch that is empty or being sealed.
+    """
+    cdef list held = list(batches), keys = []
+    cdef PackedBatch batch
+    cdef size_t room = 0, count = 0, i, repeated = 0, size = <size_t>len(prefix)
+    cdef uint8_t *ids
+    cdef uint8_t *key
+    cdef bytes made
+    for item in held:
+        if type(item) is not PackedBatch:
+            raise TypeError(f"batches holds {type(item).__name__}, expected PackedBatch")
+        room += (<PackedBatch>item)._count
+    ids = <uint8_t *>malloc((room + 1) * ID_BYTES)
+    if ids == NULL:
+        raise MemoryError("id_keys")
+    try:
+        for item in held:
+            count += copy_ids(<PackedBatch>item, ids + count * ID_BYTES)
+        with nogil:
+            sort_ids(ids, count)
+        for i in range(count):
+            if i != 0 and compare_ids(ids + (i - 1) * ID_BYTES, ids + i * ID_BYTES) == 0:
+                repeated += 1
+                continue
+            made = new_bytes(size + ID_BYTES)
+            key = bytes_data(made)
+            memcpy(key, PyBytes_AS_STRING(<PyObject *>prefix), size)
+            memcpy(key + size, ids + i * ID_BYTES, ID_BYTES)
+            keys.append(made)
+        return keys, repeated
+    finally:
+        free(ids)
+
+
+cdef size_t copy_ids(PackedBatch batch, uint8_t *ids) except? 0:
+    """The ids of a batch's records, side by side; returns how many it has."""
+    cdef ign_segment seg
+    cdef ign_record rec
+    cdef const uint8_t *data = NULL
+    cdef size_t size = 0, count = 0
+    cdef uint32_t i
+    open_batch(batch, &seg)
+    for i in range(seg.count):
+        ign_segment_get(&seg, i, 0, 0, 0, &data, &size)
+        if ign_record_decode(data, size, &rec) == IGN_OK:
+            memcpy(ids + count * ID_BYTES, rec.id, ID_BYTES)
+            count += 1
+    return count
+
+
+cdef int open_batch(PackedBatch batch, ign_segment *seg) except -1:
+    if batch._segment == NULL or batch._sealing:
+        raise ValueError("the batch is empty or being sealed")
+    batch._finish()
+    if ign_segment_open(batch._segment, batch._nbytes, seg) != IGN_OK:
+        raise SystemError("a batch in memory does not match its own index")
+    return 0
+
+
 def position_ids(bytes prefix not None, first, bodies):
     """Ids for the rows of a column that come from where a row stands and what it holds: never from when it was sent.
 

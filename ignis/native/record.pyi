@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol, final, type_check_only
 
 from typing_extensions import Buffer
@@ -108,3 +108,4 @@ def record_columns(
     lines: bool = False,
 ) -> tuple[int, list[int], bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
 def position_ids(prefix: bytes, first: int, bodies: ArrowColumn) -> bytes: ...
+def id_keys(batches: Iterable[PackedBatch], prefix: bytes) -> tuple[list[bytes], int]: ...

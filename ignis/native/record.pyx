@@ -16,8 +16,8 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport (
     INT32_MAX, INT64_MAX, SIZE_MAX, UINT16_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport free, malloc, qsort, realloc
+from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 
 from ignis.errors import CorruptRecordError, MessageTooLargeError, UnreadableMessageError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -207,7 +207,7 @@ def test_ids_that_were_loaded_once_are_known_after_a_power_cut(machine: Machine)
         assert pointers(after) == expected
         assert load(after, 0, 20) == (5, 15)
     recorder = Recorder(_Ignored())
-    put_new(recorder, [(b"k%d" % number, b"v") for number in range(50_000)])
+    put_new(recorder, [b"k%d" % number for number in range(50_000)], b"v")
     assert recorder.nbytes > MAX_RECORD_BYTES, "not appended to the journal, but made steady at once"
 
 
@@ -219,5 +219,6 @@ class _Ignored:
     def cursor(self) -> _Ignored:
         return self
 
-    def putmulti(self, items: list[tuple[bytes, bytes]], overwrite: bool) -> tuple[int, int]:
-        return len(items), len(items)
+    def putmulti(self, items: Iterable[tuple[bytes, bytes]], overwrite: bool) -> tuple[int, int]:
+        count = sum(1 for _ in items)
+        return count, count

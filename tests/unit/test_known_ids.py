@@ -52,3 +52,23 @@ def test_what_is_over_is_forgotten_and_removed(tmp_path: Path, monkeypatch: pyte
         assert load(store, 1_000, 1, 3_600) == 1
         clock[0] += 3_600
         assert load(store, 0, 101, 3_600) == 1
+
+
+def test_the_hour_may_pass_before_the_lock_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are made before the transaction begins; what it stores is what it would have made itself."""
+    clock = [float(NOW_MS // 1000)]
+    monkeypatch.setattr(known.time, "time", lambda: clock[0])
+    with open_store(f"embedded://{tmp_path}/store") as store:
+        store.magazines.declare("m", 1)
+        real = known.id_keys
+
+        def later(*args: object) -> object:
+            clock[0] += 3_600
+            return real(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(known, "id_keys", later)
+        assert load(store, 0, 100, 7_200) == 100
+        monkeypatch.setattr(known, "id_keys", real)
+        assert load(store, 50, 100, 7_200) == 50
+        clock[0] += 3_599
+        assert load(store, 0, 100, 7_200) == 0, "remembered as long as was asked for"

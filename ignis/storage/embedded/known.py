@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from ignis.native import PackedBatch
+from ignis.native import PackedBatch, id_keys
 from ignis.storage.base import LoadedOnce
 from ignis.storage.embedded.environment import Txn
 from ignis.storage.embedded.operations import Load, MagazineOperation, Place
@@ -48,10 +48,12 @@ class LoadOnce(MagazineOperation):
         self.notify = place.event
         self._shards = [shard for shard, _ in batches]
         self._batches = [batch for _, batch in batches]
-        self._ids = [id for batch in self._batches for id in batch.ids() if id]
         self._expires_at_ms = expires_at_ms
         self._until_ms = remember_until_ms
-        self._need_bytes = Load(place, batches).need_bytes() + _ID_BYTES * len(self._ids)
+        # Sorted before the lock is taken, so that neighbours in the tree are met one after the other.
+        self._prefix = _prefix(place.info.id, forget_hour(int(time.time() * 1000), remember_until_ms))
+        self._keys, self._repeated = id_keys(self._batches, self._prefix)
+        self._need_bytes = Load(place, batches).need_bytes() + _ID_BYTES * len(self._keys)
         self._ran = False
 
     def need_bytes(self) -> int:
@@ -67,7 +69,7 @@ class LoadOnce(MagazineOperation):
         known = self._remember(txn, info.id, now_ms // _HOUR_MS, forget_hour(now_ms, self._until_ms))
         left: Sequence[PackedBatch | None] = self._batches
         repeats = [0] * len(left)
-        if known or len(set(self._ids)) < len(self._ids):
+        if known or self._repeated:
             left, repeats = without_repeats(self._batches, known.__contains__)
         loading = [(shard, batch) for shard, batch in zip(self._shards, left, strict=True) if batch is not None]
         if self._expires_at_ms:
@@ -81,22 +83,34 @@ class LoadOnce(MagazineOperation):
 
     def _remember(self, txn: Txn, magazine_id: int, now: int, until: int) -> set[bytes]:
         """Stores the ids that are new; returns those that are not."""
+        prefix, keys = _prefix(magazine_id, until), self._keys
+        if prefix != self._prefix:  # the hour has passed meanwhile, or the magazine was made anew
+            keys = [prefix + _id_of(key) for key in keys]
         known: set[bytes] = set()
         for hour in _hours(txn, magazine_id, now):
             if hour != until:
-                known.update(id for id, _ in _look_up(txn, _UNTIL.pack(b"I", magazine_id, hour), self._ids))
-        # In order, so that neighbours in the tree are met one after the other.
-        new = sorted(set(self._ids) - known)
-        prefix, mine = _UNTIL.pack(b"I", magazine_id, until), os.urandom(8)
-        if put_new(txn, [(prefix + id, mine) for id in new]) < len(new):
-            known.update(id for id, load in _look_up(txn, prefix, new) if load != mine)
+                earlier = _prefix(magazine_id, hour)
+                known.update(id for id, _ in _look_up(txn, [earlier + _id_of(key) for key in keys]))
+        if known:
+            keys = [key for key in keys if _id_of(key) not in known]
+        mine = os.urandom(8)
+        if put_new(txn, keys, mine) < len(keys):
+            known.update(id for id, load in _look_up(txn, keys) if load != mine)
         return known
+
+
+def _prefix(magazine_id: int, hour: int) -> bytes:
+    return _UNTIL.pack(b"I", magazine_id, hour)
+
+
+def _id_of(key: bytes) -> bytes:
+    return key[_UNTIL.size :]
 
 
 def _hours(txn: Txn, magazine_id: int, now: int) -> list[int]:
     """The hours that there are ids for and that are not over. Of those that are, a part is removed."""
     cursor = txn.cursor()
-    more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, 0))
+    more = cursor.set_range(_prefix(magazine_id, 0))
     over: list[bytes] = []
     while more and len(over) < _FORGOTTEN_AT_ONCE:
         hour = _hour_at(cursor.key(), magazine_id)
@@ -107,13 +121,13 @@ def _hours(txn: Txn, magazine_id: int, now: int) -> list[int]:
     for key in over:
         txn.delete(key)
     hours: list[int] = []
-    more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, now + 1))
+    more = cursor.set_range(_prefix(magazine_id, now + 1))
     while more:
         hour = _hour_at(cursor.key(), magazine_id)
         if hour is None:
             break
         hours.append(hour)
-        more = cursor.set_range(_UNTIL.pack(b"I", magazine_id, hour + 1))
+        more = cursor.set_range(_prefix(magazine_id, hour + 1))
     return hours
 
 
@@ -124,7 +138,6 @@ def _hour_at(key: memoryview, magazine_id: int) -> int | None:
     return int(hour) if kind == b"I" and found_id == magazine_id else None
 
 
-def _look_up(txn: Txn, prefix: bytes, ids: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Those of the ids that are there, each with the load that stored it."""
-    found = txn.cursor().getmulti([prefix + id for id in ids])
-    return [(bytes(key)[_UNTIL.size :], bytes(load)) for key, load in found]
+def _look_up(txn: Txn, keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    """The ids of those of the keys that are there, each with the load that stored it."""
+    return [(_id_of(bytes(key)), bytes(load)) for key, load in txn.cursor().getmulti(keys)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 __all__ = ["DELETE", "MAX_RECORD_BYTES", "PUT", "WRITE", "Recorder", "put_new"]
@@ -44,19 +45,18 @@ class Recorder:
             self.nbytes += WRITE.size + len(key)
         return found
 
-    def note_puts(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def note_puts(self, keys: Sequence[bytes], value: bytes) -> None:
         """Writes that were made through a cursor. So many that the commit will be flushed as a whole are only counted."""
-        size = sum(WRITE.size + len(key) + len(value) for key, value in items)
-        self.nbytes += size
+        self.nbytes += sum(map(len, keys)) + len(keys) * (WRITE.size + len(value))
         if self.nbytes <= MAX_RECORD_BYTES:
-            for key, value in items:
+            for key in keys:
                 self.parts += (WRITE.pack(PUT, len(key), len(value)), key, value)
 
 
-def put_new(txn: Any, items: Sequence[tuple[bytes, bytes]]) -> int:
-    """Puts many at once, into a transaction or a recorder of one; returns how many. What has one of the keys already stays
-    as it is, and must not be put by anything else: a recorder does not tell them apart."""
-    _, added = txn.cursor().putmulti(items, overwrite=False)
+def put_new(txn: Any, keys: Sequence[bytes], value: bytes) -> int:
+    """Puts one value under many keys at once, into a transaction or a recorder of one; returns how many. What has one of the
+    keys already stays as it is, and must not be put by anything else: a recorder does not tell them apart."""
+    _, added = txn.cursor().putmulti(zip(keys, repeat(value)), overwrite=False)
     if isinstance(txn, Recorder):
-        txn.note_puts(items)
+        txn.note_puts(keys, value)
     return int(added)

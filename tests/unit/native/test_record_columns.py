@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from ignis.errors import MessageTooLargeError
-from ignis.native.record import PackedBatch, Record, crc32c, encode_record, position_ids, record_columns, shard_for_key
+from ignis.native.record import (
+    PackedBatch,
+    Record,
+    crc32c,
+    encode_record,
+    id_keys,
+    position_ids,
+    record_columns,
+    shard_for_key,
+)
 
 pa = pytest.importorskip("pyarrow")
 
@@ -64,6 +73,43 @@ def test_ids_of_a_batch() -> None:
     batch.seal(1, 0, 1)
     assert batch.ids() == ids
     assert PackedBatch.pack([b"no record"]).ids() == [b""]
+
+
+class TestIdKeys:
+    def batches(self, *ids: list[int]) -> list[PackedBatch]:
+        return [
+            PackedBatch.pack([encode_record(b"m", id=number.to_bytes(16, "big")) for number in some]) for some in ids
+        ]
+
+    @pytest.mark.parametrize(
+        "ids", [[[1, 2, 3], [4, 5]], [[900, 2], [1 << 127, 3, 256]], [[7, 7], [1, 7]], [[5]]], ids=str
+    )
+    def test_sorted_and_each_once(self, ids: list[list[int]]) -> None:
+        flat = [number for some in ids for number in some]
+        keys, repeated = id_keys(self.batches(*ids), b"pre")
+        assert keys == [b"pre" + number.to_bytes(16, "big") for number in sorted(set(flat))]
+        assert repeated == len(flat) - len(set(flat))
+
+    def test_many_in_no_order(self) -> None:
+        numbers = [number * 0x9E3779B97F4A7C15 % (1 << 128) for number in range(20_000)]
+        keys, repeated = id_keys(self.batches(numbers[:9_000], numbers[9_000:]), b"")
+        assert keys == sorted(number.to_bytes(16, "big") for number in numbers)
+        assert repeated == 0
+
+    def test_what_has_none(self) -> None:
+        assert id_keys([], b"p") == ([], 0)
+        assert id_keys([PackedBatch.pack([b"no record", b""])], b"p") == ([], 0)
+
+    def test_a_sealed_batch(self) -> None:
+        (batch,) = self.batches([1])
+        batch.seal(1, 0, 1)
+        assert len(id_keys([batch], b"p")[0]) == 1
+
+    def test_refusals(self) -> None:
+        with pytest.raises(TypeError, match="expected PackedBatch"):
+            id_keys([b"text"], b"p")  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            id_keys([], None)  # type: ignore[arg-type]
 
 
 def test_nothing() -> None:
