@@ -232,7 +232,8 @@ def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool,
 @main.command("pipeline", help="The Spark pipeline program, killed at named points and at random. Needs Java.")
 @options
 @click.option("--short", is_flag=True, help="Four rounds.")
-def pipeline_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@click.option("--first", default=0, help="Leaves so many rounds out: a long run in several parts, of one seed.")
+def pipeline_command(rounds: int, seed: int | None, time_limit: float, short: bool, first: int = 0) -> None:
     run = Run(rounds, seed, time_limit)
     reason = spark_support.unavailable()
     if reason:
@@ -240,9 +241,8 @@ def pipeline_command(rounds: int, seed: int | None, time_limit: float, short: bo
         return
     from tests.torture import pipeline
 
-    run.carry_out(
-        pipeline.tests(run.of(4 if short else 30), run.rng("pipeline"), lambda: time.monotonic() >= run.deadline)
-    )
+    rounds, rng = run.of(4 if short else 30), run.rng("pipeline")
+    run.carry_out(pipeline.tests(rounds, rng, lambda: time.monotonic() >= run.deadline, first))
 
 
 @main.command("spark", help="Spark: killed workers and drivers, speculation, failing commits. Needs Java.")

@@ -124,16 +124,19 @@ class Ground:
             yield f"left in the queue: {left}"
 
 
-def killed_at_points(rounds: int, rng: random.Random, deadline: Callable[[], bool], rows: int = 2_000) -> Outcome:
-    """One kill a round, at each point in turn and then at random; all rounds in one directory."""
+def killed_at_points(
+    rounds: int, rng: random.Random, deadline: Callable[[], bool], *, first: int = 0, rows: int = 2_000
+) -> Outcome:
+    """One kill a round, at each point in turn and then at random; all rounds in one directory. The rounds before ``first``
+    are left out."""
     outcome = Outcome("pipeline/kill9")
+    points = [*POINTS, *(f"random:{rng.uniform(0.5, 12):.2f}" for _ in range(first + rounds - len(POINTS)))]
     with tempfile.TemporaryDirectory(prefix="ignis-pipeline-") as directory:
         ground = Ground(Path(directory))
-        for number in range(rounds):
+        for point in points[first : first + rounds]:
             if deadline():
                 break
             ground.add_file(rows)
-            point = POINTS[number] if number < len(POINTS) else f"random:{rng.uniform(0.5, 12):.2f}"
             outcome.add(kills=int(ground.drive(point)))
             outcome.rounds += 1
         for _ in range(3):  # what was left, what came later, and what that brings to light
@@ -157,6 +160,8 @@ def blind() -> Outcome:
     return outcome.finish()
 
 
-def tests(rounds: int, rng: random.Random, deadline: Callable[[], bool]) -> Iterator[Callable[[], Outcome]]:
-    yield lambda: killed_at_points(rounds, rng, deadline)
+def tests(
+    rounds: int, rng: random.Random, deadline: Callable[[], bool], first: int
+) -> Iterator[Callable[[], Outcome]]:
+    yield lambda: killed_at_points(rounds, rng, deadline, first=first)
     yield blind
