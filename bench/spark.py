@@ -113,12 +113,10 @@ class Bench:
         return self.rows
 
     def ingest(self, id: str | None = None, queue: str = "q", df: Any = None) -> int:
-        from pyspark.sql import functions as F  # noqa: N812
-
         from ignis.spark import publish
 
-        stored = publish(self.df if df is None else df, self.url, queue, id=id).agg(F.sum("count")).first()[0]
-        return int(stored)
+        receipts = publish(self.df if df is None else df, self.url, queue, id=id).collect()
+        return sum(int(receipt["count"]) for receipt in receipts)
 
     def ingest_with_ids(self) -> int:
         return self.ingest("id", "with-ids")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from ignis.errors import ConfigError, InvalidMessageError
@@ -40,13 +41,14 @@ def _type_of(df: DataFrame, column: Column) -> type:
 
 
 def _as_bytes(df: DataFrame, column: Column) -> Column:
-    """Binary as it is, everything else as the text that Spark makes of it."""
-    return column if issubclass(_type_of(df, column), BinaryType) else column.cast("string").cast("binary")
+    """Binary as it is, everything else as the text that Spark makes of it. A cast from text to binary would copy every
+    value twice in the JVM for bytes that are the same to Arrow."""
+    return column if issubclass(_type_of(df, column), BinaryType) else column.cast("string")
 
 
 def _id_column(df: DataFrame, id: str | Column | Sequence[str]) -> Column:
-    """16 bytes: binary values of that length and UUIDs as they are, whole numbers by their digits, of everything else the
-    MD5. Numbers that follow each other give ids that do, which the store looks up at the least cost."""
+    """16 bytes: binary values of that length and UUIDs as they are, of everything else the MD5. Whole numbers stay such
+    for `ids_of`, which makes ids that follow each other of numbers that do: the store looks those up at the least cost."""
     if not isinstance(id, (str, Column)):
         whole = functions.struct(*(_column(df, name, "id") for name in id))
         return functions.unhex(functions.md5(functions.to_json(whole, {"ignoreNullFields": "false"})))
@@ -55,7 +57,7 @@ def _id_column(df: DataFrame, id: str | Column | Sequence[str]) -> Column:
     if issubclass(kind, BinaryType):
         return functions.when(functions.length(column) == 16, column).otherwise(functions.unhex(functions.md5(column)))
     if issubclass(kind, IntegralType):
-        return functions.unhex(functions.lpad(functions.hex(column.cast("bigint")), 32, "0"))
+        return column.cast("bigint")
     text = column.cast("string")
     hashed = functions.unhex(functions.md5(text))
     if not issubclass(kind, StringType):
@@ -85,7 +87,7 @@ def to_messages(
         names = df.columns if columns is None else columns
         if not names:
             raise ConfigError("columns is empty: there is nothing to make a body of")
-        body = functions.to_json(functions.struct(*(_column(df, name, "columns") for name in names))).cast("binary")
+        body = functions.to_json(functions.struct(*(_column(df, name, "columns") for name in names)))
     wanted = [body.alias("body")]
     if key is not None:
         wanted.append(_as_bytes(df, _column(df, key, "key")).alias("key"))
@@ -95,9 +97,14 @@ def to_messages(
 
 
 def ids_of(column: pa.Array) -> pa.Array:
-    """Binary values of 16 bytes as a column of values of one size. Raises InvalidMessageError for others."""
+    """Binary values of 16 bytes, or whole numbers in 16 bytes big-endian, as a column of values of one size. Raises
+    InvalidMessageError for others."""
     if column.null_count:
         raise InvalidMessageError("id is null in a row: a row without an id could not be told from its repetition")
+    if pa.types.is_integer(column.type):
+        halves = np.zeros((len(column), 2), ">i8")
+        halves[:, 1] = column.to_numpy()
+        return pa.Array.from_buffers(pa.binary(16), len(column), [None, pa.py_buffer(halves)])
     try:
         return column.cast(pa.binary(16))
     except pa.ArrowInvalid as exc:
@@ -105,19 +112,15 @@ def ids_of(column: pa.Array) -> pa.Array:
 
 
 def ids_from(column: pa.Array) -> pa.Array:
-    """What `to_messages` makes of an id column in the JVM, made here, row by row. Raises InvalidMessageError for a null."""
-    if column.null_count:
+    """What `to_messages` makes of an id column in the JVM, made here; of text and binary values row by row. Raises
+    InvalidMessageError for a null."""
+    if column.null_count or pa.types.is_integer(column.type):
         return ids_of(column)
-    if pa.types.is_integer(column.type):
-        ids = [(value & _MAX_LONG).to_bytes(16, "big") for value in column.to_pylist()]
-    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         ids = [_id_of_text(value) for value in column.to_pylist()]
     else:
         ids = [value if len(value) == 16 else _md5(value) for value in column.to_pylist()]
     return pa.array(ids, pa.binary(16))
-
-
-_MAX_LONG = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def _md5(value: bytes) -> bytes:
@@ -175,7 +178,7 @@ def message_batch(
             fixed(pa.int32(), attempts),
             fixed(pa.int32(), crashes),
             varying(meta_ends, metas),
-            pa.array([shard] * count, pa.int32()),
-            pa.array(pointers, pa.int64()),
+            pa.array(np.full(count, shard, np.int32)),
+            pa.array(np.fromiter(pointers, np.int64, count)),
         ]
     return pa.RecordBatch.from_arrays(columns, names=names), damaged

@@ -55,10 +55,21 @@ def claim_all(magazines: MagazineStore, queue: str, owner: str, limit: int | Non
 
 
 def pieces(runs: Sequence[Run], size: int) -> Iterator[dict[int, range]]:
-    """The pointers of the runs, so many at a time, as the store takes them."""
+    """The pointers of the runs, at most so many at a time, as the store takes them: of as many shards as there is room
+    for, since each time is a transaction."""
+    taken: dict[int, range] = {}
+    room = size
     for run in runs:
-        for start in range(run.first, run.last + 1, size):
-            yield {run.shard: range(start, min(run.last + 1, start + size))}
+        start = run.first
+        while start <= run.last:
+            if not room or run.shard in taken:
+                yield taken
+                taken, room = {}, size
+            taken[run.shard] = range(start, min(run.last + 1, start + room))
+            room -= len(taken[run.shard])
+            start = taken[run.shard].stop
+    if taken:
+        yield taken
 
 
 def retire(magazines: MagazineStore, queue: str, runs: Sequence[Run]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ __all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
 _SEGMENT_RECORDS = 4_096
 _SEGMENT_BYTES = 512 << 10
 """What goes into one shard side by side. Larger ones would save little and need more room in one piece."""
+
+_AHEAD = 4
+"""So many transactions' rows wait at most, so that a flush that takes long does not keep Spark from working."""
 
 RECEIPT_SCHEMA = "partition int, shard int, first_pointer bigint, count bigint, duplicates bigint"
 _RECEIPTS = pa.schema(
@@ -44,16 +48,16 @@ class Publishing:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         settings = self.place.settings
-        # The store makes one transaction durable while Spark hands over the rows of the next: two are held at a time.
+        # The store makes transactions durable while Spark hands over the rows of the next ones. One thread loads, so that
+        # rows of one key stay in their order.
         with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
-            loading: Future[list[tuple[int, LoadedOnce]]] | None = None
+            loading: deque[Future[list[tuple[int, LoadedOnce]]]] = deque()
             for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
-                following = loader.submit(load_rows, self.place, partition + number, rows)
-                if loading is not None:
-                    yield _receipts(partition, loading.result())
-                loading = following
-            if loading is not None:
-                yield _receipts(partition, loading.result())
+                loading.append(loader.submit(load_rows, self.place, partition + number, rows))
+                while len(loading) > _AHEAD or (loading and loading[0].done()):
+                    yield _receipts(partition, loading.popleft().result())
+            while loading:
+                yield _receipts(partition, loading.popleft().result())
 
 
 def _receipts(partition: int, loaded: list[tuple[int, LoadedOnce]]) -> pa.RecordBatch:

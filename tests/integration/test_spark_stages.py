@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F  # noqa: E402, N812
 
 from ignis.spark import Committed, drain, publish, resume  # noqa: E402
+from ignis.spark.draining import pieces  # noqa: E402
 from ignis.spark.reading import cut_runs  # noqa: E402
 from ignis.storage.base import Run  # noqa: E402
 
@@ -164,6 +165,22 @@ class TestIds:
             assert {
                 str(uuid.UUID(bytes=bytes(row._id))) for row in drain(spark, embedded_url, "q").df.collect()
             } == set(names)
+
+    def test_whole_numbers_are_the_ids(self, spark: Any, embedded_url: str) -> None:
+        numbers = [0, 1, 255, 1 << 40, (1 << 63) - 1, -1, -(1 << 63)]
+        df = spark.createDataFrame([(number,) for number in numbers], "number long")
+        assert totals(publish(df, embedded_url, "q", id="number")) == (7, 0)
+        found = {bytes(row._id) for row in drain(spark, embedded_url, "q").df.collect()}
+        assert found == {(number % (1 << 64)).to_bytes(16, "big") for number in numbers}
+        small = df.where("number between 0 and 255").select(F.col("number").cast("short").alias("n"))
+        assert totals(publish(small, embedded_url, "q", id="n")) == (0, 3)
+
+    def test_text_goes_through_as_it_is(self, spark: Any, embedded_url: str) -> None:
+        texts = ["", "ü", '\U0001f600 \\ "', "x" * 70_000]
+        df = spark.createDataFrame([(text, text[:9]) for text in texts], "value string, key string")
+        assert totals(publish(df, embedded_url, "q", value="value", key="key")) == (4, 0)
+        found = {(bytes(row.body), bytes(row._key)) for row in drain(spark, embedded_url, "q").df.collect()}
+        assert found == {(text.encode(), text[:9].encode()) for text in texts}
 
     def test_a_row_without_an_id_fails_the_action(self, spark: Any, embedded_url: str) -> None:
         df = spark.createDataFrame([("a",), (None,)], "text string")
@@ -319,3 +336,16 @@ def test_cut_runs(parts: int, most: int) -> None:
     assert set(covered) == {(run.shard, pointer) for run in runs for pointer in range(run.first, run.last + 1)}
     assert max(sum(run.messages for run in part) for part in cut) <= max(most, 1)
     assert cut_runs([], most, parts) == []
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 1_000])
+def test_pieces(size: int) -> None:
+    runs = [Run(0, 1, 10, 10), Run(0, 21, 25, 5), Run(3, 5, 5, 1), Run(4, 1, 60, 60)]
+    cut = list(pieces(runs, size))
+    assert all(sum(map(len, piece.values())) <= size for piece in cut)
+    assert [(shard, pointer) for piece in cut for shard, part in piece.items() for pointer in part] == [
+        (run.shard, pointer) for run in runs for pointer in range(run.first, run.last + 1)
+    ]
+    if size == 1_000:  # a transaction each, and two for what one shard has in two runs
+        assert [sorted(piece) for piece in cut] == [[0], [0, 3, 4]]
+    assert list(pieces([], size)) == []
