@@ -397,6 +397,15 @@ class BrokerSettings(_Settings):
     max_outbound_bytes: int = _setting(
         8 << 20, "answers and deliveries one connection may leave unread before it is not read either", 1 << 14, 1 << 32
     )
+    max_receive_bytes: int = _setting(
+        256 << 20,
+        "memory of frames that are still arriving, over all connections; above it those that need more are not read, but for one",
+        1 << 16,
+        1 << 40,
+    )
+    frame_timeout_s: float = _setting(
+        15, "time a frame that has begun has to arrive, and as long again for every MiB of it", 0.05, 3_600
+    )
     max_connections: int = _setting(12_000, "connections at a time", 1, 1_000_000)
     max_unauthenticated: int = _setting(256, "connections that have not yet said who they are", 1, 100_000)
     handshake_timeout_s: float = _setting(5, "time a connection has to say who it is", 0.05, 300)

@@ -73,24 +73,25 @@ class BrokerMachine:
         self.max_pending = max_pending
         self.pending = 0
         self.refused = 0
-        self._reader = FrameReader(area, PRE_AUTH_FRAME_BYTES, sends=True)
+        self.arriving = FrameReader(area, PRE_AUTH_FRAME_BYTES, sends=True)
+        """Where what is read gathers until it is a frame."""
 
     # -- in
 
     def receive_buffer(self) -> memoryview:
         """Where the next bytes go. Release the view before the next call."""
-        return self._reader.get_buffer()
+        return self.arriving.get_buffer()
 
     def received(self, size: int) -> tuple[list[Request], bytes]:
         """The requests that are complete by now, and frames to send at once (PONG, refusals).
 
         Raises ProtocolError, MalformedFrameError: the connection must be closed after `fatal` was sent.
         """
-        return self._sort(self._reader.received(size))
+        return self._sort(self.arriving.received(size))
 
     def feed(self, data: bytes) -> tuple[list[Request], bytes]:
         """`received`, for bytes that lie elsewhere."""
-        return self._sort(self._reader.feed(data))
+        return self._sort(self.arriving.feed(data))
 
     def _sort(self, items: list[tuple[int, int, Any]]) -> tuple[list[Request], bytes]:
         requests: list[Request] = []
@@ -133,7 +134,7 @@ class BrokerMachine:
     def welcome(self, request_id: int, head: Connected) -> bytes:
         """The answer to CONNECT; from here on everything is allowed."""
         self.state = State.READY
-        self._reader.max_frame_bytes = self.max_frame_bytes
+        self.arriving.max_frame_bytes = self.max_frame_bytes
         self.pending -= 1
         return encode_frame(_RESULT, request_id, pack_connect(head))
 

@@ -24,6 +24,7 @@ from ignis.broker.cluster import Cluster, make_cluster
 from ignis.broker.holding import Held
 from ignis.broker.metrics import BrokerMetrics
 from ignis.broker.payloads import Connect
+from ignis.broker.receiving import Receiving
 from ignis.broker.session import Session
 from ignis.broker.threads import Threads
 from ignis.config import BrokerSettings, LeaderSettings, check_name, load_file, resolve
@@ -91,6 +92,7 @@ class Broker:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.owner = OWNER_PREFIX + self.id
         self.area = ReadArea()
+        self.receiving = Receiving(self.area, self.settings.max_receive_bytes, self.settings.frame_timeout_s)
         self.draining = False
         self.started_at_s = time.time()
         self.bytes_in = self.bytes_out = self.messages_in = 0
@@ -320,6 +322,7 @@ class Broker:
 
     def leave(self, session: Session) -> None:
         """A connection is gone. What it held waits a moment for its client to come back."""
+        self.receiving.left(session)
         self.sessions.discard(session)
         self.strangers.discard(session)
         self.refused += session.refused
@@ -373,6 +376,7 @@ class Broker:
                 self._check(session, now)
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)  # thousands of connections must not hold up the others' requests
+            self._end_overdue(now)
             if now - poke_s > _POKE_S:
                 poke_s = now
                 for application in self._applications.values():
@@ -382,6 +386,13 @@ class Broker:
                 tidy_s = now
                 for application in self._applications.values():
                     application.tidy()
+
+    def _end_overdue(self, now: float) -> None:
+        for session, why in self.receiving.overdue(now):
+            self.timeouts += 1
+            log.info("%s: %s", session.peer, why)
+            session.end(BrokerError(why))
+            self.receiving.left(session)
 
     def _check(self, session: Session, now: float) -> None:
         settings = self.settings

@@ -28,6 +28,7 @@ from ignis.errors import (
     UnauthenticatedError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native.wire import FrameReader
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -96,6 +97,11 @@ class Session(asyncio.BufferedProtocol):
         return bool(self._machine.pending or self.consuming.subscriptions or self.held)
 
     @property
+    def arriving(self) -> FrameReader:
+        """What was read and is no frame yet."""
+        return self._machine.arriving
+
+    @property
     def refused(self) -> int:
         return self._machine.refused
 
@@ -147,6 +153,7 @@ class Session(asyncio.BufferedProtocol):
             self.write(at_once)
         for request in requests:
             self._take(request)
+        self.broker.receiving.read(self, bool(requests or at_once), self.heard_s)
         if self._over_outbound():
             self.pause("outbound")
 

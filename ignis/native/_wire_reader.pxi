@@ -16,13 +16,52 @@ cdef class ReadArea:
         self._data = <uint8_t *>malloc(<size_t>size)
         if self._data == NULL:
             raise MemoryError("read area")
-        self._size = size
+        self._size = self._read = size
 
     def __dealloc__(self):
         ign_wire_sorter_free(&self._sorter)
         free(self._data)
 
+    @property
+    def carried_bytes(self):
+        """Memory of the frames that are not complete yet, over all readers of the area."""
+        return self._carried
 
+    @property
+    def read_bytes(self):
+        """Most that one read takes into the area; its size unless set to less. What is read may all be the beginning of a
+        frame, so this is also what a connection may add to `carried_bytes` without being asked."""
+        return self._read
+
+    @read_bytes.setter
+    def read_bytes(self, Py_ssize_t value):
+        if not 1 <= value <= self._size:
+            raise ValueError(f"reads of {value} bytes into an area of {self._size}")
+        self._read = value
+
+
+@cython.final
+cdef class _Carry:
+    """The memory of one frame that is not complete yet. It lives as long as somebody reads into it."""
+
+    def __cinit__(self, Py_ssize_t room):
+        self.data = <uint8_t *>malloc(<size_t>room)
+        if self.data == NULL:
+            raise MemoryError("frame")
+        self.room = room
+
+    def __dealloc__(self):
+        free(self.data)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data + self.filled, self.room - self.filled, 0, flags)
+        self.exports += 1
+
+    def __releasebuffer__(self, Py_buffer *view):
+        self.exports -= 1
+
+
+@cython.no_gc_clear     # the area's count is set right when a reader goes, whoever else goes with it
 cdef class FrameReader:
     """Frames out of one connection, for ``asyncio.BufferedProtocol``: `get_buffer`, then `received`.
 
@@ -40,42 +79,61 @@ cdef class FrameReader:
         self._sends = sends
 
     def __dealloc__(self):
-        free(self._carry)
+        if self._carry is not None:
+            self._area._carried -= self._carry.room
 
     @property
     def buffered_bytes(self):
         """Bytes of a frame that is not complete yet."""
-        return self._filled
+        return 0 if self._carry is None else self._carry.filled
+
+    @property
+    def frame_bytes(self):
+        """Size of that frame, header included; 0 while it is not known."""
+        return 0 if self._carry is None or self._carry.filled < 4 else <Py_ssize_t>ign_get32(self._carry.data) + 4
+
+    @property
+    def needs_bytes(self):
+        """Memory that the next read takes in addition, for the frame that is not complete yet."""
+        return 0 if self._carry is None else self._room_wanted() - self._carry.room
+
+    def close(self):
+        """Gives the memory back. What was buffered is lost."""
+        self._drop()
+
+    cdef Py_ssize_t _room_wanted(self):
+        """Of the carry, for the next read. As much as the frame needs, found out in steps: what is only announced costs
+        nothing, and at most twice of what came is held."""
+        cdef Py_ssize_t want
+        if self._carry.filled < self._carry.room:
+            return self._carry.room
+        want = max(2 * self._carry.filled, <Py_ssize_t>FIRST_CARRY)
+        if self._carry.filled >= 4:
+            want = min(want, max(<Py_ssize_t>ign_get32(self._carry.data) + 4, <Py_ssize_t>FIRST_CARRY))
+        return want
 
     def get_buffer(self):
         """Writable memory for the next read: a view that must be released before the one after."""
         cdef uint8_t *grown
-        cdef Py_ssize_t want, announced
+        cdef Py_ssize_t want
         if self._error is not None:
             raise self._error
-        if self._exports:
+        if self._exports or (self._carry is not None and self._carry.exports):
             raise BufferError("the last buffer is still in use")
-        self._into_carry = self._filled != 0
-        if self._into_carry:
-            # As much as the frame needs, found out in steps: what is only announced costs nothing.
-            want = 2 * self._filled
-            if self._filled >= 4:
-                announced = <Py_ssize_t>ign_get32(self._carry) + 4
-                want = min(want, announced)
-            want = max(want, <Py_ssize_t>FIRST_CARRY)
-            if want > self._room:
-                grown = <uint8_t *>realloc(self._carry, <size_t>want)
-                if grown == NULL:
-                    raise MemoryError("frame")
-                self._carry = grown
-                self._room = want
-        return memoryview(self)
+        if self._carry is None:
+            return memoryview(self)
+        want = self._room_wanted()
+        if want > self._carry.room:
+            grown = <uint8_t *>realloc(self._carry.data, <size_t>want)
+            if grown == NULL:
+                raise MemoryError("frame")
+            self._area._carried += want - self._carry.room
+            self._carry.data = grown
+            self._carry.room = want
+        return memoryview(self._carry)
 
     def __getbuffer__(self, Py_buffer *view, int flags):
-        if self._into_carry:
-            PyBuffer_FillInfo(view, self, self._carry + self._filled, self._room - self._filled, 0, flags)
-        else:
-            PyBuffer_FillInfo(view, self, self._area._data, self._area._size, 0, flags)
+        PyBuffer_FillInfo(view, self, self._area._data, self._area._read, 0, flags)
         self._exports += 1
 
     def __releasebuffer__(self, Py_buffer *view):
@@ -91,31 +149,26 @@ cdef class FrameReader:
         Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it were returned first.
         """
         cdef list out = []
-        cdef Py_ssize_t used
-        cdef uint8_t *whole
+        cdef Py_ssize_t used, room
+        cdef _Carry carry = self._carry
         if self._error is not None:
             raise self._error
-        if self._into_carry:
-            if size < 0 or size > self._room - self._filled:
-                raise ValueError(f"{size} bytes were received into {self._room - self._filled}")
-            self._filled += size
-            whole = self._carry
-            used = self._parse(out, whole, self._filled)
-            if used:
-                size = self._filled - used
-                self._filled = 0
-                if size == 0 and self._exports == 0:
-                    free(self._carry)
-                    self._carry = NULL
-                    self._room = 0
-                elif size:
-                    self._carry_over(used, size)
-        else:
-            if size < 0 or size > self._area._size:
-                raise ValueError(f"{size} bytes were received into {self._area._size}")
+        room = self._area._size if carry is None else carry.room - carry.filled
+        if size < 0 or size > room:
+            raise ValueError(f"{size} bytes were received into {room}")
+        if carry is None:
             used = self._parse(out, self._area._data, size)
-            if used < size:
+            if used < size and self._error is None:
                 self._keep(self._area._data + used, size - used)
+        else:
+            carry.filled += size
+            used = self._parse(out, carry.data, carry.filled)
+            if used or self._error is not None:
+                # Somebody may still hold a view of it, so what is left moves into memory of its own; it is little,
+                # because nothing is read far behind the end of the frame.
+                self._drop()
+            if used and used < carry.filled and self._error is None:
+                self._keep(carry.data + used, carry.filled - used)
         if self._error is not None and not out:
             raise self._error
         return out
@@ -138,23 +191,18 @@ cdef class FrameReader:
             rest = rest[taken:]
         return out
 
-    def _carry_over(self, Py_ssize_t start, Py_ssize_t size):
-        """The rest of the carry moves to its front: never while somebody holds a view on memory that would move."""
-        cdef Py_ssize_t i
-        for i in range(size):
-            self._carry[i] = self._carry[start + i]
-        self._filled = size
-
     cdef int _keep(self, const uint8_t *src, Py_ssize_t size) except -1:
-        cdef uint8_t *grown
-        if size > self._room:
-            grown = <uint8_t *>realloc(self._carry, <size_t>max(size, <Py_ssize_t>FIRST_CARRY))
-            if grown == NULL:
-                raise MemoryError("frame")
-            self._carry = grown
-            self._room = max(size, <Py_ssize_t>FIRST_CARRY)
-        memcpy(self._carry, src, <size_t>size)
-        self._filled = size
+        cdef _Carry carry = _Carry.__new__(_Carry, max(size, <Py_ssize_t>FIRST_CARRY))
+        memcpy(carry.data, src, <size_t>size)
+        carry.filled = size
+        self._carry = carry
+        self._area._carried += carry.room
+        return 0
+
+    cdef int _drop(self) except -1:
+        if self._carry is not None:
+            self._area._carried -= self._carry.room
+            self._carry = None
         return 0
 
     cdef Py_ssize_t _parse(self, list out, const uint8_t *src, Py_ssize_t size) except -1:

@@ -1,6 +1,7 @@
 # cython: language_level=3
 """``csrc/ignis_wire.h``, and what a connection of the broker keeps in C."""
 
+cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
@@ -91,19 +92,28 @@ cdef extern from "ignis_wire.h" nogil:
 cdef class ReadArea:
     cdef uint8_t *_data
     cdef Py_ssize_t _size
+    cdef Py_ssize_t _read
+    cdef Py_ssize_t _carried
     cdef ign_wire_sorter _sorter    # scratch of whichever connection is being read
+
+
+@cython.final
+cdef class _Carry:
+    cdef uint8_t *data
+    cdef Py_ssize_t room
+    cdef Py_ssize_t filled
+    cdef Py_ssize_t exports
 
 
 cdef class FrameReader:
     cdef ReadArea _area
-    cdef uint8_t *_carry
-    cdef Py_ssize_t _room
-    cdef Py_ssize_t _filled
-    cdef Py_ssize_t _exports
-    cdef bint _into_carry
+    cdef _Carry _carry               # None between two frames
+    cdef Py_ssize_t _exports        # of the area
     cdef bint _sends
     cdef object _error
     cdef public Py_ssize_t max_frame_bytes
 
-    cdef Py_ssize_t _parse(self, list out, const uint8_t *src, Py_ssize_t size) except -1
+    cdef Py_ssize_t _room_wanted(self)
     cdef int _keep(self, const uint8_t *src, Py_ssize_t size) except -1
+    cdef int _drop(self) except -1
+    cdef Py_ssize_t _parse(self, list out, const uint8_t *src, Py_ssize_t size) except -1

@@ -244,6 +244,81 @@ def test_what_is_announced_costs_nothing() -> None:
     assert len(reader.get_buffer()) <= 4096
 
 
+def test_memory_of_incomplete_frames_is_counted_and_given_back() -> None:
+    area = ReadArea(65_536)
+    one, other = FrameReader(area, 1 << 20), FrameReader(area, 1 << 20)
+    frame = encode_frame(7, 1, bytes(100_000))
+    assert one.feed(frame[:70_000]) == []
+    assert (one.buffered_bytes, one.frame_bytes, one.needs_bytes) == (70_000, 100_014, 0)
+    assert area.carried_bytes == 100_014, "no more than twice of what came, and no more than the frame"
+    assert other.feed(frame[:2]) == []
+    assert (other.frame_bytes, area.carried_bytes) == (0, 100_014 + 512)
+    assert one.feed(frame[70_000:] + b"\0") == [(7, 1, bytes(100_000))]
+    assert area.carried_bytes == 2 * 512
+    other.close()
+    assert (other.buffered_bytes, area.carried_bytes) == (0, 512)
+    del one
+    assert area.carried_bytes == 0
+
+
+def test_what_the_next_read_takes_is_known_before() -> None:
+    area = ReadArea(65_536)
+    reader = FrameReader(area, 1 << 20)
+    frame = encode_frame(7, 1, bytes(100_000))
+    at = 0
+    while at < len(frame):
+        before, needs = area.carried_bytes, reader.needs_bytes
+        view = reader.get_buffer()
+        assert area.carried_bytes == before + needs
+        taken = min(len(view), 3_000, len(frame) - at)
+        view[:taken] = frame[at : at + taken]
+        view.release()
+        reader.received(taken)
+        at += taken
+        assert area.carried_bytes <= 2 * at
+    assert (area.carried_bytes, reader.needs_bytes) == (0, 0)
+
+
+def test_memory_is_given_back_while_somebody_still_looks_at_it() -> None:
+    """As event loops do, which keep their view until the next read."""
+    area = ReadArea(4_096)
+    reader = FrameReader(area, 1 << 20)
+    frame = encode_frame(7, 1, bytes(20_000))
+    reader.feed(frame[:19_000])
+    view = reader.get_buffer()
+    assert len(view) == 1_014
+    view[:] = frame[19_000:]
+    assert reader.received(1_014) == [(7, 1, bytes(20_000))]
+    assert (reader.buffered_bytes, area.carried_bytes) == (0, 0)
+    view[0] = 1
+    assert reader.feed(frame) == [(7, 1, bytes(20_000))]
+    view.release()
+
+
+def test_reads_can_be_narrowed() -> None:
+    area = ReadArea(8_192)
+    reader = FrameReader(area, 1 << 20)
+    area.read_bytes = 100
+    view = reader.get_buffer()
+    assert len(view) == 100
+    view.release()
+    assert reader.feed(encode_frame(7, 1, bytes(5_000))) == [(7, 1, bytes(5_000))]
+    for size in (0, -1, 8_193):
+        with pytest.raises(ValueError, match="reads of"):
+            area.read_bytes = size
+
+
+def test_damage_gives_the_memory_back() -> None:
+    area = ReadArea(4_096)
+    reader = FrameReader(area, 10_000)
+    reader.feed(encode_frame(7, 1, bytes(8_000))[:5_000])
+    assert area.carried_bytes
+    assert len(reader.feed(bytes(4_000))) == 1, "the frame, and behind it what is none"
+    assert area.carried_bytes == 0
+    with pytest.raises(MalformedFrameError):
+        reader.get_buffer()
+
+
 def test_limits_and_damage() -> None:
     with pytest.raises(FrameTooLargeError) as found:
         FrameReader(AREA, 100).feed((1 << 20).to_bytes(4, "big"))

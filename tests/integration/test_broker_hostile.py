@@ -1,0 +1,348 @@
+"""A broker in its own process among clients that mean it harm: its memory stays bounded, and a good client is served.
+
+`LIMITS` names a test for every limit of ``docs/protocol.md``: one in which a client exceeds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis.broker import asks
+from ignis.broker.commands import Command
+from ignis.broker.payloads import Subscribe, pack, pack_send, pack_send_batch
+from ignis.errors import ConfigError, ConnectionLostError
+from ignis.native import PackedBatch, encode_frame, encode_record
+from ignis.native.wire import pack_pointers
+from tests.broker_support import RunningBroker, Wire, running
+from tests.integration.test_broker_process import BrokerProcess
+from tests.support import WAIT_S, eventually
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+_LIMITS, _HERE, _RECEIVING = "test_broker_limits", "test_broker_hostile", "test_broker_receiving"
+
+LIMITS: dict[str, tuple[str, str]] = {
+    "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
+    "frame": (_HERE, "test_a_frame_over_the_limit"),
+    "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
+    "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
+    "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
+    "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_intake_holds_senders_back"),
+    "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
+    "bytes a connection has not read": (_LIMITS, "test_one_that_reads_nothing_is_closed"),
+    "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
+    "connections": (_LIMITS, "test_connections_are_counted"),
+    "answer to FIRE, CONSUME, PEEK, SCAN, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
+    "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
+}
+"""What the page's table calls it -> module and test."""
+
+
+def test_every_limit_of_the_page_has_a_test() -> None:
+    table = PAGE.read_text("utf-8").split("\n## Limits\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[2:]
+    assert set(rows) == set(LIMITS)
+    for module, name in LIMITS.values():
+        assert callable(getattr(importlib.import_module(f"tests.integration.{module}"), name))
+
+
+def greeted(port: int) -> Wire:
+    wire = Wire(port)
+    wire.greet()
+    return wire
+
+
+def big_batch(size: int, shard: int = 0) -> bytes:
+    """The payload of a SEND_BATCH of about so many bytes."""
+    records = [encode_record(bytes(10_000)) for _ in range(size // 10_036)]
+    return pack_send_batch(b"q", 0, [(shard, PackedBatch.pack(records))])
+
+
+# -- frames
+
+
+@pytest.fixture
+def narrow(memory_url: str) -> Iterator[RunningBroker]:
+    """Little memory for frames that are arriving."""
+    settings = {
+        "max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "max_intake_bytes": 1 << 30, "frame_timeout_s": 60,
+    }  # fmt: skip
+    with RunningBroker(memory_url, settings=settings) as one:
+        with one.client() as client:
+            client.ask(asks.create_queue("q", {"shards": 4, "codec": "raw", "durability": "none"}))
+        yield one
+
+
+def held_bytes(broker: RunningBroker) -> int:
+    return broker.on_loop(lambda: broker.broker.receiving.held_bytes)
+
+
+def test_a_frame_over_the_limit(narrow: RunningBroker) -> None:
+    with greeted(narrow.port) as wire:
+        wire.raw(((4 << 20) - 3).to_bytes(4, "big"))
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("frame_too_large", True)
+        assert wire.closed()
+
+
+def test_many_large_frames_at_once_all_get_through(narrow: RunningBroker) -> None:
+    """Together 48 MiB on their way, where 1 MiB may be held, and one frame of 4."""
+    frames = [encode_frame(Command.SEND_BATCH, 9, big_batch(4_000_000, n % 4)) for n in range(12)]
+    answered: list[int] = []
+    most = 0
+
+    def send(frame: bytes) -> None:
+        with greeted(narrow.port) as wire:
+            wire.raw(frame)
+            answered.append(wire.receive()[0])
+
+    threads = [threading.Thread(target=send, args=(one,)) for one in frames]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, held_bytes(narrow))
+        threads[0].join(0.01)
+        threads = [thread for thread in threads if thread.is_alive()]
+    assert answered == [Command.SEND_ACK] * 12
+    assert most <= (1 << 20) + (4 << 20) + (1 << 20)
+    assert held_bytes(narrow) == 0
+
+
+def test_a_frame_that_arrives_too_slowly(memory_url: str) -> None:
+    frame = encode_frame(Command.SEND_BATCH, 9, big_batch(400_000))
+    with (
+        running(memory_url, settings={"frame_timeout_s": 0.3}) as broker,
+        greeted(broker.port) as silent,
+        greeted(broker.port) as slow,
+    ):
+        for wire in (silent, slow):
+            wire.raw(frame[:1_000])
+        ended = threading.Event()
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                for one in frame[1_000:]:
+                    slow.raw(bytes([one]))
+                    if ended.wait(0.02):
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        for wire in (silent, slow):
+            failure = wire.failure()
+            assert (failure.code, failure.fatal) == ("broker", True)
+            assert "broker.frame_timeout_s" in failure.message
+        ended.set()
+        thread.join(WAIT_S)
+        eventually(lambda: held_bytes(broker) == 0)
+
+
+def test_frames_that_never_arrive(memory_url: str) -> None:
+    """Twenty clients begin a frame each and stop, so that all memory is used up. Requests that need none are answered as
+    ever, and a large frame gets through when the time of the others is over."""
+    settings = {"max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "frame_timeout_s": 0.5}
+    begun = encode_frame(Command.SEND_BATCH, 9, big_batch(3_000_000))[:300_000]
+    with (
+        running(memory_url, settings=settings) as broker,
+        broker.client(timeout_s=WAIT_S) as good,
+        contextlib.ExitStack() as stack,
+    ):
+        good.ask(asks.create_queue("q", {"shards": 4, "codec": "raw"}))
+        hostile = [stack.enter_context(greeted(broker.port)) for _ in range(20)]
+        for wire in hostile:
+            wire.sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                wire.sock.send(begun)
+        eventually(lambda: held_bytes(broker) > 1 << 20)
+        assert held_bytes(broker) <= (1 << 20) + (4 << 20) + 20 * (256 << 10)
+        good.ask(asks.send("q", encode_record(b"x")))
+        assert good.ask(asks.names())
+        batch = PackedBatch.pack([encode_record(bytes(10_000)) for _ in range(300)])
+        ask = asks.send_batch("q", [(0, batch)])
+
+        def gets_through() -> bool:
+            # On a slow machine it may be taken for a slow one itself, and comes again.
+            with contextlib.suppress(ConnectionLostError):
+                return good.ask(ask)[0][2] == 300
+            return False
+
+        eventually(gets_through)
+        eventually(lambda: held_bytes(broker) == 0)
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_an_idle_connection_holds_nothing_of_its_last_frame(memory_url: str, uvloop: bool) -> None:
+    with running(memory_url, uvloop=uvloop) as broker, broker.client() as client, greeted(broker.port) as wire:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        wire.send(Command.SEND_BATCH, 9, big_batch(3_000_000))
+        assert wire.receive()[0] == Command.SEND_ACK
+        assert held_bytes(broker) == 0
+
+
+# -- what waits, and what is answered
+
+
+def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
+    settings = {"max_outbound_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
+    with running(memory_url, settings=settings) as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        store = broker.broker.applications[0].store
+        inside, go_on = threading.Event(), threading.Event()
+        enqueue = store.arrays.enqueue
+
+        def slow(*args: Any) -> Any:
+            inside.set()
+            assert go_on.wait(WAIT_S)
+            return enqueue(*args)
+
+        store.arrays.enqueue = slow  # type: ignore[method-assign]
+        ask = asks.array_enqueue("a", "b", [bytes(100_000)])
+        with greeted(broker.port) as wire:
+            wire.sock.setblocking(False)
+            frame, sent = encode_frame(ask.command, 5, ask.payload), 0
+            session = next(one for one in broker.broker.sessions if one.instance == "wire")
+
+            def stuck() -> bool:
+                nonlocal sent
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        sent += wire.sock.send(frame[sent % len(frame) :])
+                return inside.is_set() and broker.on_loop(lambda: session.unread)
+
+            eventually(stuck)
+            # A read may bring several; one that is over the limit is the last.
+            assert broker.on_loop(lambda: session._backlog_bytes) <= (1 << 20) + (512 << 10)
+            assert client.ping() < WAIT_S
+            go_on.set()
+            eventually(lambda: not broker.on_loop(lambda: session.unread))
+        store.arrays.enqueue = enqueue  # type: ignore[method-assign]
+
+
+def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
+    with running(memory_url, settings={"max_outbound_bytes": 1 << 16}) as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(12):
+            client.ask(asks.send("q", encode_record(bytes(30_000))))
+        rows, cut = client.ask(asks.scan("q", {}, 100, False))
+        assert (len(rows), cut) == (2, True)
+        rows, cut = client.ask(asks.peek("q", pack_pointers({0: range(1, 13)})))
+        assert (len(rows), cut) == (2, True)
+        found = client.ask(asks.fire("q", 100, "me", None, 1 << 30))
+        assert 1 <= sum(len(one.records) for one in found.claims) <= 3
+        assert found.more
+        pulled = client.consume("q", 100, WAIT_S, max_bytes=1 << 30)
+        assert 1 <= sum(len(one.records) for one in pulled.claims) <= 3
+        left = client.ask(asks.abandoned("q", 0, 1 << 50, 100, False, None))
+        assert 1 <= len(left) <= 2
+
+
+def test_credit_over_the_limit(memory_url: str) -> None:
+    with running(memory_url, settings={"max_credit": 10}) as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        with pytest.raises(ConfigError, match="max_credit"):
+            client.ask(asks.subscribe("q", 11, 1 << 20))
+        with greeted(broker.port) as wire:
+            wire.send(Command.SUBSCRIBE, 5, pack(Subscribe("q", 10)))
+            assert wire.receive()[0] == Command.RESULT
+            wire.send(Command.CREDIT, 6, pack([5, 11]))
+            assert wire.failure().code == "config"
+
+
+# -- all at once, against a process of its own
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def idle(port: int) -> socket.socket:
+    return greeted(port).sock
+
+
+def half_open(port: int) -> socket.socket:
+    """Begins a handshake and says no more."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    sock.sendall(b"\0\0\0\x40\0\1")
+    return sock
+
+
+def slow_reader(port: int) -> socket.socket:
+    """Asks for more than it ever reads."""
+    wire = greeted(port)
+    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for number in range(200):
+            wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+    return wire.sock
+
+
+def announcer(port: int) -> socket.socket:
+    """Announces the largest frame that is allowed and brings 200,000 bytes of it."""
+    wire = greeted(port)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        wire.raw(((64 << 20) - 4).to_bytes(4, "big") + bytes(200_000))
+    return wire.sock
+
+
+def flood(port: int) -> socket.socket:
+    """Frames before it says who it is: PING without end, and nothing is read."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for _ in range(2_000):
+            sock.send(encode_frame(Command.PING, 1, bytes(4_000)))
+    return sock
+
+
+def stream(port: int) -> socket.socket:
+    """Sends messages and never reads what became of them."""
+    wire = greeted(port)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for number in range(5_000):
+            wire.send(Command.SEND, 10 + number, pack_send(b"q", 0, 0, encode_record(bytes(500))))
+    return wire.sock
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(
+    "attack", [half_open, announcer, slow_reader, flood, stream, idle], ids=lambda one: one.__name__
+)
+def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int], socket.socket]) -> None:
+    limits = {
+        "MAX_RECEIVE_BYTES": 4 << 20,
+        "MAX_OUTBOUND_BYTES": 1 << 18,
+        "MAX_UNAUTHENTICATED": 1_000,
+        "MAX_INTAKE_BYTES": 1 << 20,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setenv(f"IGNIS_BROKER_{name}", str(value))
+        broker = BrokerProcess(f"embedded://{tmp_path / 'store'}")
+    with broker, broker.client() as good, contextlib.ExitStack() as stack:
+        good.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
+        for _ in range(20):
+            good.ask(asks.send("q", encode_record(bytes(30_000))))
+        before = resident_bytes(broker.process.pid)
+        for _ in range(100):
+            with contextlib.suppress(OSError, EOFError):
+                stack.enter_context(contextlib.closing(attack(broker.port)))
+        for number in range(20):
+            good.ask(asks.send("q", encode_record(b"good")))
+            assert good.ask(asks.names()), number
+        assert resident_bytes(broker.process.pid) - before < 150 << 20
+        assert broker.process.poll() is None
