@@ -30,6 +30,7 @@ from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.message import BodyCodec
+from ignis.native import pool_classes
 from ignis.publisher import pending_messages
 from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
@@ -395,6 +396,7 @@ class Ignis:
             "queues": [queue.stats() for queue in self.queues() if states.get(queue.name) != REMOVED],
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
+            "pool": pool_classes(),
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()

@@ -88,6 +88,7 @@ class Collector(BaseCollector):
             yield GaugeMetricFamily(
                 "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
             )
+        yield from _of_pool(stats.get("pool"))
         for section in ("store", "sweeper"):
             yield from _plain(section, stats.get(section))
         yield from _of_leaders(stats.get("leaders"))
@@ -188,6 +189,17 @@ class _Rates:
                 self._before[one["queue"]] = now, handled
                 family.add_metric([one["queue"]], max(0.0, handled - before) / (now - at) if now > at else 0.0)
         return family
+
+
+def _of_pool(classes: Iterable[Mapping[str, int]] | None) -> Iterable[Metric]:
+    if classes is not None:
+        used = GaugeMetricFamily("ignis_pool_buffers", "Buffers of the slab pools in use here.", labels=["class"])
+        there = GaugeMetricFamily("ignis_pool_slots", "Buffers that the slab pools have here.", labels=["class"])
+        for one in classes:
+            used.add_metric([str(one["slot_bytes"])], one["active"])
+            there.add_metric([str(one["slot_bytes"])], one["slots"])
+        yield used
+        yield there
 
 
 def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:

@@ -1,5 +1,6 @@
 """The native core: the names that the rest of the package uses. The C sources are in ``csrc``."""
 
+from ignis.native._pools import pool_classes, sum_classes
 from ignis.native.channel import Channel, View
 from ignis.native.frame import (
     DEFAULT_MAX_FRAME_BYTES,
@@ -63,11 +64,13 @@ __all__ = [
     "id_keys",
     "new_id",
     "pack",
+    "pool_classes",
     "position_ids",
     "process_alive",
     "process_start_time",
     "record_columns",
     "segment_info",
     "shard_for_key",
+    "sum_classes",
     "unpack_segment",
 ]

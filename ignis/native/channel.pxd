@@ -111,6 +111,7 @@ cdef extern from "ignis_channel.h" nogil:
 
 
 cdef class Channel:
+    cdef object __weakref__
     cdef ign_channel *_channel
     cdef object _path
     cdef bint _closing      # set by close(): no new call begins

@@ -12,6 +12,8 @@ import errno
 import os
 import time
 
+from ignis.native._pools import register
+
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -19,10 +21,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from ignis.native.slab cimport ign_slab_table, ign_slab_table_build
+from ignis.native.slab cimport ign_slab, ign_slab_active, ign_slab_table, ign_slab_table_build
 
 include "_errors.pxi"
 include "_time.pxi"
+include "_pool.pxi"
 
 DEFAULT_CAPACITY = 65536
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
@@ -99,6 +102,8 @@ cdef Channel opened(Channel self):
     self._channel.forward_out.check_thread = False
     self._channel.back_in.check_thread = False
     self._channel.back_out.check_thread = False
+    if self._channel.produces:
+        register(self)
     return self
 
 
@@ -568,7 +573,6 @@ cdef class Channel:
         """Figures: capacity, depth, sent and received by this handle, the slab's counts as seen by the producer
         (active, allocated, released, bytes, classes; absent on a consumer), region_bytes and bytering_bytes."""
         cdef ign_channel *c = self._channel
-        cdef uint32_t k
         self._check()
         out = {
             "capacity": c.region.ring_capacity,
@@ -581,22 +585,19 @@ cdef class Channel:
         }
         if c.produces:
             ign_channel_collect(c)
-            free_slots = 0
-            classes = []
-            for k in range(c.slab.table.class_count):
-                slots = c.slab.table.classes[k].count
-                free_slots += c.slab.free_count[k]
-                classes.append({
-                    "slot_bytes": c.slab.table.classes[k].slot_bytes,
-                    "slots": slots,
-                    "active": slots - c.slab.free_count[k],
-                })
             out.update(
-                active=c.slab.table.slot_count - free_slots, allocated=c.slab.stats.allocated,
+                active=ign_slab_active(&c.slab), allocated=c.slab.stats.allocated,
                 released=c.slab.stats.released, refused=c.slab.stats.refused, bytes=c.slab.stats.active_bytes,
-                bad_returns=c.bad_returns, classes=classes,
+                bad_returns=c.bad_returns, classes=slab_classes(&c.slab),
             )
         return out
+
+    def classes(self) -> list:
+        """The size classes of the slab as in `stats`; none on a consumer, after `close`, and of a parent's channel."""
+        if self._closing or not self._channel.produces or ign_region_check(&self._channel.region) != IGN_OK:
+            return []
+        ign_channel_collect(self._channel)
+        return slab_classes(&self._channel.slab)
 
     @property
     def closed(self) -> bool:

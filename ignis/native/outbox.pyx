@@ -13,6 +13,8 @@ import time
 from bisect import bisect_left
 from _thread import allocate_lock
 
+from ignis.native._pools import register
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -22,7 +24,7 @@ from libc.string cimport memcpy, memset
 
 from ignis.native.channel cimport (
     IGN_BYTERING_MAX_BYTES, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
-    ign_channel_close, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
+    ign_channel_close, ign_channel_collect, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
     ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish, ign_channel_read_pos,
     ign_channel_reserve, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
     ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_config, ign_region_config_default,
@@ -32,11 +34,12 @@ from ignis.native.record cimport (
     BatchBuilder, PackedBatch, builder_abort, builder_add, builder_close, builder_open, encode_into, next_id, now_us,
     record_bytes,
 )
-from ignis.native.slab cimport ign_slab_ref
+from ignis.native.slab cimport ign_slab, ign_slab_ref
 from ignis.native.wait cimport ign_board_close, ign_board_open, ign_event_advance, ign_event_notify
 
 include "_errors.pxi"
 include "_time.pxi"
+include "_pool.pxi"
 
 cdef extern from "stdlib.h" nogil:
     void *aligned_alloc(size_t alignment, size_t size)
@@ -207,6 +210,7 @@ cdef class Outbox:
         self._waiting = {}
         if self._mapped:
             ign_event_advance(self._bell.events)  # there is a new file to be found
+        register(self)
 
     def __dealloc__(self):
         free(self._taken)
@@ -641,6 +645,13 @@ cdef class Outbox:
         """Messages in the ring: sent and not drained."""
         self._check()
         return ign_channel_depth(self._channel)
+
+    def classes(self) -> list:
+        """The size classes of the slab, as in `Channel.stats`; none after `close`, and of a parent's outbox."""
+        if self._closing or ign_region_check(&self._channel.region) != IGN_OK:
+            return []
+        ign_channel_collect(self._channel)
+        return slab_classes(&self._channel.slab)
 
     def close(self) -> None:
         """Ends the outbox. Receipts that are still pending fail with ClosedError. Idempotent.

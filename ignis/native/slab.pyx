@@ -11,6 +11,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 include "_errors.pxi"
+include "_pool.pxi"
 
 BufferRef = namedtuple("BufferRef", ("slot", "generation", "offset", "length"))
 BufferRef.__doc__ = "A buffer of a slab: slot, generation (odd while allocated), offset and length in bytes."
@@ -121,23 +122,14 @@ cdef class Slab:
 
     def stats(self) -> dict:
         """active, allocated, released, refused (counts), bytes (slot bytes in use), classes (list of dicts)."""
-        cdef uint32_t c
         self._check()
-        classes = []
-        for c in range(self._slab.table.class_count):
-            count = self._slab.table.classes[c].count
-            classes.append({
-                "slot_bytes": self._slab.table.classes[c].slot_bytes,
-                "slots": count,
-                "active": count - self._slab.free_count[c],
-            })
         return {
             "active": ign_slab_active(&self._slab),
             "allocated": self._slab.stats.allocated,
             "released": self._slab.stats.released,
             "refused": self._slab.stats.refused,
             "bytes": self._slab.stats.active_bytes,
-            "classes": classes,
+            "classes": slab_classes(&self._slab),
         }
 
     def close(self) -> None:

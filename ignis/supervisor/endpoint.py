@@ -124,6 +124,7 @@ def supervisor_endpoint(
         acting = autoscaler()
         return {
             "store": store.stats(),
+            "pool": supervisor.totals.pool(),
             "queues": [*queues, *counted.values()],
             "supervisor": supervisor.describe(),
             "autoscaler": None if acting is None else acting.report(),

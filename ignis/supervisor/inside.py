@@ -15,6 +15,7 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.native import pool_classes
 from ignis.supervisor.dump import dumping_on_signal, in_hand
 from ignis.supervisor.link import Link
 
@@ -186,6 +187,7 @@ def process_figures(app: Ignis) -> dict[str, Any]:
         "rss_bytes": rss_bytes(),
         "queues": [queue.local_stats() for queue in app.queues()],
         "refresher": app.refresher.stats(),
+        "pool": pool_classes(),
     }
 
 

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ignis.native import sum_classes
+
 __all__ = ["Totals"]
 
 _GAUGES = frozenset(("concurrency", "workers", "in_flight", "in_flight_bytes", "paused", "handle_s", "lost_threads"))
@@ -41,6 +43,11 @@ class Totals:
             for status in self._living.values():
                 _add(sums, status["queues"], gauges=True)
             return sums
+
+    def pool(self) -> list[dict[str, int]]:
+        """The buffers of the living, in the form of `pool_classes`."""
+        with self._lock:
+            return sum_classes(status.get("pool", ()) for status in self._living.values())
 
 
 def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauges: bool) -> None:

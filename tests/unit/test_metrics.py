@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ignis
 from ignis.metrics import Collector, Exposition
 from ignis.supervisor.totals import Totals
-from tests.support import eventually, wait_idle
+from tests.support import WAIT_S, eventually, wait_idle
 
 NAMES = {
     "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
@@ -17,7 +19,7 @@ NAMES = {
     "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending", "ignis_queue_sideline",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
     "ignis_sidelined", "ignis_store", "ignis_sweeper", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
-    "ignis_acknowledgement_errors", "ignis_claim_errors",
+    "ignis_acknowledgement_errors", "ignis_claim_errors", "ignis_pool_buffers", "ignis_pool_slots",
 }  # fmt: skip
 
 
@@ -59,6 +61,44 @@ def test_the_figures_of_an_application(app: ignis.Ignis) -> None:
     assert after["ignis_store", (("figure", "loads"),)] >= 1
     names = {family.name for family in text_string_to_metric_families(exposition.text().decode())}
     assert names == NAMES
+
+
+def test_buffers_in_use_by_class(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a publisher whose store does not answer, until it does."""
+    queue = memory_app.queue("blobs", bytes)
+    blob = (("class", "4096"),)
+    answers, asked = threading.Event(), threading.Event()
+    real = queue.main.load_batches
+
+    def slow(batches: Any) -> Any:
+        asked.set()
+        assert answers.wait(WAIT_S)
+        return real(batches)
+
+    monkeypatch.setattr(queue.main, "load_batches", slow)
+    exposition = Exposition(memory_app.stats)
+    before = parsed(exposition.text()).get(("ignis_pool_slots", blob), 0)
+    with queue.publisher() as publisher:
+        publisher.send(b"small")
+        assert asked.wait(WAIT_S)
+        for _ in range(5):
+            publisher.send(b"x" * 3_000)
+        found = parsed(exposition.text())
+        assert found["ignis_pool_buffers", blob] == 5
+        assert found["ignis_pool_slots", blob] >= before + 5
+        answers.set()
+        publisher.flush()
+        assert parsed(exposition.text())["ignis_pool_buffers", blob] == 0
+    assert parsed(exposition.text()).get(("ignis_pool_slots", blob), 0) == before
+
+
+def test_buffers_of_living_processes_are_summed() -> None:
+    totals = Totals()
+    for number, active in ((1, 2), (2, 3)):
+        totals.note(number, {**local(0, 0), "pool": [{"slot_bytes": 4096, "slots": 64, "active": active}]})
+    assert totals.pool() == [{"slot_bytes": 4096, "slots": 128, "active": 5}]
+    totals.close(2)
+    assert totals.pool() == [{"slot_bytes": 4096, "slots": 64, "active": 2}]
 
 
 def test_counts_outlive_the_consumer(app: ignis.Ignis) -> None:
