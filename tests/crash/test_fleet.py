@@ -10,4 +10,4 @@ def test_nothing_is_lost_and_nothing_is_doubled_by_scaling(torture: Callable[...
     assert "fleet/embedded: ok" in output
     assert "autoscaling/embedded: ok" in output
     assert "peak=2" in output
-    assert "mutants=1/1" in output
+    assert "mutants=3/3" in output

@@ -87,6 +87,22 @@ def test_a_copy_left_by_an_interrupted_move_is_a_duplicate() -> None:
     assert ledger.verdict().ok and ledger.verdict().duplicates == 1
 
 
+def test_a_duplicate_is_put_down_to_whoever_died() -> None:
+    ledger = Ledger()
+    ledger.send([1, 2, 3, 4, 5])
+    ledger.see([1, 2, 3], at=20.0, by="dead")
+    ledger.see([4, 5], at=20.0, by="alive")
+    assert ledger.doubles(["dead"]) == ({}, 0)
+    ledger.see([1, 4], at=30.0, by="alive")
+    ledger.see([5], at=10.0, by="dead")  # its report came late: it was the first
+    ledger.see([2])  # by the drainer
+    assert ledger.doubles(["dead"]) == ({"dead": 3}, 1), "4 was handled by one that lived"
+    assert ledger.doubles([]) == ({}, 4)
+    assert ledger.verdict().duplicates == 4
+    ledger.see([2])
+    assert ledger.doubles(["dead"]) == ({"dead": 3}, 2), "the store held it twice"
+
+
 def test_order_is_checked_per_shard_and_writer_on_first_sight_only() -> None:
     ledger = Ledger()
     ledger.send([make_id(1, one) for one in range(6)] + [make_id(2, 0)])

@@ -7,6 +7,7 @@ one. Nothing in the library knows about it.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 import struct
@@ -19,6 +20,7 @@ import lmdb
 
 from ignis.errors import CorruptRecordError, IgnisError
 from ignis.storage.base import FireResult, MagazineStore, Store, group_pointers
+from tests.torture.process import process_name
 
 __all__ = [
     "Mutant",
@@ -27,7 +29,10 @@ __all__ = [
     "delete_before_load",
     "delete_on_fire",
     "forget_boot",
+    "note_moves",
     "postpone_deletes",
+    "postpone_many_deletes",
+    "reload_some",
     "skip_checksums",
     "skip_journal_flush",
     "swallow_failed_commits",
@@ -191,6 +196,53 @@ def _wrap_magazines(change: Callable[[MagazineStore], None]) -> None:
     actors.open_store = open_changed
 
 
+def note_moves(path: str) -> None:
+    """No fault: a transfer or reload is noted in a file before and after, so that one which was cut in two is known.
+
+    On a store without transactions that one's messages are in both places.
+    """
+    log = os.open(path, os.O_WRONLY | os.O_APPEND)
+    name = process_name(os.getpid())
+
+    def noting(real: Any, size: Callable[..., int]) -> Any:
+        def move(*arguments: Any, **options: Any) -> int:
+            count = size(*arguments)
+            os.write(log, f"m {name} {count}\n".encode())
+            moved = int(real(*arguments, **options))
+            os.write(log, f"m {name} {-count}\n".encode())
+            return moved
+
+        return move
+
+    def change(magazines: Any) -> None:
+        magazines.transfer = noting(magazines.transfer, lambda source, target, items, *rest: len(items))
+        magazines.reload = noting(magazines.reload, lambda name, pointers: sum(map(len, pointers.values())))
+
+    _wrap_magazines(change)
+
+
+def reload_some() -> None:
+    """Every hundredth message that is deleted is put back into the queue instead: a living process handles it twice."""
+
+    def change(magazines: Any) -> None:
+        real, count = magazines.delete, itertools.count()
+
+        def delete(magazine: str, pointers: Mapping[int, Sequence[int]]) -> int:
+            back = {shard: [one for one in many if next(count) % 100 == 50] for shard, many in pointers.items()}
+            back = {shard: many for shard, many in back.items() if many}
+            if back:
+                magazines.reload(magazine, back)
+            real(
+                magazine,
+                {shard: [one for one in many if one not in back.get(shard, ())] for shard, many in pointers.items()},
+            )
+            return sum(map(len, pointers.values()))
+
+        magazines.delete = delete
+
+    _wrap_magazines(change)
+
+
 def acknowledge_early() -> None:
     """A load returns before it is stored: it is stored when the next one comes."""
 
@@ -217,6 +269,23 @@ def postpone_deletes() -> None:
         def delete(magazine: str, pointers: Any) -> int:
             waiting.append((magazine, pointers))
             if len(waiting) > 1:
+                real(*waiting.pop(0))
+            return sum(map(len, pointers.values()))
+
+        magazines.delete = delete
+
+    _wrap_magazines(change)
+
+
+def postpone_many_deletes() -> None:
+    """The same, but a hundred confirmations are gathered: a process that dies repeats more than its settings allow."""
+
+    def change(magazines: Any) -> None:
+        real, waiting = magazines.delete, []
+
+        def delete(magazine: str, pointers: Any) -> int:
+            waiting.append((magazine, pointers))
+            while len(waiting) > 100:
                 real(*waiting.pop(0))
             return sum(map(len, pointers.values()))
 

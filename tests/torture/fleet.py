@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import ignis
+import ignis.app as application
+from tests.torture import actors, faults
 from tests.torture.actors import MAIN, Place, drainer
 from tests.torture.app_kill9 import buffered, direct, shovelling, sweeping
 from tests.torture.ledger import Ledger, make_body, make_id
-from tests.torture.process import Child, Reporter, Role, follow
+from tests.torture.process import Child, Reporter, Role, follow, process_name
 from tests.torture.report import Outcome
 
 __all__ = ["autoscaling", "chaos"]
@@ -37,12 +39,13 @@ _START_S = 60.0
 _DRAIN_S = 180.0
 _STILL_S = 45.0
 """Longer than a lease of the sweeper's leadership, after which another one may sweep."""
+_STILL_PLANTED_S = 3.0
+"""What a planted fault holds back does not come any more."""
 _PROCESSES = 3
-_DIES_WITH_A_WORKER = 256 + 2 * 2 * 32
-"""The stated bound, by the settings in ``fleet_handlers``: what may be handled and not acknowledged (``max_unacked``), and
-what two workers hold (two chunks each)."""
-_DIES_WITH_A_MOVE = 1_000
-"""On a store without transactions a move that is cut in two leaves its batch in both places."""
+_MAX_UNACKED, _MAX_CHUNK = 16, 2
+_DIES_WITH_A_WORKER = _MAX_UNACKED + 2 * 2 * _MAX_CHUNK
+"""What a killed process may have handled and not acknowledged: no more than ``max_unacked`` when it claimed last, and what
+its two workers then had in hand, two chunks each."""
 
 _CONFIG = """
 [supervisor]
@@ -77,6 +80,9 @@ class _Scene:
 
     def queue(self) -> ignis.Queue[bytes]:
         """For the roles, in a child."""
+        if not self.transactions:
+            faults.note_moves(self.log)
+            application.open_store = actors.open_store  # type: ignore[attr-defined]
         return ignis.Ignis(self.url).queue(MAIN, bytes, shards=SHARDS, shovel_interval_s=0)
 
     def prepare(self, ledger: Ledger) -> None:
@@ -171,17 +177,19 @@ def chaos(seconds: float, rng: random.Random, *, server: str = "", plant: str = 
     outcome = Outcome(f"fleet/{'aerospike' if server else 'embedded'}{'/' + plant if plant else ''}")
     with tempfile.TemporaryDirectory(prefix="ignis-fleet-") as name:
         scene = _Scene(
-            Path(name), server, IGNIS_TORTURE_FAILING="0.03", IGNIS_TORTURE_PLANT=plant, IGNIS_TORTURE_PAUSE_S="0.008"
-        )
-        _Chaos(scene, rng, outcome, pause_s).run(seconds)
+            Path(name), server, IGNIS_TORTURE_FAILING="0.03", IGNIS_TORTURE_PLANT=plant, IGNIS_TORTURE_PAUSE_S="0.008",
+            IGNIS_TORTURE_HOLD=f"{_MAX_UNACKED},{_MAX_CHUNK}", IGNIS_TORTURE_MOVES="1" if server else "",
+        )  # fmt: skip
+        still_s = _STILL_PLANTED_S if plant else _STILL_S if server else _DRAIN_S
+        _Chaos(scene, rng, outcome, pause_s, still_s).run(seconds)
     outcome.rounds = 1
     return outcome.finish()
 
 
 class _Chaos:
-    def __init__(self, scene: _Scene, rng: random.Random, outcome: Outcome, pause_s: float) -> None:
+    def __init__(self, scene: _Scene, rng: random.Random, outcome: Outcome, pause_s: float, still_s: float) -> None:
         numbers = iter(range(1, 60_000))
-        self.scene, self.rng, self.outcome = scene, rng, outcome
+        self.scene, self.rng, self.outcome, self.still_s = scene, rng, outcome, still_s
         self.ledger = Ledger(copies=not scene.transactions)
         self.publishers: dict[str, Callable[[], Role]] = {
             "publisher": lambda: direct(scene, next(numbers), 1, pause_s),  # type: ignore[arg-type]
@@ -195,7 +203,7 @@ class _Chaos:
         self.living: dict[str, Child] = {}
         self.dead: list[Child] = []
         self.kills: Counter[str] = Counter()
-        self.worker_deaths = 0
+        self.killed_workers: set[str] = set()
 
     def run(self, seconds: float) -> None:
         self.scene.prepare(self.ledger)
@@ -225,10 +233,11 @@ class _Chaos:
         if victim == "worker":
             pids = self.workers.pids("running")
             if pids:
+                pid = self.rng.choice(pids)
+                self.killed_workers.add(process_name(pid))
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.rng.choice(pids), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
                     self.kills["worker"] += 1
-                    self.worker_deaths += 1
             return
         self.kills[victim] += 1
         if victim == "supervisor":
@@ -276,19 +285,37 @@ class _Chaos:
         elif not self.scene.transactions:
             # Claimed by somebody who died before he could write his name on it: only age tells, see docs/fleet.md.
             self.outcome.add(left_to_age=left)
-        verdict = self.ledger.verdict()
-        moves = 0 if self.scene.transactions else sum(self.kills[one] for one in ("sweeper", "shovel", "supervisor"))
-        bound = self.worker_deaths * _DIES_WITH_A_WORKER + moves * _DIES_WITH_A_MOVE
-        self.outcome.take(verdict, "fleet")
+        self.outcome.take(self.ledger.verdict(), "fleet")
+        self._judge_duplicates()
+        self.outcome.add(**{f"killed_{name.replace(' ', '_')}": n for name, n in sorted(self.kills.items())})
+
+    def _judge_duplicates(self) -> None:
+        """Each of them must have been handled by a process that was killed, and by no process more than it may hold; on a
+        store without transactions, or be one of those that a move which was cut in two left in both places."""
+        repeated, unexplained = self.ledger.doubles(self.killed_workers)
+        worst = max(repeated.values(), default=0)
+        copies = 0 if self.scene.transactions else self._cut_in_two() + self.kills["supervisor"] * _DIES_WITH_A_WORKER
         self.outcome.add(
-            bound=bound, **{f"killed_{name.replace(' ', '_')}": n for name, n in sorted(self.kills.items())}
-        )
-        if verdict.duplicates > bound:
-            self.outcome.fault(f"{verdict.duplicates} duplicates are over the bound of {bound}")
+            bound=len(self.killed_workers) * _DIES_WITH_A_WORKER + copies, most_of_one_death=worst,
+            bound_of_one_death=_DIES_WITH_A_WORKER, unexplained=unexplained, bound_of_unexplained=copies,
+        )  # fmt: skip
+        if worst > _DIES_WITH_A_WORKER:
+            self.outcome.fault(f"{worst} doubled by one death are over the bound of {_DIES_WITH_A_WORKER}")
+        if unexplained > copies:
+            self.outcome.fault(f"{unexplained} doubled that no death explains are over the bound of {copies}")
+
+    def _cut_in_two(self) -> int:
+        """Messages of the moves that were begun and not finished."""
+        under_way: Counter[str] = Counter()
+        for line in Path(self.scene.log).read_text().splitlines():
+            if line.startswith("m "):
+                _, name, count = line.split(" ")
+                under_way[name] += int(count)
+        return sum(under_way.values())
 
     def _wait_drained(self) -> bool:
         """Until nothing is pending, in flight or in the sideline, by the figures of the supervisor's endpoint; or until
-        nothing has moved for a while."""
+        nothing has moved for so long."""
         wanted = ("ignis_queue_pending", "ignis_queue_sideline", "ignis_inflight_count")
         now = time.monotonic()
         deadline, still_since, before = now + _DRAIN_S, now, dict[str, float]()
@@ -299,7 +326,7 @@ class _Chaos:
                 return True
             if found != before:
                 before, still_since = found, time.monotonic()
-            elif not self.scene.transactions and time.monotonic() > still_since + _STILL_S:
+            elif time.monotonic() > still_since + self.still_s:
                 return False
         return False
 

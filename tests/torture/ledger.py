@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 __all__ = ["Ledger", "Verdict", "make_body", "make_id", "read_body", "split_id"]
@@ -115,6 +116,7 @@ class Ledger:
     _seen_finished: list[int] = field(default_factory=list)
     _last_seen: dict[int, float] = field(default_factory=dict)
     _heads: dict[tuple[int, int], int] = field(default_factory=dict)
+    _handlers: dict[int, list[tuple[float, str]]] = field(default_factory=dict)
 
     def send(self, many: Iterable[int], at: float = 0.0) -> None:
         """The attempt begins. ``at``: monotonic seconds."""
@@ -130,13 +132,16 @@ class Ledger:
         """The caller was told that these are not stored. They may still exist: refusing is not a promise."""
         self.refused.update(many)
 
-    def see(self, many: Iterable[int], shard: int | None = None, at: float = float("inf")) -> None:
+    def see(self, many: Iterable[int], shard: int | None = None, at: float = float("inf"), by: str = "") -> None:
         """Handed out. With ``shard`` the order of each writer's messages within that shard is checked as well.
 
         ``at``: monotonic seconds. Lines of different processes arrive in any order; only the times tell whether a
-        message was handed out after its deletion had been confirmed, or before by somebody who died.
+        message was handed out after its deletion had been confirmed, or before by somebody who died. ``by``: who handled
+        it, for `doubles`; with it ``at`` is wanted as well.
         """
         for one in many:
+            if by:
+                self._handlers.setdefault(one, []).append((at, by))
             again = self.seen.get(one, 0)
             self.seen[one] = again + 1
             if at != float("inf"):
@@ -168,6 +173,31 @@ class Ledger:
             del self.finished[one]
             self.acknowledged.pop(one, None)
         return before - len(self.acknowledged)
+
+    def doubles(self, dead: Collection[str]) -> tuple[Counter[str], int]:
+        """Who is to blame for each duplicate, which is a handling that was not the message's last.
+
+        Args:
+            dead: names, as in `see`, of those who were killed: what they had handled and not acknowledged comes again.
+
+        Returns:
+            For each of the dead how many messages that it had handled were handled again; and how many duplicates nobody's
+            death explains, because whoever had handled the message lived to acknowledge it.
+        """
+        repeated: Counter[str] = Counter()
+        unexplained = 0
+        for one, times in self.seen.items():
+            if times == 1:
+                continue
+            handled = sorted(self._handlers.get(one, ()))
+            others = times - len(handled)  # who drains at the end comes after everybody else
+            for _, who in handled if others else handled[:-1]:
+                if who in dead:
+                    repeated[who] += 1
+                else:
+                    unexplained += 1
+            unexplained += max(0, others - 1)
+        return repeated, unexplained
 
     def browse(self, present: set[int]) -> tuple[list[int], list[int], list[int]]:
         """Judges by what exists instead of by a drain: (lost, invented, resurrected).

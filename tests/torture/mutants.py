@@ -34,6 +34,11 @@ KILL = (
 )
 CRASH_POINTS = (Mutant("delete-before-load", faults.delete_before_load),)
 TURNS = (Mutant("stale-journal-position", faults.trust_own_journal_position),)
+FLEET = (
+    ("delete_on_fire", "lost"),
+    ("reload_some", "doubled that no death explains"),
+    ("postpone_many_deletes", "doubled by one death"),
+)
 SYSTEM_CALLS = (Mutant("swallowed-failure", faults.swallow_failed_commits, expects="lost|acknowledged after a failed"),)
 
 
@@ -52,9 +57,11 @@ def _collect(name: str, runs: Iterator[tuple[str, Outcome, str]]) -> Outcome:
 
 
 def fleet_mutants(rng: Rng) -> Outcome:
-    """Workers of a fleet that delete what they claim."""
-    name = "delete_on_fire"
-    return _collect("mutants/fleet", iter([(name, fleet.chaos(6, rng(f"fleet/{name}"), plant=name), "lost")]))
+    """Workers of a fleet that delete what they claim, that handle twice, that acknowledge late."""
+    return _collect(
+        "mutants/fleet",
+        ((name, fleet.chaos(5, rng(f"fleet/{name}"), plant=name), expects) for name, expects in FLEET),
+    )
 
 
 def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:

@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
 from types import TracebackType
 
+from ignis.native import process_start_time
 from tests.torture.ledger import Ledger
 
-__all__ = ["Child", "Reporter", "Role", "follow", "id_lines"]
+__all__ = ["Child", "Reporter", "Role", "follow", "id_lines", "process_name"]
 
 _LINE_BYTES = 4096  # PIPE_BUF on Linux: longer writes are not atomic
 _PIPE_BYTES = 1 << 20
@@ -75,6 +76,11 @@ class Reporter:
     def _ids(self, head: str, many: Iterable[int]) -> None:
         for line in id_lines(head, many):
             os.write(self._descriptor, line)
+
+
+def process_name(pid: int) -> str:
+    """A word for a living process that no other one ever has: numbers are given again."""
+    return f"{pid}-{process_start_time(pid)}"
 
 
 def id_lines(head: str, many: Iterable[int]) -> Iterator[bytes]:
@@ -198,6 +204,8 @@ class Child:
             many = list(_parse_ids(fields[3:]))
             self.seen += len(many)
             ledger.see(many, None if fields[1] == "-1" else int(fields[1]), float(fields[2]))
+        elif kind == "h":
+            ledger.see(_parse_ids(fields[3:]), at=float(fields[2]), by=fields[1])
         elif kind == "p":
             self.present.update(_parse_ids(fields[1:]))
         elif kind == "f":
