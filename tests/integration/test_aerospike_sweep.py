@@ -41,7 +41,8 @@ def ahead() -> float:
 
 
 def test_a_pass_that_cannot_know_refuses_and_the_others_go_on(url: str, new_app: MakeApp, caplog: Any) -> None:
-    """The pointers record of one queue is lost: by itself that would read as "nothing was ever claimed"."""
+    """The pointers record of one queue was lost and begun anew by a Java instance: by itself that would read as "nothing
+    was ever claimed"."""
     app = new_app(url, clock=ahead, store={"settle_s": 1})
     for name in ("lost", "good"):
         queue = app.queue(name, int, shards=1)
@@ -55,7 +56,9 @@ def test_a_pass_that_cannot_know_refuses_and_the_others_go_on(url: str, new_app:
     raw = aerospike_support.raw_client()
     try:
         sets = app.store.sets  # type: ignore[attr-defined]
-        raw.remove((aerospike_support.address().partition("/")[2], sets.meta, "lost_POINTERS"))
+        key = (aerospike_support.address().partition("/")[2], sets.meta, "lost_POINTERS")
+        raw.remove(key)
+        raw.put(key, {"LOAD_POINTER": 1, "FIRE_POINTER": 0})
     finally:
         raw.close()
     result = app.sweeper().run_once()

@@ -2,7 +2,8 @@
 
 A magazine is declared by a record of its own (set ``…_ignis_mags``): shards, durability, and per shard the low-water
 mark. Its pointers records are made with it and removed with it, so that a load or a claim by somebody who does not know
-yet that it was dropped finds no pointers record and changes nothing.
+yet that it was dropped finds no pointers record and changes nothing. A pointers record that is gone although the
+declaration says that it was made was lost: it is restored, see `restoring`, and the magazine's life goes on.
 
 The low-water mark. Everything up to it has been accounted for and is never looked at again. Community servers can bring
 removed records back when they start from cold storage; below the mark such a record is dropped, not delivered. The mark
@@ -12,14 +13,15 @@ count as well.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ignis.errors import IgnisError, QueueMismatchError, QueueNotFoundError, StoreError
-from ignis.storage.aerospike import expressions, layout
+from ignis.storage.aerospike import expressions, layout, restoring
 from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
 from ignis.storage.aerospike.layout import Keys, SetNames
@@ -33,10 +35,13 @@ REFRESH_S = 10.0
 
 SIDELINE_SUFFIX = "_SIDELINE"
 _NAME, _SHARDS, _MOST, _DURABILITY, _PLAIN, _LOW = "name", "shards", "most_shards", "durability", "plain", "low"
+_BORN = "born"
+"""Shard -> ``born`` of its pointers record, once that was made."""
 _OURS = "ign_queue"
 _TRIES = 100
 
 Key = tuple[str, str, str]
+log = logging.getLogger("ignis.storage.aerospike")
 
 
 class ShardPointers(NamedTuple):
@@ -122,6 +127,7 @@ class Magazine:
     keys: Keys
     views: list[ShardView]
     lock: threading.Lock
+    born: dict[int, int] = field(default_factory=dict)
     checked_at: float = 0.0
     next_shard: int = 0
     record_bytes: float = 0.0
@@ -136,6 +142,7 @@ class Catalogue:
         self.sets = sets
         self._lock = threading.Lock()
         self._known: dict[str, Magazine] = {}
+        self.restored = 0
 
     # -- keys
 
@@ -213,6 +220,7 @@ class Catalogue:
                 self._known[name] = magazine
             magazine.shards, magazine.most_shards = bins[_SHARDS], bins[_MOST]
             magazine.durability = bins[_DURABILITY]
+            magazine.born = dict(bins.get(_BORN) or {})
             magazine.views += [ShardView() for _ in range(magazine.most_shards - len(magazine.views))]
             magazine.checked_at = time.monotonic()
         with magazine.lock:
@@ -248,31 +256,79 @@ class Catalogue:
                 magazine.views[shard].saw(pointers, self._connection.options.settle_s)
 
     def missing(self, magazine: Magazine) -> None:
-        """A pointers record was not there: raises QueueNotFoundError when the magazine was dropped, else makes it."""
+        """A pointers record was not there: raises QueueNotFoundError when the magazine was dropped, else makes or restores
+        it."""
         with self._lock:
             self._known.pop(magazine.name, None)
         fresh = self.refresh(magazine.name)
         self._make_pointers(fresh, range(fresh.shards))
 
     def _make_pointers(self, magazine: Magazine, shards: range) -> None:
-        """Creates what is missing. A pointers record that Java made gets ``born``."""
+        """Creates what is missing; what was there before goes on where it was. A pointers record that Java made gets
+        ``born``."""
         never = policy("create", ttl=layout.TTL_NEVER)
         mark = policy("update", ttl=layout.TTL_KEEP, only_if=expressions.not_born)
+        starts = self._lost(magazine, shards)
         entries = []
         for shard in shards:
-            born = expressions.write(layout.BORN, secrets.randbits(31) | 1)
-            zero = [expressions.write(name, 0) for name in (layout.LOAD_POINTER, layout.FIRE_POINTER)]
-            entries.append(write_entry(self.pointers_key(magazine, shard), [*zero, born], never))
+            start = starts.get(shard, restoring.Place(0, 0, 0))
+            ops = [
+                expressions.write(layout.LOAD_POINTER, start.load), expressions.write(layout.FIRE_POINTER, start.fire),
+                expressions.write(layout.BORN, magazine.born.get(shard) or secrets.randbits(31) | 1),
+                *([expressions.write(layout.VOIDS, start.voids)] if start.voids else []),
+            ]  # fmt: skip
+            entries.append(write_entry(self.pointers_key(magazine, shard), ops, never))
             zero = [expressions.write(name, 0) for name in (layout.LOAD_COUNTER, layout.FIRE_COUNTER)]
             entries.append(write_entry(self.counters_key(magazine, shard), zero, never))
         self._connection.send("declare", entries, allowed=(OK, EXISTS))
-        old = [entry for entry in entries[::2] if entry.result == EXISTS]
+        for shard, entry in zip(shards, entries[::2], strict=True):
+            if entry.result == OK and shard in starts:
+                self.restored += 1
+                log.error(
+                    "shard %d of %s had lost its pointers record; by the records that are there it goes on with %s",
+                    shard, magazine.name, starts[shard],
+                )  # fmt: skip
+        old = [(shard, entry) for shard, entry in zip(shards, entries[::2], strict=True) if entry.result == EXISTS]
         if old:
             marks = [
-                write_entry(entry.key, [expressions.write(layout.BORN, secrets.randbits(31) | 1)], mark)
-                for entry in old
+                write_entry(
+                    entry.key,
+                    [expressions.write(layout.BORN, magazine.born.get(shard) or secrets.randbits(31) | 1)],
+                    mark,
+                )
+                for shard, entry in old
             ]
             self._connection.send("declare", marks, allowed=(OK, FILTERED, NOT_FOUND))
+        self._note_born(magazine, [shard for shard in shards if shard not in magazine.born])
+
+    def _lost(self, magazine: Magazine, shards: range) -> dict[int, restoring.Place]:
+        """Of the pointers records that were made and are gone: where they belong."""
+        made = [shard for shard in shards if shard in magazine.born]
+        entries = [read_entry(self.pointers_key(magazine, shard), [expressions.read(layout.BORN)]) for shard in made]
+        if entries:
+            self._connection.send("declare", entries, allowed=(OK, NOT_FOUND))
+        lows = {
+            shard: magazine.views[shard].low
+            for shard, entry in zip(made, entries, strict=True)
+            if entry.result == NOT_FOUND
+        }
+        return restoring.find_places(self._connection, self.sets.data, magazine.keys, lows) if lows else {}
+
+    def _note_born(self, magazine: Magazine, shards: list[int]) -> None:
+        """Notes in the magazine's record that these shards' pointers were made."""
+        if not shards:
+            return
+        entries = [read_entry(self.pointers_key(magazine, shard), [expressions.read(layout.BORN)]) for shard in shards]
+        self._connection.send("declare", entries, allowed=(OK, NOT_FOUND))
+        born = {
+            shard: entry.record[2][layout.BORN]
+            for shard, entry in zip(shards, entries, strict=True)
+            if entry.result == OK
+        }
+        how = policy("update", ttl=layout.TTL_KEEP)
+        noted = write_entry(self._own_key(magazine.name), [expressions.put_in_map(_BORN, born)], how)
+        self._connection.send("declare", [noted], allowed=(OK, NOT_FOUND))
+        magazine.born.update(born)
 
     # -- declaring and dropping
 
@@ -295,6 +351,7 @@ class Catalogue:
                 _DURABILITY: durability,
                 _PLAIN: int(shards == 1),
                 _LOW: {},
+                _BORN: {},
             }
             if not self._connection.put("declare", key, bins, policy("create", ttl=layout.TTL_NEVER)):
                 return False
@@ -342,6 +399,11 @@ class Catalogue:
         except QueueNotFoundError:
             return
         shards = list(range(magazine.most_shards))
+        # Nobody must restore what is removed on purpose.
+        forgotten = write_entry(
+            self._own_key(name), [expressions.write(_BORN, {})], policy("update", ttl=layout.TTL_KEEP)
+        )
+        self._connection.send("drop", [forgotten], allowed=(OK, NOT_FOUND))
         entries = [read_entry(self.pointers_key(magazine, shard)) for shard in shards]
         self._connection.send("drop", entries, allowed=(OK, NOT_FOUND))
         found = {

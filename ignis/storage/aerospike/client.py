@@ -385,10 +385,16 @@ class Connection:
             return [row for row in self.everything(what, set_name) if row[1].get(bin_name) == value]
         return [(row[0][2], row[2]) for row in rows]
 
-    def everything(self, what: str, set_name: str) -> list[tuple[str, dict[str, Any]]]:
-        """(user key, bins) of all records of a set."""
-        rows = self.call(what, lambda client: client.query(self.namespace, set_name).results()) or []
-        return [(row[0][2], row[2]) for row in rows]
+    def everything(self, what: str, set_name: str, bins: Sequence[str] = ()) -> list[tuple[str, dict[str, Any]]]:
+        """(user key, bins) of all records of a set. ``bins``: the names of those that are wanted, default all."""
+
+        def ask(client: Any) -> Any:
+            query = client.query(self.namespace, set_name)
+            if bins:
+                query.select(*bins)
+            return query.results()
+
+        return [(row[0][2], row[2]) for row in self.call(what, ask) or []]
 
     def info(self, command: str) -> str:
         """One node's answer to an info command, without the command's echo."""

@@ -91,6 +91,11 @@ def advance_map(bin_name: str, key: str | int, old: int, new: int) -> list[Any]:
     return [map_operations.map_increment(bin_name, key, new - old)]
 
 
+def put_in_map(bin_name: str, items: dict[int, int]) -> Any:
+    """The operation that sets entries of a map."""
+    return map_operations.map_put_items(bin_name, items)
+
+
 def map_value_is(bin_name: str, key: str | int, value: int) -> Any:
     """The map's entry has this value; for 0 also when there is none."""
     entry = exp.MapGetByKey(None, _MAP_VALUE, exp.ResultType.INTEGER, key, exp.MapBin(bin_name))

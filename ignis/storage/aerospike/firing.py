@@ -241,7 +241,7 @@ class Firing:
                     taken.voids.append(place)
                 continue
             record, expires_at_ms, life = layout.decode(f"{prefix}{place[1]}", bins)
-            if life is not None and life != born:
+            if life is not None and born and life != born:
                 taken.strangers.append(place)
             elif expires_at_ms and expires_at_ms <= now_ms:
                 taken.expired.append(place)

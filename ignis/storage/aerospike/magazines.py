@@ -76,6 +76,7 @@ class AerospikeMagazines(MagazineStore):
             "holes_filled": firing.holes.filled,
             "holes_sealed": firing.holes.sealed,
             "sealed_loads": self._appender.sealed_seen,
+            "pointers_restored": self._catalogue.restored,
             "resurrected_seen": firing.resurrected_seen + self._looking.resurrected_seen,
         }
 
