@@ -12,6 +12,7 @@ import pytest
 
 import ignis
 from ignis.errors import StoreError
+from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.aerospike.layout import Keys
 from ignis.storage.aerospike.restoring import Place, find_places
 from tests import aerospike_support
@@ -101,6 +102,12 @@ def test_of_many_shards_only_the_lost_ones_are_looked_for(url: str, new_app: Mak
     assert {one.shard: (one.load_pointer, one.fire_pointer) for one in app.store.magazines.metadata("jobs")} == before
     assert restored(app) == 2
     assert len(bodies(queue)) == held
+    assert [(one.load_counter, one.load_pointer) for one in app.store.magazines.metadata("jobs")] == [(10, 10)] * 3
+    lose(app, "jobs_SHARD_1")
+    records = [encode_record(str(number).encode(), flags=CODEC_JSON) for number in range(10)]
+    app.store.magazines.load("jobs", [(shard, PackedBatch.pack(records)) for shard in range(3)], None)
+    assert [(one.load_counter, one.load_pointer) for one in app.store.magazines.metadata("jobs")] == [(20, 20)] * 3
+    assert len(bodies(queue)) == 30, "no pointer was reserved twice"
     assert all(app.queue(name, int, shards=1).main.pending() == 50 for name in ("jobs_SHARD_12", "jobs_1"))
 
 

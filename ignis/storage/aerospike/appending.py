@@ -101,26 +101,29 @@ class Appender:
         for shard in shards:
             counts[shard] = counts.get(shard, 0) + 1
         how = policy("update", ttl=layout.TTL_KEEP)
+        counters = [
+            write_entry(
+                self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.LOAD_COUNTER, count)],
+                policy(ttl=layout.TTL_NEVER),
+            )
+            for shard, count in counts.items()
+            if count_loads
+        ]  # fmt: skip
+        reserved: dict[int, tuple[ShardPointers, int]] = {}
         for _ in range(2):
+            left = [shard for shard in counts if shard not in reserved]
             entries = [
-                write_entry(self._catalogue.pointers_key(magazine, shard), expressions.reserve(count), how)
-                for shard, count in counts.items()
+                write_entry(self._catalogue.pointers_key(magazine, shard), expressions.reserve(counts[shard]), how)
+                for shard in left
             ]
-            counters = [
-                write_entry(
-                    self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.LOAD_COUNTER, count)],
-                    policy(ttl=layout.TTL_NEVER),
-                )
-                for shard, count in counts.items()
-                if count_loads
-            ]  # fmt: skip
             self._connection.send("reserve", entries + counters, allowed=(OK, NOT_FOUND))
-            if all(entry.result == OK for entry in entries):
-                return {
-                    shard: (ShardPointers.of(entry.record[2]), count)
-                    for (shard, count), entry in zip(counts.items(), entries, strict=True)
-                }
+            for shard, entry in zip(left, entries, strict=True):
+                if entry.result == OK:
+                    reserved[shard] = ShardPointers.of(entry.record[2]), counts[shard]
+            if len(reserved) == len(counts):
+                return reserved
             self._catalogue.missing(magazine)
+            counters = []
         raise StoreError(f"magazine {magazine.name!r} loses its pointers records")
 
     def _write(
