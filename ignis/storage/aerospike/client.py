@@ -385,16 +385,23 @@ class Connection:
             return [row for row in self.everything(what, set_name) if row[1].get(bin_name) == value]
         return [(row[0][2], row[2]) for row in rows]
 
-    def everything(self, what: str, set_name: str, bins: Sequence[str] = ()) -> list[tuple[str, dict[str, Any]]]:
-        """(user key, bins) of all records of a set. ``bins``: the names of those that are wanted, default all."""
+    def everything(self, what: str, set_name: str) -> list[tuple[str, dict[str, Any]]]:
+        """(user key, bins) of all records of a set."""
+        rows = self.call(what, lambda client: client.query(self.namespace, set_name).results()) or []
+        return [(row[0][2], row[2]) for row in rows]
 
-        def ask(client: Any) -> Any:
+    def each(
+        self, what: str, set_name: str, bins: Sequence[str], look: Callable[[str | None, dict[str, Any]], None]
+    ) -> None:
+        """Calls ``look(user key, bins)`` for all records of a set, which may be more than memory holds; for some again when
+        the server had to be asked again. Only the bins named; the key is None where it was not stored."""
+
+        def ask(client: Any) -> None:
             query = client.query(self.namespace, set_name)
-            if bins:
-                query.select(*bins)
-            return query.results()
+            query.select(*bins)
+            query.foreach(lambda row: look(row[0][2], row[2]))
 
-        return [(row[0][2], row[2]) for row in self.call(what, ask) or []]
+        self.call(what, ask)
 
     def info(self, command: str) -> str:
         """One node's answer to an info command, without the command's echo."""

@@ -7,7 +7,7 @@ earlier one. So the pointers are put where the records show that they were.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ignis.errors import StoreError
 from ignis.storage.aerospike import layout
@@ -26,20 +26,20 @@ class Place(NamedTuple):
 
 
 class _Shard:
-    """What was found of one shard above its low-water mark."""
+    """What was found of one shard above its low-water mark. Seeing a record twice changes nothing."""
 
     def __init__(self, low: int) -> None:
         self.low = low
         self.last = low
         self.first_unfired = 0
-        self.voids: list[int] = []
+        self.voids: set[int] = set()
 
     def add(self, pointer: int, sealed: int | None, unfired: bool) -> None:
         if pointer <= self.low:
             return
         self.last = max(self.last, pointer)
         if sealed == layout.VOID:
-            self.voids.append(pointer)
+            self.voids.add(pointer)
         if unfired and (not self.first_unfired or pointer < self.first_unfired):
             self.first_unfired = pointer
 
@@ -65,15 +65,22 @@ def find_places(connection: Connection, data_set: str, keys: Keys, lows: dict[in
     """
     shards = {shard: _Shard(low) for shard, low in lows.items()}
     prefixes = [(keys.prefix(shard), found) for shard, found in shards.items()]
-    wanted = [layout.FIRED_AT, layout.SEALED, layout.MODIFIED_AT]
-    for key, bins in connection.everything("restore", data_set, wanted):
+    nameless = 0
+
+    def look(key: str | None, bins: dict[str, Any]) -> None:
+        nonlocal nameless
         if key is None:
-            raise StoreError(
-                f"set {data_set!r} has a record that was written without its key: lost pointers cannot be restored from it"
-            )
+            nameless += 1
+            return
         for prefix, found in prefixes:
             pointer = key.removeprefix(prefix)
             if pointer != key and pointer.isdecimal():
                 unfired = layout.is_record(bins) and bins.get(layout.FIRED_AT) is None
                 found.add(int(pointer), bins.get(layout.SEALED), unfired)
+
+    connection.each("restore", data_set, [layout.FIRED_AT, layout.SEALED, layout.MODIFIED_AT], look)
+    if nameless:
+        raise StoreError(
+            f"set {data_set!r} has {nameless} record(s) that were written without their keys: lost pointers cannot be restored"
+        )
     return {shard: found.place() for shard, found in shards.items()}
