@@ -160,8 +160,6 @@ def blind() -> Outcome:
     return outcome.finish()
 
 
-def tests(
-    rounds: int, rng: random.Random, deadline: Callable[[], bool], first: int
-) -> Iterator[Callable[[], Outcome]]:
+def tests(rounds: int, rng: random.Random, deadline: Callable[[], bool], first: int) -> Iterator[Callable[[], Outcome]]:
     yield lambda: killed_at_points(rounds, rng, deadline, first=first)
     yield blind
