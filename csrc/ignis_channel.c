@@ -24,6 +24,8 @@ static int open_producer(ign_channel *ch)
     ch->swept_pos = ch->back_in.read_pos == 0 && ch->forward_out.write_pos == 0 ? 0 : UINT64_MAX;
     ch->until_drain = DRAIN_EVERY;
     ch->until_free = 1;
+    ch->small_bytes = IGN_BYTERING_MAX_MESSAGE;
+    ch->small_waits = false;
     ch->produces = true;
     rc = ign_bytering_open(&ch->bytering, ign_region_at(r, r->bytering_offset), r->bytering_bytes, &ch->forward_out);
     if (rc != IGN_OK)
@@ -162,19 +164,32 @@ int ign_channel_collect(ign_channel *ch)
     return IGN_OK;
 }
 
-/* UINT32_MAX: it goes into the slab. */
+bool ign_channel_set_small(ign_channel *ch, uint32_t size)
+{
+    if (size == 0 || size > ch->bytering.bytes / 4)
+        return false;
+    ch->small_bytes = size;
+    ch->small_waits = true;
+    return true;
+}
+
+/* UINT32_MAX: it goes into the slab, or waits. */
 static uint32_t reserve_small(ign_channel *ch, uint32_t size)
 {
     uint32_t offset = ign_bytering_reserve(&ch->bytering, size);
     if (offset == UINT32_MAX && --ch->until_free == 0) {
         /* Not at every message: while the consumer is far behind, this line is the other core's. */
-        ch->until_free = DRAIN_EVERY;
+        ch->until_free = ch->small_waits ? 1 : DRAIN_EVERY;
         uint64_t read_pos = atomic_load_explicit(&ch->forward_out.control->read_pos, memory_order_acquire); /* R2 */
         uint64_t next_pos = ch->forward_out.write_pos + ch->staged;
         if (next_pos - read_pos <= ch->region.ring_capacity) {
             ign_bytering_free(&ch->bytering, read_pos, next_pos);
-            ign_bytering_turn(&ch->bytering, size);
-            offset = ign_bytering_reserve(&ch->bytering, size);
+            uint32_t limit;
+            do { /* a lap grows by less than a message may need */
+                limit = ch->bytering.limit;
+                ign_bytering_turn(&ch->bytering, size);
+                offset = ign_bytering_reserve(&ch->bytering, size);
+            } while (offset == UINT32_MAX && ch->bytering.limit > limit);
         }
         if (offset != UINT32_MAX)
             ch->until_free = 1;
@@ -194,12 +209,14 @@ int ign_channel_reserve(ign_channel *ch, size_t size, ign_slab_ref *ref, uint8_t
         return IGN_FULL;
     if (ch->bytering.bytes != 0) {
         ign_bytering_mark(&ch->bytering, ch->forward_out.write_pos + ch->staged);
-        uint32_t offset = size <= IGN_BYTERING_MAX_MESSAGE ? reserve_small(ch, (uint32_t)size) : UINT32_MAX;
+        uint32_t offset = size <= ch->small_bytes ? reserve_small(ch, (uint32_t)size) : UINT32_MAX;
         if (offset != UINT32_MAX) {
             *ref = (ign_slab_ref){.slot = IGN_BYTERING_SLOT, .generation = offset, .length = (uint32_t)size};
             *at = ch->bytering.data + offset;
             return IGN_OK;
         }
+        if (ch->small_waits && size <= ch->small_bytes)
+            return IGN_FULL;
     }
     if (--ch->until_drain == 0) {
         /* Now and then, not only when a class is empty: the buffers that came home last are the ones to use next, and
@@ -293,9 +310,10 @@ static ign_message located(const ign_channel *ch, const ign_ring_entry *entry)
                          .code = (int16_t)code};
 }
 
-int ign_channel_survey(ign_channel *ch, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
+int ign_channel_survey(
+    ign_channel *ch, uint32_t skip, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
 {
-    int rc = ign_ring_peek_spsc(&ch->forward_in, entries, max, got);
+    int rc = ign_ring_peek_behind_spsc(&ch->forward_in, skip, entries, max, got);
     for (uint32_t i = 0; i < *got; i++)
         messages[i] = located(ch, &entries[i]);
     return rc;

@@ -45,6 +45,8 @@ typedef struct ign_channel {
     ign_ring_consumer back_in;
     ign_slab slab;
     ign_bytering bytering;
+    uint32_t small_bytes; /* messages up to this size go into the byte ring */
+    bool small_waits;     /* and wait for room there; otherwise they go into the slab when it is full */
     uint32_t until_free;  /* small messages that go into the slab until the full byte ring is looked at again */
     uint32_t staged;      /* entries written behind the write position */
     uint32_t until_drain; /* reservations until returned buffers are looked for */
@@ -78,6 +80,10 @@ void ign_channel_interrupt(ign_channel *channel);
 /* Room for `size` bytes, in the byte ring or in a slot of the slab, and a place in the ring for it. *at is where to write.
  * IGN_OK | IGN_FULL (ring or size class; wait for space) | IGN_E_TOO_LARGE | IGN_E_CORRUPT | IGN_E_THREAD. */
 int ign_channel_reserve(ign_channel *channel, size_t size, ign_slab_ref *ref, uint8_t **at);
+/* For a consumer that takes messages in order and holds none beyond its read position: those of up to `size` bytes go into
+ * the byte ring and nowhere else. Its room is then every size's, and what does not fit waits (reserve: IGN_FULL) until the
+ * read position has moved on. At most a quarter of the byte ring; before the first message. */
+bool ign_channel_set_small(ign_channel *channel, uint32_t size);
 /* Takes home all buffers that the consumer is done with, and those that a dead one lost. IGN_OK | IGN_E_CORRUPT | IGN_E_THREAD. */
 int ign_channel_collect(ign_channel *channel);
 /* Queues a written slot behind those already staged. */
@@ -95,10 +101,11 @@ int ign_channel_peek(ign_channel *channel, const ign_message **messages, uint32_
 /* Takes the first `count` of what was peeked. The bytes of those in the slab stay valid until given back; those of the
  * others (slot == IGN_BYTERING_SLOT) until here. */
 void ign_channel_advance(ign_channel *channel, uint32_t count);
-/* For who must see to the messages before it takes them: up to `max` of those that are there, from the read position on,
- * at *messages; `entries` is room for as many. They stay where they are, for this consumer and for one that follows it.
+/* For who must see to the messages before it takes them: up to `max` of those that are there, behind the first `skip` from
+ * the read position on, at *messages; `entries` is room for as many. They stay where they are, for this consumer and for one that follows it.
  * *got is set in every case. IGN_OK | IGN_EMPTY | IGN_E_CORRUPT | IGN_E_THREAD. Not to be mixed with peek and advance. */
-int ign_channel_survey(ign_channel *channel, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got);
+int ign_channel_survey(
+    ign_channel *channel, uint32_t skip, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got);
 /* Takes the first `count` surveyed messages. Only then may their slots be given back: in the other order a slot could be
  * written anew while an entry that a successor would read still names it. */
 void ign_channel_take(ign_channel *channel, uint32_t count);

@@ -156,22 +156,27 @@ int ign_ring_try_push_many_spsc(ign_ring_producer *ring, const ign_ring_entry *e
 
 int ign_ring_peek_spsc(ign_ring_consumer *ring, ign_ring_entry *entries, uint32_t max, uint32_t *got)
 {
+    return ign_ring_peek_behind_spsc(ring, 0, entries, max, got);
+}
+
+int ign_ring_peek_behind_spsc(ign_ring_consumer *ring, uint32_t skip, ign_ring_entry *entries, uint32_t max, uint32_t *got)
+{
     *got = 0;
     CHECK_THREAD(ring);
     uint64_t available = ring->cached_write_pos - ring->read_pos;
-    if (available < max) {
+    if (available < (uint64_t)skip + max) {
         /* R1: pairs with W1 in ign_ring_commit_spsc: everything that the producer wrote before it published this
          * position is visible below. Only re-read when we know of too few: the line belongs to the other core. */
         uint64_t write_pos = atomic_load_explicit(&ring->control->write_pos, memory_order_acquire);
         available = write_pos - ring->read_pos;
-        if (available > ring->mask + 1)
+        if (available > ring->mask + 1 || available < skip)
             return IGN_E_CORRUPT; /* not remembered, so it stays an error */
-        if (available == 0)
+        if (available == skip)
             return IGN_EMPTY;
         ring->cached_write_pos = write_pos;
     }
-    uint64_t n = available < max ? available : max;
-    uint64_t first = ring->read_pos & ring->mask;
+    uint64_t n = available - skip < max ? available - skip : max;
+    uint64_t first = (ring->read_pos + skip) & ring->mask;
     uint64_t before_wrap = ring->mask + 1 - first;
     uint64_t head = n < before_wrap ? n : before_wrap;
     if (n == 1) {

@@ -120,6 +120,9 @@ int ign_ring_try_pop_many_spsc(ign_ring_consumer *ring, ign_ring_entry *entries,
  * caller checks is what it uses. *got is set in every case. IGN_OK when at least one. */
 int ign_ring_peek_spsc(ign_ring_consumer *ring, ign_ring_entry *entries, uint32_t max, uint32_t *got);
 
+/* The same behind the first `skip` entries, which are peeked already. IGN_E_CORRUPT also when there are fewer than that. */
+int ign_ring_peek_behind_spsc(ign_ring_consumer *ring, uint32_t skip, ign_ring_entry *entries, uint32_t max, uint32_t *got);
+
 /* Gives the first `count` peeked entries' slots back to the producer. */
 void ign_ring_release_spsc(ign_ring_consumer *ring, uint32_t count);
 

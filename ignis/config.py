@@ -358,9 +358,9 @@ class RelaySettings(_Settings):
 
     section: ClassVar[str] = "relay"
 
-    capacity: int = _setting(4_096, "messages that one producer's channel holds; a power of two", 64, 1 << 20)
+    capacity: int = _setting(16_384, "messages that one producer's channel holds; a power of two", 64, 1 << 20)
     bytes_per_message: int = _setting(
-        256, "room a channel has for each small message, in the mean; a power of two", 64, 4_096
+        512, "room a channel has for each message of up to 32 KiB, in the mean; a power of two", 64, 4_096
     )
     timeout_s: float = _setting(30, "how long publish() waits until the relay has stored the message", 0, 86_400)
     scan_s: float = _setting(0.25, "how often the relay looks for new channels and producers that are gone", 0.01, 60)

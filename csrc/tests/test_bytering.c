@@ -239,6 +239,121 @@ static void stress(uint32_t capacity, uint32_t bytes, uint64_t count)
 #define ROUNDS 60000u
 #endif
 
+/* -- a byte ring that every size but the largest goes through ------------------------------------------------------- */
+
+#define WAITING_SMALL 2048u
+
+static size_t size_that_waits(uint64_t n) { return n % 11 == 0 ? WAITING_SMALL - n % 3 : (n * 613) % WAITING_SMALL; }
+
+static int send_that_waits(ign_channel *c, uint64_t n)
+{
+    ign_slab_ref ref;
+    uint8_t *at;
+    int rc = ign_channel_reserve(c, size_that_waits(n), &ref, &at);
+    if (rc != IGN_OK)
+        return rc;
+    CHECK_EQ(ref.slot, IGN_BYTERING_SLOT);
+    memset(at, (int)(n % 251), size_that_waits(n));
+    ign_channel_stage(c, &ref, (uint16_t)n);
+    ign_channel_publish(c);
+    return IGN_OK;
+}
+
+/* Looks at up to `max` messages behind the `held` ones that it has looked at already; returns how many there were. */
+static uint32_t look(ign_channel *c, uint64_t taken, uint32_t held, uint32_t max)
+{
+    static ign_ring_entry entries[4096];
+    static ign_message messages[4096];
+    uint32_t got;
+    int rc = ign_channel_survey(c, held, entries, messages, max, &got);
+    CHECK(rc == IGN_OK || (rc == IGN_EMPTY && got == 0));
+    for (uint32_t i = 0; i < got; i++) {
+        uint64_t n = taken + held + i;
+        CHECK(messages[i].code == IGN_OK && messages[i].slot == IGN_BYTERING_SLOT && messages[i].kind == (uint16_t)n);
+        CHECK_EQ(messages[i].length, size_that_waits(n));
+        for (uint32_t k = 0; k < messages[i].length; k++)
+            CHECK(messages[i].bytes[k] == n % 251);
+    }
+    return got;
+}
+
+static void what_does_not_fit_waits(void)
+{
+    ign_channel *c = blank();
+    ign_region_config config = config_of(4096, 1u << 20); /* more than a lap */
+    CHECK_EQ(ign_channel_heap(c, &config), IGN_OK);
+    CHECK(!ign_channel_set_small(c, 0) && !ign_channel_set_small(c, (1u << 18) + 1));
+    CHECK(ign_channel_set_small(c, WAITING_SMALL));
+    uint64_t sent = 0, taken = 0;
+    uint32_t held = 0;
+    for (int round = 0; round < 60; round++) {
+        int rc;
+        while ((rc = send_that_waits(c, sent)) == IGN_OK)
+            sent++;
+        CHECK_EQ(rc, IGN_FULL);
+        CHECK_EQ(ign_slab_active(&c->slab), 0);
+        CHECK(sent - taken >= 800); /* the whole ring, not a lap of it */
+        held += look(c, taken, held, 300);
+        held += look(c, taken, held, 4096);
+        CHECK_EQ(held, sent - taken);
+        CHECK_EQ(look(c, taken, held, 1), 0);
+        uint32_t some = round % 3 == 0 ? held : held / 2;
+        ign_channel_take(c, some);
+        ign_channel_flush(c);
+        taken += some;
+        held -= some;
+    }
+    ign_ring_entry entry;
+    ign_message message;
+    uint32_t got;
+    CHECK_EQ(ign_channel_survey(c, (uint32_t)(sent - taken) + 1, &entry, &message, 1, &got), IGN_E_CORRUPT);
+    ign_slab_ref ref;
+    uint8_t *at;
+    CHECK_EQ(ign_channel_reserve(c, WAITING_SMALL + 1, &ref, &at), IGN_OK); /* larger ones have their slots */
+    CHECK(ref.slot != IGN_BYTERING_SLOT);
+    ign_channel_close(c);
+    free(c);
+}
+
+static void *produce_and_wait(void *arg)
+{
+    job *j = arg;
+    for (uint64_t n = 0; n < j->count;) {
+        uint64_t seen = ign_channel_read_pos(j->c); /* before the attempt: what is taken after it ends the wait */
+        int rc = send_that_waits(j->c, n);
+        n += rc == IGN_OK;
+        if (rc == IGN_FULL)
+            rc = ign_channel_wait_progress(j->c, seen, false, 10 * SECOND);
+        CHECK(rc == IGN_OK || rc == IGN_TIMEOUT);
+    }
+    return NULL;
+}
+
+static void waiting_stress(void)
+{
+    ign_region_config config = config_of(64, 16384);
+    job j = {.c = blank(), .count = ROUNDS / 4};
+    CHECK_EQ(ign_channel_heap(j.c, &config), IGN_OK);
+    CHECK(ign_channel_set_small(j.c, WAITING_SMALL));
+    pthread_t t;
+    CHECK_EQ(pthread_create(&t, NULL, produce_and_wait, &j), 0);
+    uint32_t held = 0;
+    for (uint64_t taken = 0; taken < j.count;) {
+        uint32_t more = look(j.c, taken, held, 64);
+        held += more;
+        uint32_t some = more == 0 ? held : held / 2;
+        ign_channel_take(j.c, some);
+        ign_channel_flush(j.c);
+        taken += some;
+        held -= some;
+        int rc = held != 0 || taken == j.count ? IGN_OK : ign_channel_wait_items(j.c, 10 * SECOND, true);
+        CHECK(rc == IGN_OK || rc == IGN_TIMEOUT);
+    }
+    pthread_join(t, NULL);
+    ign_channel_close(j.c);
+    free(j.c);
+}
+
 static void stress_small(void) { stress(8, 2048, ROUNDS); }
 static void stress_large(void) { stress(4096, 1u << 20, ROUNDS); }
 
@@ -312,6 +427,8 @@ MAIN("bytering", {
     RUN(what_is_in_use_is_not_handed_out);
     RUN(laps);
     RUN(a_full_byte_ring_is_no_full_channel);
+    RUN(what_does_not_fit_waits);
+    RUN(waiting_stress);
     RUN(stress_small);
     RUN(stress_large);
     RUN(a_successor_keeps_what_was_sent);

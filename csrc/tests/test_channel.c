@@ -359,7 +359,7 @@ static void survey_and_die(const char *file, uint32_t taken, uint32_t home)
         ign_message messages[16];
         uint32_t got;
         if (ign_channel_open(c, file, IGN_CONSUMER) != IGN_OK ||
-            ign_channel_survey(c, entries, messages, 16, &got) != IGN_OK || got != 8)
+            ign_channel_survey(c, 0, entries, messages, 16, &got) != IGN_OK || got != 8)
             _exit(2);
         ign_channel_take(c, taken);
         for (uint32_t i = 0; i < home; i++)
@@ -392,7 +392,7 @@ static void what_was_surveyed_and_not_taken_is_the_next_consumers(void)
     ign_ring_entry entries[16];
     ign_message messages[16];
     uint32_t got;
-    CHECK_EQ(ign_channel_survey(c, entries, messages, 16, &got), IGN_OK);
+    CHECK_EQ(ign_channel_survey(c, 0, entries, messages, 16, &got), IGN_OK);
     CHECK_EQ(got, 8);
     for (uint64_t i = 0; i < 8; i++) {
         uint64_t n;
@@ -402,10 +402,10 @@ static void what_was_surveyed_and_not_taken_is_the_next_consumers(void)
     }
     ign_channel_take(c, 3);
     CHECK_EQ(ign_channel_read_pos(p), 3);
-    CHECK_EQ(ign_channel_survey(c, entries, messages, 2, &got), IGN_OK);
+    CHECK_EQ(ign_channel_survey(c, 0, entries, messages, 2, &got), IGN_OK);
     CHECK(got == 2 && messages[0].kind == 3);
     ign_channel_take(c, 5);
-    CHECK_EQ(ign_channel_survey(c, entries, messages, 16, &got), IGN_EMPTY);
+    CHECK_EQ(ign_channel_survey(c, 0, entries, messages, 16, &got), IGN_EMPTY);
     CHECK_EQ(got, 0);
     ign_channel_close(c); /* gave nothing back: the next consumer's start is the sign that the slots are free */
     CHECK_EQ(ign_channel_open(c, file, IGN_CONSUMER), IGN_OK);
@@ -425,7 +425,7 @@ static void *take_two_later(void *arg)
     ign_message messages[4];
     uint32_t got;
     usleep(20000);
-    CHECK_EQ(ign_channel_survey(c, entries, messages, 4, &got), IGN_OK);
+    CHECK_EQ(ign_channel_survey(c, 0, entries, messages, 4, &got), IGN_OK);
     ign_channel_take(c, 2);
     ign_channel_flush(c);
     return NULL;

@@ -97,8 +97,9 @@ cdef extern from "ignis_channel.h" nogil:
     void ign_channel_flush(ign_channel *channel)
     int ign_channel_wait_items(ign_channel *channel, uint64_t timeout_ns, bint spin)
     int ign_channel_wait_space(ign_channel *channel, uint64_t timeout_ns, bint spin, bint slots)
+    bint ign_channel_set_small(ign_channel *channel, uint32_t size)
     int ign_channel_survey(
-        ign_channel *channel, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
+        ign_channel *channel, uint32_t skip, ign_ring_entry *entries, ign_message *messages, uint32_t max, uint32_t *got)
     void ign_channel_take(ign_channel *channel, uint32_t count)
     int ign_channel_wait_progress(ign_channel *channel, uint64_t seen, bint slots, uint64_t timeout_ns)
     int ign_channel_wait_any(

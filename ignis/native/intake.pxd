@@ -16,12 +16,15 @@ cdef class Intake:
     cdef int _inside            # pack() is at work on our memory
     cdef ign_ring_entry *_entries
     cdef ign_message *_messages
-    cdef Taken *_taken          # held: looked at, and neither acknowledged nor let go
+    cdef Taken *_taken          # held: looked at, and neither acknowledged nor let go; a ring, from _first on
+    cdef uint32_t _first
     cdef uint32_t _count
+    cdef uint32_t _packed       # the first of them, which were packed
     cdef readonly uint64_t bytes_taken
     cdef readonly uint64_t acknowledged
 
     cdef int _check(self) except -1
+    cdef Taken *_at(self, uint32_t i) noexcept nogil
 
 
 cdef class Bell:

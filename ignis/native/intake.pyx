@@ -2,7 +2,7 @@
 """Collecting what other processes left in mapped outboxes, with a promise to each: it is taken when it is durable.
 
 `Intake.hold` looks at messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
-stored `Intake.acknowledge` takes them. Whoever dies in between leaves them to the next consumer. The files' makers are
+stored `Intake.acknowledge` takes them. More may be held and packed while earlier ones are being stored. Whoever dies in between leaves them to the next consumer. The files' makers are
 other processes: every word of theirs is read once and checked before it is used.
 """
 
@@ -86,6 +86,9 @@ cdef class Intake:
             ign_channel_close(self._channel)
             free(self._channel)
 
+    cdef Taken *_at(self, uint32_t i) noexcept nogil:
+        return &self._taken[(self._first + i) & (self._channel.region.ring_capacity - 1)]
+
     cdef int _check(self) except -1:
         cdef int rc = IGN_E_CLOSED if self._closed else ign_region_check(&self._channel.region)
         if rc != IGN_OK:
@@ -103,6 +106,12 @@ cdef class Intake:
     def held(self) -> int:
         """Messages that are held: looked at, and neither acknowledged nor let go."""
         return self._count
+
+    @property
+    def waiting(self) -> int:
+        """Messages in the channel that are not held; a snapshot."""
+        cdef uint64_t depth = self.depth()
+        return depth - self._count if depth > self._count else 0
 
     @property
     def region_bytes(self) -> int:
@@ -130,25 +139,24 @@ cdef class Intake:
             raise_code(rc, str(self.path))
 
     def hold(self, max_messages: int, max_bytes: int, shards: int, codec: int) -> int:
-        """Looks at the oldest messages, checks each, and holds them for `pack`; returns how many there are.
+        """Looks at the oldest messages that are not held yet, checks each, and holds them for `pack`; returns how many.
 
         Args:
-            max_messages, max_bytes: bounds (at least one message is held if there is one). shards: of the queue, 1..65534.
+            max_messages, max_bytes: bounds (at least one message is added if there is one). shards: of the queue, 1..65534.
             codec: of the queue; a record of another codec is refused.
 
         Raises:
-            ForeignReferenceError, UnreadableMessageError: the oldest message lies nowhere or is no record of this codec.
-            NativeError: ring positions that cannot be. RegionTruncatedError; ValueError when messages are held already.
+            ForeignReferenceError, UnreadableMessageError: the oldest of these lies nowhere or is no record of this codec;
+            what was held before is held.
+            NativeError: ring positions that cannot be; RegionTruncatedError. Nothing is held then.
         """
-        cdef uint32_t got, i, limit
+        cdef uint32_t got, i, limit, added = 0
         cdef size_t total = 0
         cdef size_t c_bytes = max_bytes
         cdef uint16_t c_shards = shards
         cdef uint8_t c_codec = codec
         cdef int rc, bad = IGN_OK
         self._check()
-        if self._count != 0:
-            raise ValueError(f"{self.path}: {self._count} messages are held")
         if c_shards == 0 or max_messages <= 0:
             raise ValueError(f"hold: max_messages={max_messages}, shards={shards}")
         limit = self._channel.region.ring_capacity
@@ -156,56 +164,65 @@ cdef class Intake:
             limit = max_messages
         self._inside += 1
         with nogil:
-            rc = ign_channel_survey(self._channel, self._entries, self._messages, limit, &got)
+            rc = ign_channel_survey(self._channel, self._count, self._entries, self._messages, limit, &got)
             if rc == IGN_OK:
                 for i in range(got):
                     if i != 0 and total + self._messages[i].length > c_bytes:
                         break
                     if i + 4 < got:
                         ign_prefetch(self._messages[i + 4].bytes)
-                    bad = check_record(&self._messages[i], &self._taken[i], c_shards, c_codec)
+                    bad = check_record(&self._messages[i], self._at(self._count + i), c_shards, c_codec)
                     if bad != IGN_OK:
                         break  # those before it are good
                     total += self._messages[i].length
-                    self._count += 1
+                    added += 1
         self._inside -= 1
         try:
             self._check()  # zeros of a file that was cut are no messages, and look like an empty ring
         except _errors.IgnisError:
-            self._count = 0
+            self.let_go()
             raise
         if rc == IGN_EMPTY:
             return 0
         if rc != IGN_OK:
-            self._count = 0
+            self.let_go()
             raise_code(rc, str(self.path))
-        if self._count == 0 and bad == IGN_E_FOREIGN:
+        if added == 0 and bad == IGN_E_FOREIGN:
             raise_code(bad, str(self.path))
-        if self._count == 0 and bad != IGN_OK:
+        if added == 0 and bad != IGN_OK:
             raise _errors.UnreadableMessageError(
                 f"{self.path}: {self._messages[0].length} bytes that are no record of codec {codec}")
         self.bytes_taken += total
-        return self._count
+        self._count += added
+        return added
 
-    def let_go(self) -> None:
-        """Forgets what is held: it stays in the channel, and the next `hold` finds it again."""
-        self._count = 0
+    def let_go(self, uint32_t keep=0) -> None:
+        """Forgets what is held, all but the oldest ``keep``: it stays in the channel, and the next `hold` finds it again."""
+        self._count = min(self._count, keep)
+        self._packed = min(self._packed, keep)
 
-    def acknowledge(self) -> int:
-        """Takes what is held, for good: the producer's receipts of it are done. Returns how many messages that was."""
-        cdef uint32_t i, count = self._count
+    def acknowledge(self, count=None) -> int:
+        """Takes the oldest ``count`` messages that are held (all), for good: the producer's receipts of them are done.
+
+        Returns how many that was. Raises ValueError when fewer are held.
+        """
+        cdef uint32_t i, n = self._count if count is None else count
         self._check()
-        if count == 0:
+        if n > self._count:
+            raise ValueError(f"{self.path}: acknowledge({n}), {self._count} messages are held")
+        if n == 0:
             return 0
-        self._count = 0
         with nogil:
             # In this order, see ign_channel_take.
-            ign_channel_take(self._channel, count)
-            for i in range(count):
-                ign_channel_give_back(self._channel, self._taken[i].slot, self._taken[i].generation)
+            ign_channel_take(self._channel, n)
+            for i in range(n):
+                ign_channel_give_back(self._channel, self._at(i).slot, self._at(i).generation)
             ign_channel_flush(self._channel)
-        self.acknowledged += count
-        return count
+        self._first += n
+        self._count -= n
+        self._packed -= n if n < self._packed else self._packed
+        self.acknowledged += n
+        return n
 
     def refuse(self) -> None:
         """Tells the producer that nothing more will be taken from this file: its sends and receipts raise from now on."""
@@ -222,7 +239,7 @@ cdef class Intake:
         if self._inside:
             raise _errors.RegionBusyError(f"{self.path}: being packed in another thread")
         self._closed = True
-        self._count = 0
+        self.let_go()
         ign_channel_close(self._channel)
 
     @property
@@ -262,7 +279,7 @@ cdef int check_record(const ign_message *message, Taken *taken, uint16_t shards,
 
 
 def pack(list intakes not None, int any_shard, int shards, int chunk_records=256, int chunk_bytes=32768) -> list:
-    """What several intakes of one queue hold, as packed batches.
+    """What several intakes of one queue hold and was not packed yet, as packed batches.
 
     Args:
         intakes: each in the order of its own messages, one after the other. any_shard, shards, chunk_records, chunk_bytes:
@@ -275,7 +292,7 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
         RegionTruncatedError: a file was cut meanwhile; its ``held`` messages are nobody's, let them go.
     """
     cdef Intake one
-    cdef uint32_t total = 0, batches = 0
+    cdef uint32_t total = 0, batches = 0, i
     cdef Taken *all = NULL
     cdef Batch *built = NULL
     cdef int rc
@@ -283,7 +300,7 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
         raise ValueError(f"pack: shards={shards}, any_shard={any_shard}, chunk_records={chunk_records}")
     for one in intakes:
         one._check()
-        total += one._count
+        total += one._count - one._packed
     if total == 0:
         return []
     all = <Taken *>malloc(total * sizeof(Taken))
@@ -291,8 +308,9 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
         raise MemoryError("pack")
     total = 0
     for one in intakes:
-        memcpy(all + total, one._taken, one._count * sizeof(Taken))
-        total += one._count
+        for i in range(one._packed, one._count):
+            all[total] = one._at(i)[0]
+            total += 1
         one._inside += 1
     try:
         with nogil:
@@ -301,7 +319,10 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
             raise_code(rc, "pack")
         for one in intakes:
             one._check()
-        return close_batches(built, batches)
+        closed = close_batches(built, batches)
+        for one in intakes:
+            one._packed = one._count
+        return closed
     finally:
         for one in intakes:
             one._inside -= 1

@@ -32,6 +32,7 @@ cdef class Outbox:
     cdef Taken *_taken          # messages between the ring and their batches
     cdef uint32_t _taken_count
     cdef uint32_t _taken_room
+    cdef size_t _small          # up to this size messages lie in the byte ring and nowhere else
     cdef bint _mapped           # in a file: what its consumer has taken is settled
     cdef ign_board _bell        # rung after each message; only of a mapped one
     cdef object _refusal

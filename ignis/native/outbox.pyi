@@ -33,6 +33,7 @@ class Outbox:
         label: bytes = b"",
         bell: str | os.PathLike[str] | None = None,
         bytering_bytes: int = 0,
+        small_message_bytes: int = 0,
     ) -> Self: ...
     path: str | os.PathLike[str] | None
     on_waiter: Callable[[], object] | None

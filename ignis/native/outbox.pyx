@@ -26,7 +26,7 @@ from ignis.native.channel cimport (
     IGN_BYTERING_MAX_BYTES, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
     ign_channel_close, ign_channel_collect, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
     ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish, ign_channel_read_pos,
-    ign_channel_reserve, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
+    ign_channel_reserve, ign_channel_set_small, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
     ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_config, ign_region_config_default,
     ign_region_get_note,
 )
@@ -151,13 +151,15 @@ cdef class Outbox:
         label: with ``path``: bytes for whoever finds the file, up to 2,048.
         bell: with ``path``: the file of the `Bell` to ring after a message.
         bytering_bytes: with ``path``: see `Channel.heap`.
+        small_message_bytes: with ``path``: messages of up to this size, envelope included, lie in the byte ring and nowhere
+            else; at most a quarter of it. 0: those of up to 1 KiB, and in a slot when it is full.
 
     Any thread may send (the GIL makes them take turns); one thread, the flusher, calls drain, settle and fail.
     """
 
     def __cinit__(
         self, *, capacity: int = 65536, size_classes=None, max_message_bytes: int = 1 << 20, path=None,
-        bytes label=b"", bell=None, bytering_bytes: int = 0,
+        bytes label=b"", bell=None, bytering_bytes: int = 0, small_message_bytes: int = 0,
     ):
         cdef ign_region_config config
         cdef bytes encoded
@@ -170,10 +172,13 @@ cdef class Outbox:
         if ign_region_config_default(&config, capacity, max_message_bytes + ENVELOPE_BYTES) != IGN_OK:
             raise ValueError(f"no layout for capacity={capacity}, max_message_bytes={max_message_bytes}")
         # On the heap the messages of a batch are held beyond the read position: each needs a slot of its own.
-        if path is None and (label or bell is not None or bytering_bytes):
-            raise ValueError("label, bell and bytering_bytes go with path")
+        if path is None and (label or bell is not None or bytering_bytes or small_message_bytes):
+            raise ValueError("label, bell, bytering_bytes and small_message_bytes go with path")
         if not 0 <= bytering_bytes <= <int>IGN_BYTERING_MAX_BYTES or not ign_bytering_size_valid(bytering_bytes):
             raise ValueError(f"bytering_bytes must be 0 or a power of two from 2048, got {bytering_bytes}")
+        if not 0 <= small_message_bytes <= bytering_bytes // 4:
+            raise ValueError(
+                f"small_message_bytes must be 0..{bytering_bytes // 4}, a quarter of bytering_bytes, got {small_message_bytes}")
         config.bytering_bytes = bytering_bytes
         config.label = <const uint8_t *>PyBytes_AS_STRING(label)
         config.label_bytes = <uint32_t>PyBytes_GET_SIZE(label)
@@ -201,6 +206,9 @@ cdef class Outbox:
             rc = ign_channel_create(self._channel, encoded, &config, IGN_PRODUCER)
         if rc != IGN_OK:
             raise_code(rc, f"outbox with capacity={capacity}, size_classes={size_classes}, path={path}")
+        if small_message_bytes:
+            ign_channel_set_small(self._channel, small_message_bytes)
+        self._small = small_message_bytes
         self._mapped = path is not None
         self.path = path
         self._channel.forward_out.check_thread = False  # senders take turns under the GIL
@@ -248,7 +256,7 @@ cdef class Outbox:
         cdef size_t size
         cdef ign_slab_ref ref
         cdef uint8_t *at
-        cdef uint64_t now
+        cdef uint64_t now, seen
         cdef int rc
         cdef Receipt receipt
         self._check()
@@ -265,8 +273,10 @@ cdef class Outbox:
         rc = ign_channel_reserve(self._channel, size, &ref, &at)
         while rc == IGN_FULL:
             # The slot is reserved and sent without letting go of the GIL in between, so nobody overtakes.
-            timeout = self._send_slow(size, timeout)
+            seen = ign_channel_read_pos(self._channel)  # before the attempt: what is taken after it ends the wait
             rc = ign_channel_reserve(self._channel, size, &ref, &at)
+            if rc == IGN_FULL:
+                timeout = self._send_slow(size, timeout, seen)
         if rc != IGN_OK:
             raise_code(rc, "outbox")
         now = now_us()
@@ -293,14 +303,17 @@ cdef class Outbox:
         cdef size_t size = <size_t>PyBytes_GET_SIZE(record)
         cdef ign_slab_ref ref
         cdef uint8_t *at
+        cdef uint64_t seen
         cdef int rc
         self._check()
         if size > self._channel.region.max_message_bytes:
             raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
         rc = ign_channel_reserve(self._channel, size, &ref, &at)
         while rc == IGN_FULL:
-            timeout = self._send_slow(size, timeout)
+            seen = ign_channel_read_pos(self._channel)
             rc = ign_channel_reserve(self._channel, size, &ref, &at)
+            if rc == IGN_FULL:
+                timeout = self._send_slow(size, timeout, seen)
         if rc != IGN_OK:
             raise_code(rc, "outbox")
         memcpy(at, PyBytes_AS_STRING(record), size)
@@ -312,8 +325,8 @@ cdef class Outbox:
             self._check()
         return self._sent
 
-    def _send_slow(self, size, timeout):
-        """Waits for room; returns what is left of the timeout."""
+    def _send_slow(self, size, timeout, uint64_t seen):
+        """Waits for room; returns what is left of the timeout. ``seen``: the read position at which there was none."""
         cdef uint64_t left = timeout_ns(timeout), began = ign_now_ns(), now
         cdef uint64_t until = began + left
         cdef bint slots, spin = True
@@ -326,14 +339,14 @@ cdef class Outbox:
             if now >= until:
                 raise self._timed_out(
                     f"outbox: no room for {size} bytes in time; {self._sent - self._settled} messages are not durable yet")
-            slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
+            slots = <size_t>size > self._small and \
+                ign_channel_depth(self._channel) < self._channel.region.ring_capacity
             left = until - now
             self._inside += 1
             with nogil:
                 if self._mapped:
-                    # Full at this read position. Not wait_space, which gives up when the consumer is gone: another will come.
-                    rc = ign_channel_wait_progress(
-                        self._channel, self._sent - self._channel.region.ring_capacity, slots, left)
+                    # Not wait_space, which gives up when the consumer is gone: another will come.
+                    rc = ign_channel_wait_progress(self._channel, seen, slots, left)
                 else:
                     rc = ign_channel_wait_space(self._channel, left, spin, slots)
             self._inside -= 1

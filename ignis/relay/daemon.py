@@ -1,8 +1,9 @@
 """The relay: one process that carries what producers left in their channels into the store.
 
-A turn holds what lies in the channels, loads it in one transaction per queue, and only then takes it from the channels.
-So a relay that dies leaves to the next one whatever is not known to be stored, and the messages of at most one turn twice:
-their ids are the same.
+What lies in the channels is copied, loaded in one transaction per queue, and only then taken from the channels; while the
+store is at work the next load is copied, and it sets off when the one before it was taken. So a relay that dies leaves to
+the next one whatever is not known to be stored, and twice the messages of at most one load per queue: their ids are the
+same.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from ignis.app import Ignis
@@ -25,16 +24,15 @@ from ignis.errors import (
     IgnisError,
     NativeError,
     QueueNotFoundError,
-    RegionBusyError,
-    RegionIOError,
     StoreFailedError,
     UnreadableMessageError,
 )
-from ignis.magazine import Magazine
-from ignis.native import Bell, Intake, pack, process_start_time
+from ignis.native import Bell, process_start_time
+from ignis.relay.carrier import Carrier, Load, Outcome
 from ignis.relay.directory import RelayDirectory
 from ignis.relay.inlet import Inlet, Target
 from ignis.relay.label import settings_of
+from ignis.relay.roster import Roster
 
 __all__ = ["Relay"]
 
@@ -43,28 +41,15 @@ log = logging.getLogger("ignis.relay")
 _PARALLEL_LOADS = 4
 """Queues whose loads are handed to the store at the same time: they share its commits."""
 _LARGE = 128
-"""Messages of a turn that shows producers at full speed."""
+"""Messages of a load that shows producers at full speed."""
+_LARGE_BYTES = 256 << 10
+"""Bytes of a load that is worth another thread, so that the next one is gathered meanwhile."""
+_WORTHWHILE = 64
+"""Messages that are copied while the store is at work; fewer wait, since each such copy makes batches of its own."""
+_LONGEST_PAUSE_S = 0.05
+"""Between two looks at the channels while the store is at work; its answer ends the pause."""
 _NAPS = 20
 """Pauses without a message before the relay goes to sleep and has to be woken."""
-
-
-class Load:
-    """What one load takes: the inlets that hold messages for it, and the magazine they go to."""
-
-    def __init__(self, magazine: Magazine[Any]) -> None:
-        self.magazine = magazine
-        self.inlets: list[Inlet] = []
-        self.messages = 0
-        self.bytes = 0
-
-    def only(self, inlet: Inlet) -> Load:
-        """The part of it that one inlet holds."""
-        part = Load(self.magazine)
-        part.inlets, part.messages = [inlet], inlet.intake.held
-        return part
-
-
-Outcome = tuple[Load, "Exception | None"]
 
 
 def _is_final(exc: Exception) -> bool:
@@ -91,21 +76,22 @@ class Relay:
         self.app = app
         self.directory = RelayDirectory(directory)
         self.settings = resolve(RelaySettings, settings, app.file)
-        self.inlets: dict[Path, Inlet] = {}
-        self._ignored: dict[Path, str] = {}
+        self.roster = Roster(self.directory, app, self.settings.max_channels)
         self._bell: Bell | None = None
         self._stopping = False
         self._running = False
         self._turns = 0
         self._last_turn = 0
+        self._carrier = Carrier(_PARALLEL_LOADS)
+        self._flight: dict[Target, Load] = {}
+        self._next: dict[Target, Load] = {}
+        self._pause_s = 0.0
         self._next_scan = 0.0
         self._next_catalogue = 0.0
         self._failing = ""
         self._backoff_s = 0.0
         self._resume_at = 0.0
-        self._figures = dict.fromkeys(
-            ("messages", "bytes", "loads", "taken_up", "finished", "refused", "store_errors"), 0
-        )
+        self._figures = dict.fromkeys(("messages", "bytes", "loads", "store_errors"), 0)
 
     # -- life
 
@@ -127,19 +113,20 @@ class Relay:
             self._write_state()
             self._running = True
             log.info("relaying %s to %s", self.directory.path, self.app.url)
-            with ThreadPoolExecutor(_PARALLEL_LOADS, "ignis-relay-load") as pool:
-                while not self._stopping:
-                    if not self._turn(pool):
-                        self._rest()
-                self._scan()
-                until = time.monotonic() + self.settings.stop_timeout_s
-                while self._turn(pool) and time.monotonic() < until:
-                    pass
+            while not self._stopping:
+                if not self._turn():
+                    self._rest()
+            self._scan()
+            until = time.monotonic() + self.settings.stop_timeout_s
+            while self._turn() and time.monotonic() < until:
+                pass
         finally:
             self._running = False
-            for inlet in self.inlets.values():
-                inlet.intake.close()
-            self.inlets.clear()
+            if not self._carrier.close(self.settings.stop_timeout_s):
+                log.warning(
+                    "the store has not answered: what it was given may be stored, and waits in its channels too"
+                )
+            self.roster.close()
             if self._bell is not None:
                 self._bell.close()
             os.close(lock)
@@ -160,7 +147,7 @@ class Relay:
     def stats(self) -> dict[str, int | str]:
         """Messages, bytes and loads since the start; channels taken up, finished and refused; channels now; the store's
         last error while it lasts."""
-        return {**self._figures, "channels": len(self.inlets), "failing": self._failing}
+        return {**self._figures, **self.roster.figures, "channels": len(self.roster), "failing": self._failing}
 
     def _open_bell(self) -> Bell:
         try:
@@ -177,178 +164,163 @@ class Relay:
         """Nothing was there. Short pauses first: a producer that sends every now and then need not wake us each time."""
         for _ in range(_NAPS if self.settings.nap_s else 0):
             time.sleep(self.settings.nap_s)
-            if self._stopping or any(map(self._depth, self.inlets.values())):
+            if self._stopping or self.roster.waiting():
                 return
         timeout_s = max(0.0, min(self._next_scan, self._next_catalogue) - time.monotonic())
         assert self._bell is not None
         try:
-            if self._bell.wait([inlet.intake for inlet in self.inlets.values()], timeout_s):
+            if self._bell.wait([inlet.intake for inlet in self.roster], timeout_s):
                 self._next_scan = min(self._next_scan, time.monotonic())  # somebody rang: perhaps for a new channel
         except NativeError as exc:
             log.warning("cannot be woken, looking every %g s: %s", self.settings.scan_s, exc)
             time.sleep(self.settings.scan_s)
             self._next_scan = 0.0
 
-    @staticmethod
-    def _depth(inlet: Inlet) -> int:
-        try:
-            return inlet.intake.depth()
-        except NativeError:
-            return 1  # the turn will see what it is
-
-    # -- channels come and go
-
     def _scan(self) -> None:
-        """Takes up new channels, and lets go of those whose producers are gone."""
         self._next_scan = time.monotonic() + self.settings.scan_s
-        for inlet in list(self.inlets.values()):
-            try:
-                if inlet.finished():
-                    self._finish(inlet)
-            except NativeError as exc:
-                self._refuse(inlet.path, inlet.intake, exc)
-        present = self.directory.channel_files()
-        for path in present:
-            if path not in self.inlets and len(self.inlets) < self.settings.max_channels:
-                self._take_up(path)
-        for path in self._ignored.keys() - set(present):
-            del self._ignored[path]
-
-    def _take_up(self, path: Path) -> None:
-        try:
-            intake = Intake.open(path)
-        except (RegionBusyError, RegionIOError, MemoryError) as exc:
-            if self._ignored.get(path) != str(exc):  # once, not at every scan
-                log.warning("channel %s cannot be taken up now: %s", path.name, exc)
-                self._ignored[path] = str(exc)
-            return
-        except NativeError as exc:
-            self._set_aside(path, exc)
-            return
-        try:
-            self.inlets[path] = Inlet.of(path, intake, self.app.client_id, self.app.farm_id)
-        except (NativeError, ConfigError) as exc:
-            self._refuse(path, intake, exc)
-        else:
-            self._figures["taken_up"] += 1
-            log.debug("channel %s taken up", path.name)
-
-    def _finish(self, inlet: Inlet) -> None:
-        del self.inlets[inlet.path]
-        inlet.intake.close()
-        inlet.path.unlink(missing_ok=True)
-        self._figures["finished"] += 1
-        log.debug("channel %s is finished", inlet.path.name)
-
-    def _refuse(self, path: Path, intake: Intake, why: Exception) -> None:
-        """Takes no more from this channel: the file is set aside, then its producer is told."""
-        self.inlets.pop(path, None)
-        intake.let_go()
-        self._set_aside(path, why)
-        with contextlib.suppress(NativeError):
-            intake.refuse()
-        intake.close()
-
-    def _set_aside(self, path: Path, why: Exception) -> None:
-        self._figures["refused"] += 1
-        log.error("channel %s is set aside: %s", path.name, why)
-        try:
-            self.directory.set_aside(path, f"{type(why).__name__}: {why}")
-        except OSError as exc:
-            log.error("channel %s cannot be set aside: %s", path.name, exc)
+        self.roster.scan()
 
     # -- messages
 
-    def _turn(self, pool: ThreadPoolExecutor) -> int:
-        """One round over all channels; returns how many messages were stored."""
+    def _turn(self) -> bool:
+        """Some of the way from the channels to the store; false when there was nothing to do."""
         now = time.monotonic()
         if now >= self._next_scan:
             self._scan()
         if now >= self._next_catalogue:
             self._write_state()
+        if self._flight:
+            return self._while_under_way()
         if now < self._resume_at:
             time.sleep(min(self._resume_at - now, self.settings.scan_s))
-            return 1  # not idle: the next turn is due by the clock, and no message needs to wake us for it
-        self._turns += 1
+            return True  # not idle: the next turn is due by the clock, and no message needs to wake us for it
         self._let_gather()
-        loads = self._hold()
-        if not loads:
-            return 0
+        self._gather()
+        if not self._next:
+            return False
+        self._set_off()
+        return True
+
+    def _while_under_way(self) -> bool:
+        """The store is at work. What comes in meanwhile is copied, when it is worth it, so that it can follow at once."""
+        began = time.monotonic()
+        if self.roster.waiting() >= _WORTHWHILE:
+            self._gather()
+            self._pause_s = self.settings.nap_s
+        # A look at thousands of channels is not to take the processor from the threads that store.
+        outcomes = self._carrier.wait(max(self._pause_s or _LONGEST_PAUSE_S, 4 * (time.monotonic() - began)))
+        if outcomes is None:
+            self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+        else:
+            self._flight = {}
+            self._arrived(outcomes)
+        return True
+
+    def _set_off(self) -> None:
+        """Hands what was gathered to the store."""
+        loads = list(self._next.values())
+        self._flight, self._next = self._next, {}
         self._last_turn = sum(load.messages for load in loads)
-        done = [self._store(loads[0])] if len(loads) == 1 else list(pool.map(self._store, loads))
-        outcomes = [outcome for outcomes in done for outcome in outcomes]
-        self._note_failures([exc for load, exc in outcomes if exc is not None and not self._give_up(load, exc)])
-        return sum(load.messages for load, exc in outcomes if exc is None)
+        if len(loads) == 1 and self._last_turn < _LARGE and loads[0].bytes < _LARGE_BYTES:
+            # Not worth another thread: whoever waits for its receipt has it sooner this way.
+            outcomes = [(loads[0], loads[0].store())]
+            self._flight = {}
+            self._arrived(outcomes)
+        else:
+            self._pause_s = self.settings.nap_s
+            self._carrier.send(loads)
 
     def _let_gather(self) -> None:
         """Right after a large turn the producers that waited for room have only begun again. A load of what they have
         by now would cost as much as one of what they have a moment later."""
-        if self._last_turn >= _LARGE and sum(map(self._depth, self.inlets.values())) < self._last_turn // 2:
+        gathered = sum(load.messages for load in self._next.values())
+        if self._last_turn >= _LARGE and gathered + self.roster.waiting() < self._last_turn // 2:
             time.sleep(self.settings.nap_s)
         self._last_turn = 0
 
-    def _hold(self) -> list[Load]:
-        """Looks at what every channel has, in an order that rotates, up to the bounds of a load."""
-        loads: dict[Target, Load] = {}
-        inlets = list(self.inlets.values())
+    def _gather(self) -> None:
+        """Holds and copies what every channel has, in an order that rotates, up to the bounds of a load."""
+        self._turns += 1
+        inlets = list(self.roster)
         start = self._turns % len(inlets) if inlets else 0
         for inlet in inlets[start:] + inlets[:start]:
             try:
-                if inlet.intake.depth() == 0:
+                if inlet.intake.waiting == 0:
                     continue
                 magazine = inlet.magazine(self.app)
-                load = loads.get(Inlet.target_of(magazine)) or Load(magazine)
-                room = self.settings.max_batch - load.messages
-                room_bytes = self.settings.max_batch_bytes - load.bytes
-                if room <= 0 or room_bytes <= 0:
-                    continue
-                before = inlet.intake.bytes_taken
-                held = inlet.intake.hold(room, room_bytes, magazine.shards, inlet.codec)
+                load = self._next.get(Inlet.target_of(magazine)) or Load(magazine)
+                if load.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes):
+                    self._next[load.target] = load
             except (NativeError, UnreadableMessageError, ConfigError) as exc:
-                self._refuse(inlet.path, inlet.intake, exc)
-                continue
+                if not inlet.intake.held:  # otherwise what is good and on its way comes first
+                    self.roster.refuse(inlet, exc)
             except IgnisError as exc:
                 self._note_failures([exc])
-                continue
-            if held:
-                load.inlets.append(inlet)
-                load.messages += held
-                load.bytes += inlet.intake.bytes_taken - before
-                loads[Inlet.target_of(magazine)] = load
-        return list(loads.values())
+        for load in list(self._next.values()):
+            try:
+                load.pack(self._turns)
+            except NativeError as exc:
+                log.debug("a channel was cut while it was read: %s", exc)  # the next look at it finds out which
+                self._drop(load.target)
 
-    def _store(self, load: Load) -> list[Outcome]:
-        """Loads, then takes; says for each channel, or for all together, why the store does not have its messages."""
-        try:
-            shards = load.magazine.shards
-            batches = pack([inlet.intake for inlet in load.inlets], self._turns % shards, shards)
-            load.magazine.load_batches(batches)
-        except Exception as exc:
-            if _is_final(exc) and len(load.inlets) > 1:
-                # Each by itself: one channel's message that no store would take must not hold up the others.
-                return [outcome for inlet in load.inlets for outcome in self._store(load.only(inlet))]
-            for inlet in load.inlets:
-                inlet.intake.let_go()  # stays where it is
-            return [(load, exc)]
-        self._acknowledge(load)
-        return [(load, None)]
+    def _arrived(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes from the channels what is stored; what is not is offered again, or refused."""
+        failures = []
+        for load, exc in outcomes:
+            if exc is None:
+                self._acknowledge(load)
+                continue
+            # What was to follow goes back as well: it must not overtake.
+            self._drop(load.target)
+            for inlet in load.held:
+                inlet.intake.let_go()
+            if _is_final(exc) and len(load.held) > 1:
+                failures += self._one_by_one(load)
+            elif not self._give_up(load, exc):
+                failures.append(exc)
+        self._note_failures(failures)
+
+    def _drop(self, target: Target) -> None:
+        """What was gathered and has not set off goes back."""
+        load, flight = self._next.pop(target, None), self._flight.get(target)
+        for inlet in load.held if load else ():
+            inlet.intake.let_go(flight.held.get(inlet, 0) if flight else 0)
+
+    def _one_by_one(self, load: Load) -> list[Exception]:
+        """Each channel by itself: one channel's message that no store would take must not hold up the others."""
+        failures = []
+        for inlet in load.held:
+            part = Load(load.magazine)
+            try:
+                part.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes)
+                part.pack(self._turns)
+                exc = part.store()
+            except (NativeError, UnreadableMessageError) as why:
+                exc = why
+            if exc is None:
+                self._acknowledge(part)
+                continue
+            inlet.intake.let_go()
+            if not self._give_up(part, exc):
+                failures.append(exc)
+        return failures
 
     def _give_up(self, load: Load, exc: Exception) -> bool:
         """Whether the failure is dealt with; otherwise the messages are offered to the store again."""
         if isinstance(exc, QueueNotFoundError):
-            for inlet in load.inlets:
+            for inlet in load.held:
                 inlet.forget_magazine()
         if not _is_final(exc):
             return isinstance(exc, NativeError)  # a file was cut under us; the next look at it finds out which
-        for inlet in load.inlets:
-            self._refuse(inlet.path, inlet.intake, exc)
+        for inlet in load.held:
+            self.roster.refuse(inlet, exc)
         return True
 
     def _acknowledge(self, load: Load) -> None:
-        for inlet in load.inlets:
+        for inlet, count in load.held.items():
             # A file that was cut in the meantime: its messages are stored, and there is nobody to tell.
-            with contextlib.suppress(NativeError):
-                inlet.intake.acknowledge()
+            with contextlib.suppress(NativeError, ClosedError):
+                inlet.intake.acknowledge(count)
         self._figures["messages"] += load.messages
         self._figures["bytes"] += load.bytes
         self._figures["loads"] += 1

@@ -35,7 +35,9 @@ from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
 __all__ = ["RelayStore", "open_store"]
 
 _LARGEST = 2
-"""Messages of the largest kind that a channel holds."""
+"""Messages of the largest kinds that a channel holds at least."""
+_SMALL_BYTES = 1 << 15
+"""Messages of up to this size, or an eighth of the byte ring, share its room; those above it have slots of their own."""
 _ENVELOPE_BYTES = 1 << 17
 """What the envelope, with the longest key and as much again for headers, may add to a body."""
 
@@ -104,15 +106,24 @@ class RelayStore(Store):
         record = self.queues.known(queue)
         if record is None:
             refuse(f"magazine {queue!r}, which is no queue,", self.url)
-        label = Label(VERSION, queue, record.codec, self.client_id, self.farm_id, settings_of(record))
+        label = Label(
+            VERSION,
+            queue,
+            record.codec,
+            self.client_id,
+            self.farm_id,
+            settings_of(record),
+        )
         name = f"{queue}.{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
         path = self.directory.channels / name
         capacity = min(self.settings.capacity, 1 << (capacity.bit_length() - 1))
+        room = max(4_096, min(capacity * self.settings.bytes_per_message, 1 << 28))
         outbox = Outbox(
             capacity=capacity,
             max_message_bytes=max_message_bytes,
-            size_classes=_size_classes(capacity, max_message_bytes),
-            bytering_bytes=max(2_048, min(capacity * self.settings.bytes_per_message, 1 << 28)),
+            size_classes=_size_classes(room, max_message_bytes),
+            bytering_bytes=room,
+            small_message_bytes=min(_SMALL_BYTES, room // 8),
             path=path,
             label=label.encoded(),
             bell=self.directory.bell,
@@ -253,18 +264,15 @@ class RelayMagazines(NoReading):
         self._outboxes = {}
 
 
-def _size_classes(capacity: int, max_message_bytes: int) -> list[tuple[int, int]]:
-    """Slots for what does not go into the byte ring: about as many bytes for each size, and two of the largest.
-
-    Steps of eight: what a store makes durable in one go is bounded by the slots of the message's class, so the classes
-    for a body of one and of ten KiB are to have many.
-    """
+def _size_classes(room: int, max_message_bytes: int) -> list[tuple[int, int]]:
+    """Slots for what is too large for the byte ring of ``room`` bytes: an eighth of its bytes for each size, in steps of
+    eight, and two of the largest."""
     largest = (max_message_bytes + _ENVELOPE_BYTES + 63) // 64 * 64
     classes = []
-    size, count = 2_048, capacity // 4
+    size = min(_SMALL_BYTES, room // 8) * 4
     while size * 2 <= largest:
-        classes.append((size, max(_LARGEST, count)))
-        size, count = size * 8, count // 8
+        classes.append((size, max(_LARGEST, room // 8 // size)))
+        size *= 8
     return [*classes, (largest, _LARGEST)]
 
 

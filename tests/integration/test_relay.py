@@ -15,6 +15,7 @@ import pytest
 
 import ignis
 from ignis import errors
+from ignis.config import RelaySettings
 from tests.relay_support import Place, finish, kill, place, say, stop
 from tests.support import WAIT_S, eventually
 
@@ -122,7 +123,7 @@ def test_the_next_relay_takes_over_while_producers_live(here: Place, queue: igni
     counts = Counter(map(int, here.stored()))
     assert set(counts) == set(range(sent)), "lost or invented"
     # A relay that dies leaves at most what one channel holds stored and not taken.
-    assert sum(counts.values()) - sent <= 4 * 4_096
+    assert sum(counts.values()) - sent <= 4 * RelaySettings().capacity
 
 
 def test_a_full_channel_is_back_pressure_and_then_an_error(here: Place) -> None:

@@ -1,7 +1,8 @@
 """kill -9 of the relay and of its producers, at random and between the steps of a turn.
 
 What counts as acknowledged is stricter than a receipt: every message whose ``send`` returned is in a file that survives its
-producer, so it must be in the store when a relay has come to rest.
+producer, so it must be in the store when a relay has come to rest. Copies have a bound: a relay that dies leaves those of
+one load, and a load has at most ``relay.max_batch`` messages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ignis
-from ignis.relay import daemon
+from ignis.relay import carrier, daemon
 from ignis.relay.inlet import Inlet
 from tests.relay_support import shared_memory
 from tests.torture.actors import MAIN, Place, drainer
@@ -32,6 +33,8 @@ _PRODUCERS = 3
 _KILLS_PER_ROUND = 6
 _CAPACITY = 256
 _SHARDS = 3
+_MAX_BATCH = 200
+"""So much that the store is at work in a thread of its own, and less than the channels hold."""
 
 Plant = Callable[[], None]
 
@@ -78,7 +81,7 @@ def relaying(scene: _Scene) -> Role:
     """A relay, until SIGTERM."""
 
     def role(report: Reporter) -> None:
-        relay = daemon.Relay(ignis.Ignis(scene.place.url), scene.shared, scan=0.02)
+        relay = daemon.Relay(ignis.Ignis(scene.place.url), scene.shared, scan=0.02, max_batch=_MAX_BATCH)
         signal.signal(signal.SIGTERM, lambda number, frame: relay.request_stop())
 
         def say() -> None:
@@ -129,6 +132,7 @@ def relay_mutants(rng: random.Random) -> Outcome:
     for name, plant in (
         ("takes before it loads", take_before_loading),
         ("removes channels of the dead unread", remove_unread),
+        ("stores everything twice", store_twice),
     ):
         found = Outcome(name)
         for attempt in range(6):
@@ -139,7 +143,8 @@ def relay_mutants(rng: random.Random) -> Outcome:
             )  # fmt: skip
             if found.faults:
                 break
-        outcome.plant(name, any("lost" in one for one in found.faults))
+        wanted = "copies" if plant is store_twice else "lost"
+        outcome.plant(name, any(wanted in one for one in found.faults))
         outcome.rounds += 1
     return outcome.finish()
 
@@ -156,8 +161,9 @@ def die_when_half_taken(count: int) -> None:
     """In the ``count``-th turn that took from more than one channel, after the first."""
 
     def half(self: Any, load: Any, original: Callable[..., None]) -> None:
-        if len(load.inlets) > 1:
-            load.inlets[0].intake.acknowledge()
+        if len(load.held) > 1:
+            inlet, held = next(iter(load.held.items()))
+            inlet.intake.acknowledge(held)
             _countdown(count)
         original(self, load)
 
@@ -168,14 +174,16 @@ def take_before_loading() -> None:
     """A mutant: what it holds is taken, and stored afterwards if it lives that long."""
     turns = iter(range(1, 1 << 30))
 
-    def early(self: Any, load: Any, original: Callable[..., Any]) -> Any:
-        for inlet in load.inlets:
-            inlet.intake.acknowledge()
+    def early(self: Any, original: Callable[..., None]) -> None:
+        for load in self._next.values():
+            for inlet, held in load.held.items():
+                inlet.intake.acknowledge(held)
+            load.held = {}
         if next(turns) == 20:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(self, load)
+        original(self)
 
-    _patch("_store", early)
+    _patch("_set_off", early)
 
 
 def remove_unread() -> None:
@@ -189,9 +197,19 @@ def remove_unread() -> None:
     _patch("_acknowledge", slowly)
 
 
+def store_twice() -> None:
+    """A mutant: every load reaches the store two times, as if the relay died after each."""
+    once = carrier.Load.store
+
+    def twice(self: carrier.Load) -> Exception | None:
+        return once(self) or once(self)
+
+    carrier.Load.store = twice  # type: ignore[method-assign]
+
+
 def _patch(name: str, replacement: Callable[..., Any]) -> None:
     original = getattr(daemon.Relay, name)
-    setattr(daemon.Relay, name, lambda self, load: replacement(self, load, original))
+    setattr(daemon.Relay, name, lambda self, *args: replacement(self, *args, original))
 
 
 _left: dict[int, int] = {}
@@ -220,6 +238,7 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str, plan
     ledger = Ledger(copies=True)
     numbers = iter(range(1, 1_000))
     living = [Child(producing(scene, next(numbers)), "producer") for _ in range(_PRODUCERS)]
+    deaths = 1  # that of the relay at the end
     relay = Child(relaying(scene), "relay", plant)
     dead: list[Child] = []
     try:
@@ -232,6 +251,7 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str, plan
                 relay.kill()
                 relay.join(ledger)
                 dead.append(relay)
+                deaths += 1
                 relay = Child(relaying(scene), "relay", plant)
             else:
                 victim = living.pop(rng.randrange(len(living)))
@@ -254,7 +274,10 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str, plan
             if status or child.noted("left") is not None:
                 outcome.fault(f"{where}: drain: exit {status} {child.noted('left') or ''} {child.trouble()}")
                 return
-        outcome.take(ledger.verdict(), where)
+        verdict = ledger.verdict()
+        outcome.take(verdict, where)
+        if verdict.duplicates > deaths * _MAX_BATCH:
+            outcome.fault(f"{where}: {verdict.duplicates} copies, more than {deaths} deaths x {_MAX_BATCH} messages")
     finally:
         for one in [*dead, *living, relay]:
             one.close()

@@ -40,8 +40,10 @@ def box(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def outbox(tmp_path: Path, **options: object) -> Outbox:
-    chosen: dict[str, object] = {"capacity": 64, "max_message_bytes": 4_096, "bytering_bytes": 8_192, **options}
-    return Outbox(path=tmp_path / "channel", bell=tmp_path / "bell", **chosen)  # type: ignore[arg-type]
+    chosen: dict[str, object] = {
+        "path": tmp_path / "channel", "capacity": 64, "max_message_bytes": 4_096, "bytering_bytes": 8_192, **options
+    }  # fmt: skip
+    return Outbox(bell=tmp_path / "bell", **chosen)  # type: ignore[arg-type]
 
 
 def bodies(batches: list[tuple[int, PackedBatch]]) -> list[tuple[int, bytes]]:
@@ -65,7 +67,7 @@ def test_what_is_acknowledged_is_settled(tmp_path: Path, box: Outbox) -> None:
     )
     assert not receipts[0].done()
     with pytest.raises(ValueError, match="4 messages are held"):
-        intake.hold(4, 1 << 20, 8, 0)
+        intake.acknowledge(5)
     assert intake.acknowledge() == 4
     assert [receipt.done() for receipt in receipts] == [True] * 4 + [False] * 6
     assert (box.sent, box.settled, box.pending, intake.acknowledged) == (10, 4, 6, 4)
@@ -102,6 +104,91 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [body for _, body in bodies(pack([intake], 0, 4))] == [b"%d" % n for n in range(5, 20)]
     intake.acknowledge()
     assert box.pending == 0
+    intake.close()
+
+
+def test_more_is_held_while_earlier_messages_are_stored(tmp_path: Path, box: Outbox) -> None:
+    """Many times around the ring: what was packed is not packed again, and is taken in the order it was held."""
+    intake = Intake.open(tmp_path / "channel")
+    sent = packed = taken = 0
+    for round_ in range(300):
+        for _ in range(round_ % 40):
+            box.send(b"%d" % sent, ANY_SHARD, 0, timeout=0)
+            sent += 1
+        count = intake.hold(round_ % 7 * 5 + 1, 1 << 20, 1, 0)
+        assert intake.held == packed + count - taken
+        assert intake.waiting == sent - packed - count
+        assert [body for _, body in bodies(pack([intake], 0, 1))] == [b"%d" % n for n in range(packed, packed + count)]
+        assert pack([intake], 0, 1) == []
+        packed += count
+        first = (packed - taken + 1) // 2
+        assert intake.acknowledge(first) == first
+        taken += first
+        assert (box.settled, intake.acknowledged) == (taken, taken)
+        if intake.waiting + intake.held > 24:
+            intake.hold(64, 1 << 20, 1, 0)
+            intake.let_go(packed - taken)
+            assert intake.held == packed - taken, "what is on its way is held still"
+            intake.let_go()
+            packed = taken
+            count = intake.hold(64, 1 << 20, 1, 0)
+            found = [body for _, body in bodies(pack([intake], 0, 1))]
+            assert found == [b"%d" % n for n in range(taken, sent)]
+            packed += count
+            intake.acknowledge()
+            taken = packed
+    assert sent > 1_000
+    intake.close()
+
+
+def test_a_bad_record_does_not_take_those_before_it_along(tmp_path: Path) -> None:
+    raw_channel(tmp_path / "bad", [encode_record(b"1"), encode_record(b"2"), b"no record"])
+    intake = Intake.open(tmp_path / "bad")
+    assert intake.hold(1, 1 << 20, 1, 0) == 1
+    assert intake.hold(10, 1 << 20, 1, 0) == 1
+    with pytest.raises(errors.UnreadableMessageError):
+        intake.hold(10, 1 << 20, 1, 0)
+    assert intake.held == 2
+    assert [body for _, body in bodies(pack([intake], 0, 1))] == [b"1", b"2"]
+    assert intake.acknowledge() == 2
+    intake.close()
+
+
+def test_all_sizes_share_the_byte_ring(tmp_path: Path) -> None:
+    """Nothing of up to small_message_bytes takes a slot; a full byte ring is a full channel until something is taken."""
+    box = outbox(
+        tmp_path, capacity=1_024, bytering_bytes=1 << 18, small_message_bytes=1 << 14, max_message_bytes=1 << 16
+    )
+    intake = Intake.open(tmp_path / "channel")
+    sent: list[bytes] = []
+
+    def fill() -> None:
+        for n in range(1_000):
+            body = b"%d-" % n + b"x" * (n * 1_237 % 16_000)
+            box.send(body, ANY_SHARD, 0, timeout=0)
+            sent.append(body)
+
+    with pytest.raises(errors.ChannelFullError):
+        fill()
+    assert len(sent) > 25
+    box.send(b"y" * 60_000, ANY_SHARD, 0, timeout=0)  # has a slot of its own
+    waiting = threading.Thread(target=box.send, args=(b"z" * 16_000, ANY_SHARD, 0), kwargs={"timeout": 30})
+    waiting.start()
+    found: list[bytes] = []
+    for _ in range(2):
+        intake.hold(1_000, 1 << 20, 1, 0)
+        found += [body for _, body in bodies(pack([intake], 0, 1))]
+        intake.acknowledge()
+        waiting.join(30)
+    assert not waiting.is_alive()
+    assert found == [*sent, b"y" * 60_000, b"z" * 16_000]
+    for n in range(2_000):
+        box.send(b"x" * (n * 797 % 16_000), ANY_SHARD, 0, timeout=0)
+        assert intake.hold(10, 1 << 20, 1, 0) == 1
+        intake.acknowledge()
+    with pytest.raises(ValueError, match="a quarter of bytering_bytes"):
+        outbox(tmp_path, path=tmp_path / "other", small_message_bytes=4_096)
+    box.close()
     intake.close()
 
 
