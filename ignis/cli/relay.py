@@ -19,6 +19,8 @@ from ignis.relay import Relay
 
 __all__ = ["relay"]
 
+_ANNOUNCER_S = 1.0
+
 
 @click.command()
 @click.option(
@@ -53,7 +55,7 @@ def relay(state: State, directory: str) -> int:
             running.run()
         finally:
             ended.set()
-            announcer.join()
+            announcer.join(_ANNOUNCER_S)  # a daemon: a standard output that nobody reads must not keep us
     figures = running.stats()
     if state.json:
         render.document({"event": "stopped", "pid": os.getpid(), **figures})
