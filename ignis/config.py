@@ -48,6 +48,7 @@ __all__ = [
     "SupervisorSettings",
     "SweeperSettings",
     "check_name",
+    "given_names",
     "load_file",
     "parse_duration_s",
     "reference",
@@ -480,9 +481,30 @@ def resolve(
     ``stored`` is what the store remembers of an existing queue. Arguments whose value is None count as not given.
     Raises ConfigError for an unknown name or a bad value.
     """
+    return cls(**{**(stored or {}), **_given(cls, arguments, file, name, environ)})
+
+
+def given_names(
+    cls: type[_Settings],
+    arguments: Mapping[str, Any],
+    file: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+) -> set[str]:
+    """The settings that somebody chose, by argument, environment or file, though it may be their defaults."""
+    return set(_given(cls, arguments, file, name, None))
+
+
+def _given(
+    cls: type[_Settings],
+    arguments: Mapping[str, Any],
+    file: Mapping[str, Any] | None,
+    name: str | None,
+    environ: Mapping[str, str] | None,
+) -> dict[str, Any]:
     environ = os.environ if environ is None else environ
     names = {spec.name for spec in dataclasses.fields(cls)}
-    values: dict[str, Any] = dict(stored or {})
+    values: dict[str, Any] = {}
     table = dict((file or {}).get(cls.section, {}))
     own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls is QueueSettings else {}
     _merge(cls, names, values, {key: value for key, value in table.items() if key not in own}, "file")
@@ -495,7 +517,7 @@ def resolve(
             if variable in environ:
                 values[field_name] = environ[variable]
     _merge(cls, names, values, {key: value for key, value in arguments.items() if value is not None}, "argument")
-    return cls(**values)
+    return values
 
 
 def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ignis.config import QueueSettings, check_name, resolve
+from ignis.config import QueueSettings, check_name, given_names, resolve
 from ignis.consumer import Consumer
 from ignis.errors import ConfigError, InvalidNameError, QueueMismatchError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers
@@ -164,6 +164,7 @@ class Queue(Generic[M]):
         if stored is None:
             record = QueueRecord(self.name, created_at_ms=time.time_ns() // 1_000_000)
             self._describe(record)
+            queues.chosen(self.name, given_names(QueueSettings, self._given, self.app.file, name=self.name))
             queues.put(record)
             return record
         record = copy.deepcopy(stored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ _DEFAULTS = QueueRecord("")
 
 
 class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """``settings`` are those of the queue that are not the defaults: a queue that exists keeps its own for the rest."""
+    """``settings`` are those of the queue that somebody chose: a queue that exists keeps its own for the rest."""
 
     version: int
     queue: str
@@ -59,9 +60,13 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return label
 
 
-def settings_of(record: QueueRecord) -> dict[str, Any]:
-    """The queue's settings that are not the defaults."""
-    return {name: getattr(record, name) for name in _SETTINGS if getattr(record, name) != getattr(_DEFAULTS, name)}
+def settings_of(record: QueueRecord, chosen: Set[str] = frozenset()) -> dict[str, Any]:
+    """The queue's settings that are not the defaults, and those of these names."""
+    return {
+        name: getattr(record, name)
+        for name in _SETTINGS
+        if name in chosen or getattr(record, name) != getattr(_DEFAULTS, name)
+    }
 
 
 def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:

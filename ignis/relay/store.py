@@ -112,7 +112,7 @@ class RelayStore(Store):
             record.codec,
             self.client_id,
             self.farm_id,
-            settings_of(record),
+            settings_of(record, self.queues.chosen_of(queue)),
         )
         name = f"{queue}.{os.getpid()}-{next(_serial)}-{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
         path = self.directory.channels / name
@@ -179,6 +179,7 @@ class RelayQueues(QueueStore):
     def __init__(self, store: RelayStore) -> None:
         self._store = store
         self._given: dict[str, QueueRecord] = {}
+        self._chosen: dict[str, set[str]] = {}
 
     def get(self, name: str) -> QueueRecord | None:
         """As the relay last wrote it down; None when there is no such queue, or no relay ever ran here."""
@@ -187,6 +188,14 @@ class RelayQueues(QueueStore):
     def put(self, record: QueueRecord) -> None:
         """Remembered here; the relay registers the queue when it finds the first channel of it."""
         self._given[record.name] = record
+
+    def chosen(self, name: str, settings: set[str]) -> None:
+        """Remembered here: the relay compares them with the queue's, should there be one."""
+        self._chosen[name] = settings
+
+    def chosen_of(self, name: str) -> set[str]:
+        """What this process's own code chose of the queue's settings."""
+        return self._chosen.get(name, set())
 
     def known(self, name: str) -> QueueRecord | None:
         """What this process was given, or what the relay wrote down."""

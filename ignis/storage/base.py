@@ -340,6 +340,10 @@ class QueueStore(abc.ABC):
     def put(self, record: QueueRecord) -> None:
         """Creates or replaces."""
 
+    def chosen(self, name: str, settings: set[str]) -> None:
+        """Told before `put` which settings of a new queue somebody chose, though it may be their defaults. For stores that
+        do not see yet whether there is such a queue already, and with what settings."""
+
     @abc.abstractmethod
     def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
         """Applies ``change`` to the stored record in one transaction and returns the result. ``change`` may be called

@@ -243,6 +243,22 @@ def test_the_queue_has_the_settings_of_its_first_producer(here: Place) -> None:
         wrong.queue("fresh", dict, durability="sync").open()
 
 
+def test_what_was_chosen_is_checked_though_it_is_the_default(here: Place) -> None:
+    with ignis.Ignis(here.store_url) as app:
+        app.queue("q", bytes, durability="none").open()
+    with ignis.Ignis(here.url) as easy, ignis.Ignis(here.url) as strict:
+        taken = easy.queue("q", bytes).publisher()  # leaves the choice to whoever made the queue
+        refused = strict.queue("q", bytes, durability="sync").publisher()  # no relay yet: nobody could say so
+        receipts = [publisher.send(b"x") for publisher in (taken, refused)]
+        here.start_relay()
+        assert receipts[0].result(WAIT_S)
+        with pytest.raises(errors.RelayRefusedError, match="stored with durability 'none', asked for 'sync'"):
+            receipts[1].result(WAIT_S)
+        taken.close(WAIT_S)
+        with pytest.raises(errors.PublishError):
+            refused.close(WAIT_S)
+
+
 def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:
     store = queue.app.store
     calls = [
