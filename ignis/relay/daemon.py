@@ -24,6 +24,7 @@ from ignis.errors import (
     IgnisError,
     NativeError,
     QueueNotFoundError,
+    RegionIOError,
     StoreFailedError,
     UnreadableMessageError,
 )
@@ -89,6 +90,7 @@ class Relay:
         self._next_scan = 0.0
         self._next_catalogue = 0.0
         self._failing = ""
+        self._unwritten = ""
         self._backoff_s = 0.0
         self._resume_at = 0.0
         self._figures = dict.fromkeys(("messages", "bytes", "loads", "store_errors"), 0)
@@ -152,6 +154,8 @@ class Relay:
     def _open_bell(self) -> Bell:
         try:
             return Bell(self.directory.bell)
+        except RegionIOError:
+            raise  # no room or no permission: another file would have none either
         except NativeError as exc:
             # Producers that have the old one ring in vain; the scan finds their messages.
             log.warning("%s is set aside: %s", self.directory.bell, exc)
@@ -354,13 +358,20 @@ class Relay:
             log.warning("the queues' settings cannot be read: %s", exc)
             return
         pid = os.getpid()
-        self.directory.write_state(
-            {
-                "version": 1,
-                "pid": pid,
-                "start_time": process_start_time(pid),
-                "client_id": self.app.client_id,
-                "farm_id": self.app.farm_id,
-                "queues": queues,
-            }
-        )
+        state = {
+            "version": 1,
+            "pid": pid,
+            "start_time": process_start_time(pid),
+            "client_id": self.app.client_id,
+            "farm_id": self.app.farm_id,
+            "queues": queues,
+        }
+        problem = ""
+        try:
+            self.directory.write_state(state)
+        except OSError as exc:
+            # Shared memory is full, most likely of channels, and nobody but us empties them.
+            problem = f"{self.directory.path}: {exc.strerror}"
+        if problem and problem != self._unwritten:
+            log.warning("what producers may want to know of the queues cannot be written down: %s", problem)
+        self._unwritten = problem

@@ -95,12 +95,16 @@ class RelayDirectory:
     # -- what the relay says
 
     def write_state(self, state: dict[str, Any]) -> None:
-        """Replaces the relay's words as a whole."""
+        """Replaces the relay's words as a whole. Raises OSError: what was there before is there still."""
         temporary = self._state.with_suffix(f".{os.getpid()}.tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(state, file)
-        temporary.replace(self._state)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                json.dump(state, file)
+            temporary.replace(self._state)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def read_state(self) -> dict[str, Any]:
         """What the present or the last relay said; ``{}`` when there was none, or it makes no sense."""
@@ -129,8 +133,12 @@ class RelayDirectory:
         return self.aside / f"{channel.name}.reason"
 
     def set_aside(self, channel: Path, why: str) -> Path:
-        """Moves a channel out of the way, with the reason beside it. The reason is there first: the producer reads it."""
-        self.reason_file(channel).write_text(why + "\n", "utf-8")
+        """Moves a channel out of the way, with the reason beside it. The reason is there first: the producer reads it.
+
+        Without room for the reason it goes all the same, or it would be found and refused again for ever.
+        """
+        with contextlib.suppress(OSError):
+            self.reason_file(channel).write_text(why + "\n", "utf-8")
         target = self.aside / channel.name
         channel.replace(target)
         return target

@@ -7,6 +7,7 @@ promises; ``queue.publisher().send`` returns when the message is in the channel,
 from __future__ import annotations
 
 import builtins
+import errno
 import itertools
 import os
 import secrets
@@ -20,6 +21,7 @@ from ignis.config import PublisherSettings, RelaySettings, load_file, resolve
 from ignis.errors import (
     ClosedError,
     ConfigError,
+    RegionIOError,
     RelayAbsentError,
     RelayRefusedError,
     WaitTimeoutError,
@@ -118,16 +120,22 @@ class RelayStore(Store):
         path = self.directory.channels / name
         capacity = min(self.settings.capacity, 1 << (capacity.bit_length() - 1))
         room = max(4_096, min(capacity * self.settings.bytes_per_message, 1 << 28))
-        outbox = Outbox(
-            capacity=capacity,
-            max_message_bytes=max_message_bytes,
-            size_classes=_size_classes(room, max_message_bytes),
-            bytering_bytes=room,
-            small_message_bytes=min(_SMALL_BYTES, room // 8),
-            path=path,
-            label=label.encoded(),
-            bell=self.directory.bell,
-        )
+        try:
+            outbox = Outbox(
+                capacity=capacity,
+                max_message_bytes=max_message_bytes,
+                size_classes=_size_classes(room, max_message_bytes),
+                bytering_bytes=room,
+                small_message_bytes=min(_SMALL_BYTES, room // 8),
+                path=path,
+                label=label.encoded(),
+                bell=self.directory.bell,
+            )
+        except RegionIOError as exc:
+            if exc.errno != errno.ENOSPC:
+                raise
+            text = f"no room for a channel of {capacity} messages (relay.capacity) and {room} bytes for small ones"
+            raise RegionIOError(exc.errno, text, str(self.directory.path)) from exc
         outbox.on_timeout = self.timed_out
         outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
         return outbox

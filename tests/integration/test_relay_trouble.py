@@ -1,0 +1,181 @@
+"""The relay where something is wrong around it: no room, the wrong user, stopped producers, and very many short ones."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis import errors
+from ignis.relay.label import VERSION, Label
+from tests.relay_support import Place, finish, place, say, stop
+from tests.support import WAIT_S, eventually
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Place]:
+    with place(tmp_path) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def small_disk(mount: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of that size. Needs root."""
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "ignis-test", str(mount)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, timeout=30, check=False).returncode:
+        pytest.skip("cannot mount a file system here")
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], capture_output=True, timeout=30, check=False)
+
+
+def fill(path: Path) -> None:
+    """Takes the file system to its last byte."""
+    with path.open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+        while True:
+            ballast.write(bytes(4_096))
+
+
+def test_full_shared_memory_is_an_error_for_new_channels_and_the_others_go_on(here: Place, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "shm", 14) as shared:
+        here.directory = shared
+        here.url = f"relay://{shared}"
+        queue = ignis.Ignis(here.url).queue("q", bytes)
+        publisher = queue.publisher()
+        publisher.send(b"0")
+        fill(shared / "ballast")
+        with pytest.raises(errors.RegionIOError, match=r"16384 messages \(relay\.capacity\)") as caught:
+            queue.publisher()
+        assert caught.value.errno == errno.ENOSPC
+        relay = here.start_relay()  # it cannot even say what it is; but only it can empty the channels
+        for n in range(1, 20_000):  # more than the channel holds
+            publisher.send(b"%d" % n, timeout=WAIT_S)
+        publisher.close(WAIT_S)
+        eventually(lambda: not here.channels, "the channel's memory is free again")
+        (shared / "ballast").unlink()
+        queue.publish(b"20000")
+        assert Counter(map(int, here.stored())) == Counter(range(20_001))
+        stop(relay)
+        queue.app.close()
+
+
+def test_a_full_disk_under_the_store_makes_messages_wait(here: Place, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 48) as disk:
+        here.store_url = f"embedded://{disk}/store"
+        relay = here.start_relay()
+        publisher = ignis.Ignis(here.url).queue("q", bytes).publisher()
+        publisher.send(b"0").result(WAIT_S)
+        fill(disk / "ballast")
+        body = b"x" * 20_000
+        receipts = [publisher.send(body) for _ in range(300)]  # 6 MB, for which the store must grow
+        with pytest.raises(errors.WaitTimeoutError, match="a relay runs on"):
+            receipts[-1].result(1)
+        assert relay.poll() is None
+        (disk / "ballast").unlink()
+        receipts[-1].result(WAIT_S)
+        publisher.close(WAIT_S)
+        assert Counter(map(len, here.stored())) == Counter({20_000: 300, 1: 1})
+        stop(relay)
+
+
+def test_a_stopped_producer_holds_up_nobody(here: Place) -> None:
+    relay = here.start_relay()
+    stopped = here.producer("""
+publisher = queue.publisher()
+for n in range(500):
+    publisher.send(b"stopped %d" % n)
+say("sent")
+sys.stdin.readline()
+publisher.send(b"stopped 500").result(30)
+publisher.close(30)
+""")
+    assert say(stopped) == "sent"
+    os.kill(stopped.pid, signal.SIGSTOP)
+    other = here.producer("""
+publisher = queue.publisher()
+for n in range(2000):
+    publisher.send(b"other %d" % n)
+publisher.close(30)
+""")
+    finish(other)
+    eventually(lambda: len(here.stored()) == 2_500, "what the stopped one had sent is stored too")
+    assert len(here.channels) == 1, "its channel waits for it"
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.communicate("go\n", timeout=WAIT_S)
+    assert stopped.returncode == 0
+    eventually(lambda: not here.channels)
+    assert len(here.stored()) == 2_501
+    stop(relay)
+
+
+def test_producers_of_one_message_each_leave_nothing_behind(here: Place) -> None:
+    relay = here.start_relay()
+
+    def cost() -> tuple[int, int]:
+        """Descriptors and mapped files of the relay, when it has cleaned up."""
+        eventually(lambda: not here.channels)
+        held = [line for line in Path(f"/proc/{relay.pid}/maps").read_text().splitlines() if ".channel" in line]
+        return len(os.listdir(f"/proc/{relay.pid}/fd")), len(held)
+
+    jobs = """
+publisher = queue.publisher()
+for n in range(60):
+    pid = os.fork()
+    if pid == 0:
+        publisher.send(b"%d" % n)  # in a channel of its own, and gone without a word
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+    finish(here.producer(jobs))
+    before = cost()
+    for _ in range(2):
+        finish(here.producer(jobs))
+    assert cost() == before
+    assert Counter(map(int, here.stored())) == Counter(dict.fromkeys(range(60), 3))
+    assert not here.aside
+    stop(relay)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_users_directory_is_refused(here: Place) -> None:
+    os.chown(here.directory, 65_534, 65_534)
+    try:
+        with ignis.Ignis(here.url) as app, pytest.raises(errors.ConfigError, match="belongs to user 65534"):
+            app.queue("q", bytes).open()
+        relay = here.popen(["-m", "ignis", "relay", "--url", here.store_url, "--dir", str(here.directory)])
+        _, err = relay.communicate(timeout=WAIT_S)
+        assert relay.returncode not in (0, None)
+        assert "belongs to user 65534" in err
+    finally:
+        os.chown(here.directory, os.geteuid(), os.getegid())
+
+
+def test_channels_of_another_version_are_set_aside(here: Place) -> None:
+    queue = ignis.Ignis(here.url).queue("q", bytes)
+    publisher = queue.publisher()
+    publisher.send(b"good")
+    (good,) = here.channels
+    region = bytearray(good.read_bytes())
+    region[8:12] = (int.from_bytes(region[8:12], sys.byteorder) + 1).to_bytes(4, sys.byteorder)
+    (good.parent / "layout.part").write_bytes(region)
+    (good.parent / "layout.part").rename(good.parent / "layout.channel")
+    relay = here.start_relay()
+    eventually(lambda: [one.name for one in here.aside] == ["layout.channel"])
+    assert "layout of another version" in (here.directory / "aside" / "layout.channel.reason").read_text()
+    publisher.close(WAIT_S)
+    assert here.stored() == [b"good"]
+    stop(relay)
+    label = Label(VERSION + 1, "q", "raw", "ignis", "local")
+    with pytest.raises(errors.ConfigError, match=f"has version {VERSION + 1}, this relay reads version {VERSION}"):
+        Label.parse(label.encoded())
