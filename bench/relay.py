@@ -2,12 +2,13 @@
 
 Paced: each of the producers sends ten messages a millisecond, call by call, which the relay keeps up with: what a request
 handler sees. Saturated: as fast as the loops go, so that the channels fill, and the clock stops when everything is
-stored. Beside it the same producers with a publisher on the store itself, which is what the relay is to save them: each
-holds the store open, and each waits for its lock.
+stored: at every size and number of producers. Beside it the same producers with a publisher on the store itself, which is
+what the relay is to save them: each holds the store open, and each waits for its lock.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,8 @@ PRODUCERS = 8
 BURST = 10
 BURST_EVERY_S = 0.001
 SIZES = (100, 1_024, 10_240)
+_MOST_RUNS = 3
+"""Of the saturated cells, of which there are many; their runs alternate between relay and store."""
 _TIMEOUT_S = 300.0
 
 
@@ -105,15 +108,31 @@ def run(options: Options, recorder: Recorder) -> None:
             p50 = result.latency("p50")
             Goal(f"relay: publish p50, {PRODUCERS} producers", p50, 2_000, at_most=True, unit=" ns").show()
     recorder.write_all("relay.paced", results)
+    goals: list[Goal] = []
     for durability in (SYNC, INTERVAL, NONE):
         for size in (options.size_bytes,) if durability != SYNC else SIZES:
-            sized = replace(options, size_bytes=size)
+            sized = replace(options, size_bytes=size, runs=min(options.runs, _MOST_RUNS))
             results = _measured(sized, durability, _saturated)
             throughput_table(
                 f"Publish until stored [{durability}], {size}-byte messages", results, caption=PROMISES[durability]
             )
-            recorder.write_all("relay.saturated", results)
+            lines = Recorder(sized)  # it says the size in each
+            lines.write_all("relay.saturated", results)
+            recorder.problems += lines.problems
+            goals += _beside_the_store(results, f"[{durability}] {size} bytes")
+    for goal in goals:
+        goal.show()
     console.print()
+
+
+def _beside_the_store(results: list[Result], cell: str) -> list[Goal]:
+    """Relay against store, with as many producers."""
+    rates = {result.peer: result.throughput.median for result in results}
+    goals = []
+    for producers in (1, PRODUCERS):
+        ours, theirs = (rates.get(Way(peer, producers).name, math.nan) for peer in (IgnisRelay, IgnisEmbedded))
+        goals.append(Goal(f"relay / store itself, {cell}, {producers} producer(s)", ours / theirs, 1.0))
+    return goals
 
 
 def _measured(options: Options, durability: str, once: Any) -> list[Result]:
