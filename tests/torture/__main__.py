@@ -295,6 +295,7 @@ def relay_command(rounds: int, seed: int | None, time_limit: float, short: bool)
         for durability in (("sync",) if short else ("sync", "interval"))
     ]
     tests.append(lambda: relay.relay_steps(run.of(usual), run.rng("relay/steps"), deadline=run.deadline))
+    tests.append(lambda: relay.relay_jobs(60 if short else 1_000, run.rng("relay/jobs"), deadline=run.deadline))
     tests.append(lambda: relay.relay_mutants(run.rng("relay/mutants")))
     run.carry_out(iter(tests))
 

@@ -27,7 +27,7 @@ from tests.torture.ledger import Ledger, make_body, make_id
 from tests.torture.process import Child, Reporter, Role, follow
 from tests.torture.report import Outcome
 
-__all__ = ["relay_kill9", "relay_mutants", "relay_steps"]
+__all__ = ["relay_jobs", "relay_kill9", "relay_mutants", "relay_steps"]
 
 _PRODUCERS = 3
 _KILLS_PER_ROUND = 6
@@ -124,6 +124,74 @@ def relay_steps(rounds: int, rng: random.Random, *, deadline: float = float("inf
             )  # fmt: skip
         outcome.rounds += 1
     return outcome.finish()
+
+
+def relay_jobs(jobs: int, rng: random.Random, *, deadline: float = float("inf")) -> Outcome:
+    """Short producers, one message each and gone without a word. During the first half of them the relay dies as well; what
+    the last one holds when the second half has gone by is what a new relay holds."""
+    outcome = Outcome("relay-jobs")
+    _in_scene(outcome, "interval", lambda scene: _jobs(outcome, rng, scene, jobs, deadline))
+    outcome.rounds = jobs
+    return outcome.finish()
+
+
+def _jobs(outcome: Outcome, rng: random.Random, scene: _Scene, jobs: int, deadline: float) -> None:
+    def working(report: Reporter) -> None:
+        publisher = ignis.Ignis(scene.url).queue(MAIN, bytes, shards=_SHARDS, durability="interval").publisher()
+        for number in range(jobs):
+            if time.monotonic() >= deadline:
+                return
+            one = make_id(1, number)
+            report.sending([one])
+            pid = os.fork()
+            if pid == 0:
+                publisher.send(make_body(one))
+                os.kill(os.getpid(), signal.SIGKILL)
+            if os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL:
+                report.acknowledged([one])
+
+    ledger = Ledger(copies=True)
+    relay, deaths = Child(relaying(scene), "relay"), 1
+    worker = Child(working, "jobs")
+    try:
+        while worker.alive():
+            follow([worker, relay], ledger, lambda: False, 0.5)
+            if ledger.verdict().sent < jobs // 2 and rng.random() < 0.5:
+                relay.kill()
+                relay.join(ledger)
+                relay.close()
+                relay, deaths = Child(relaying(scene), "relay"), deaths + 1
+        if worker.join(ledger, 60):
+            outcome.fault(f"the jobs ended with {worker.status}: {worker.trouble()}")
+        _until_gone(scene, relay, ledger, outcome, "jobs")
+        held = _held_by(relay)
+        relay.kill()
+        relay.join(ledger)
+        with Child(relaying(scene), "fresh relay") as fresh:
+            follow([fresh], ledger, lambda: fresh.noted("opened") is not None, 30)
+            new = _held_by(fresh)
+        outcome.add(kills=deaths, descriptors=held[0], kilobytes=held[1], new_descriptors=new[0], new_kilobytes=new[1])
+        # A relay that has stored something has the store's files open, and what it allocated once.
+        if held[0] > new[0] + 16 or held[1] > new[1] + 16_384:
+            outcome.fault(f"a relay holds {held} descriptors and KiB after {jobs} producers, a new one {new}")
+        with Child(drainer(scene.place, ordered=False), "drainer") as child:
+            status = child.join(ledger, 60)
+            if status or child.noted("left") is not None:
+                outcome.fault(f"drain: exit {status} {child.noted('left') or ''} {child.trouble()}")
+        verdict = ledger.verdict()
+        outcome.take(verdict, "jobs")
+        if verdict.duplicates > deaths * _MAX_BATCH:
+            outcome.fault(f"{verdict.duplicates} copies, more than {deaths} deaths x {_MAX_BATCH} messages")
+    finally:
+        worker.close()
+        relay.close()
+
+
+def _held_by(child: Child) -> tuple[int, int]:
+    """Descriptors, and KiB of memory of its own."""
+    with open(f"/proc/{child.pid}/status", encoding="ascii") as lines:
+        own = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+    return len(os.listdir(f"/proc/{child.pid}/fd")), own
 
 
 def relay_mutants(rng: random.Random) -> Outcome:
@@ -286,14 +354,19 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str, plan
 def _come_to_rest(outcome: Outcome, scene: _Scene, ledger: Ledger, where: str) -> None:
     """The last relay, without a fault, until no channel is left."""
     with Child(relaying(scene), "last relay") as last:
-        deadline = time.monotonic() + 60
-        while scene.channels() and time.monotonic() < deadline and last.alive():
-            follow([last], ledger, lambda: False, 0.05)
-        if scene.channels():
-            outcome.fault(f"{where}: channels are left over: {[one.name for one in scene.channels()]} {last.trouble()}")
-        if list((scene.shared / "aside").iterdir()):
-            outcome.fault(f"{where}: channels were refused: {sorted(os.listdir(scene.shared / 'aside'))}")
+        _until_gone(scene, last, ledger, outcome, where)
         if last.alive():
             os.kill(last.pid, signal.SIGTERM)
         if last.join(ledger, 60):
             outcome.fault(f"{where}: the last relay ended with {last.status}: {last.trouble()}")
+
+
+def _until_gone(scene: _Scene, relay: Child, ledger: Ledger, outcome: Outcome, where: str) -> None:
+    """Waits until the relay has emptied and removed every channel."""
+    deadline = time.monotonic() + 60
+    while scene.channels() and time.monotonic() < deadline and relay.alive():
+        follow([relay], ledger, lambda: False, 0.05)
+    if scene.channels():
+        outcome.fault(f"{where}: channels are left over: {[one.name for one in scene.channels()]} {relay.trouble()}")
+    if list((scene.shared / "aside").iterdir()):
+        outcome.fault(f"{where}: channels were refused: {sorted(os.listdir(scene.shared / 'aside'))}")
