@@ -2,8 +2,9 @@
 """Collecting what other processes left in mapped outboxes, with a promise to each: it is taken when it is durable.
 
 `Intake.hold` looks at messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
-stored `Intake.acknowledge` takes them. More may be held and packed while earlier ones are being stored. Whoever dies in between leaves them to the next consumer. The files' makers are
-other processes: every word of theirs is read once and checked before it is used.
+stored `Intake.acknowledge` takes them. More may be held and packed while earlier ones are being stored. Whoever dies in
+between leaves them to the next consumer. The files' makers are other processes: every word of theirs is read once and
+checked before it is used.
 """
 
 import os
@@ -110,7 +111,9 @@ cdef class Intake:
     @property
     def waiting(self) -> int:
         """Messages in the channel that are not held; a snapshot."""
-        cdef uint64_t depth = self.depth()
+        self._check()
+        cdef uint64_t depth = ign_channel_depth(self._channel)
+        self._check()
         return depth - self._count if depth > self._count else 0
 
     @property
@@ -200,6 +203,8 @@ cdef class Intake:
         """Forgets what is held, all but the oldest ``keep``: it stays in the channel, and the next `hold` finds it again."""
         self._count = min(self._count, keep)
         self._packed = min(self._packed, keep)
+        if self._count == 0:
+            self._first = 0  # what a quiet channel never uses stays untouched memory
 
     def acknowledge(self, count=None) -> int:
         """Takes the oldest ``count`` messages that are held (all), for good: the producer's receipts of them are done.
@@ -221,6 +226,8 @@ cdef class Intake:
         self._first += n
         self._count -= n
         self._packed -= n if n < self._packed else self._packed
+        if self._count == 0:
+            self._first = 0
         self.acknowledged += n
         return n
 

@@ -14,6 +14,9 @@ from ignis.relay.inlet import Inlet, Target
 
 __all__ = ["Carrier", "Load", "Outcome"]
 
+_IDLE_S = 10.0
+"""Bound of a wait for work; its end means nothing."""
+
 
 class Load:
     """Messages of one magazine, copied from the channels of one or several producers, where they stay until they are taken.
@@ -122,7 +125,10 @@ class Carrier:
 
     def _run(self) -> None:
         while True:
-            load = self._todo.get()  # nothing waits for this thread but `close`, whose word ends it
+            try:
+                load = self._todo.get(timeout=_IDLE_S)
+            except queue.Empty:
+                continue
             if load is None:
                 return
             self._done.put((load, load.store()))

@@ -113,6 +113,7 @@ class Relay:
             self.app.store.queues.list()  # opens it: without a store there is no relay
             self._bell = self._open_bell()
             self._write_state()
+            self._carrier = Carrier(_PARALLEL_LOADS)
             self._running = True
             log.info("relaying %s to %s", self.directory.path, self.app.url)
             while not self._stopping:

@@ -110,10 +110,11 @@ def relay_kill9(
 
 
 def relay_steps(rounds: int, rng: random.Random, *, deadline: float = float("inf")) -> Outcome:
-    """The relay dies between loading and taking, and between taking from one channel and from the next."""
+    """The relay dies at each of its points: while the store is at work, when the next load was copied meanwhile, between
+    loading and taking, and between taking from one channel and from the next. ``at_point`` counts these deaths."""
     outcome = Outcome("relay-steps")
     for number in range(rounds):
-        for name, plant in (("loaded", die_when_loaded), ("half taken", die_when_half_taken)):
+        for name, plant in _POINTS:
             if time.monotonic() >= deadline:
                 break
             count = rng.randint(1, 6)
@@ -238,6 +239,30 @@ def die_when_half_taken(count: int) -> None:
     _patch("_acknowledge", half)
 
 
+def die_when_set_off(count: int) -> None:
+    """When the store has just been given the ``count``-th load: it may be stored, or a part of it be written."""
+    _patch("_set_off", lambda self, original: (original(self), _countdown(count)))
+
+
+def die_when_gathered(count: int) -> None:
+    """With a load at the store and the next one copied, the ``count``-th time that this is so."""
+
+    def gather(self: Any, original: Callable[..., None]) -> None:
+        original(self)
+        if self._flight and self._next:
+            _countdown(count)
+
+    _patch("_gather", gather)
+
+
+_POINTS = (
+    ("set off", die_when_set_off),
+    ("gathered", die_when_gathered),
+    ("loaded", die_when_loaded),
+    ("half taken", die_when_half_taken),
+)
+
+
 def take_before_loading() -> None:
     """A mutant: what it holds is taken, and stored afterwards if it lives that long."""
     turns = iter(range(1, 1 << 30))
@@ -316,6 +341,7 @@ def _round(outcome: Outcome, rng: random.Random, scene: _Scene, where: str, plan
             end = time.monotonic() + rng.uniform(0.02, 0.15)
             follow([*living, relay], ledger, lambda end=end: time.monotonic() >= end, 5)  # type: ignore[misc]
             if rng.random() < 0.5 or not relay.alive():
+                outcome.add(at_point=int(not relay.alive()))
                 relay.kill()
                 relay.join(ledger)
                 dead.append(relay)
