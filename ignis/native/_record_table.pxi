@@ -28,16 +28,14 @@ def record_columns(records, *, lines=False):
     * ids: 16 bytes each; enqueued_at_us: int64 each; attempts, crashes: int32 each
     * the offsets: count + 1 times int32 into the bytes beside them
 
-    Raises ValueError when the keys, metas or bodies together have 2 GiB or more, TypeError. Does not give the GIL up.
+    Raises ValueError when the keys, metas or bodies together have 2 GiB or more, TypeError.
     """
     cdef tuple held = all_bytes(records, "records", True)
     cdef PyObject *items = <PyObject *>held
     cdef Py_ssize_t i, n = 0, total = PyTuple_GET_SIZE(items)
-    cdef size_t size = 0, key_bytes = 0, meta_bytes = 0, body_bytes = 0
+    cdef size_t size = 0
     cdef const uint8_t *data
-    cdef ign_record *rec
     cdef list bad = []
-    cdef bint with_newline = bool(lines)
     cdef ign_record *taken = <ign_record *>malloc(<size_t>(total + 1) * sizeof(ign_record))
     if taken == NULL:
         raise MemoryError("record_columns")
@@ -47,24 +45,117 @@ def record_columns(records, *, lines=False):
             if data == NULL or ign_record_decode(data, size, &taken[n]) != IGN_OK:
                 bad.append(i)
                 continue
-            key_bytes += taken[n].key_len
-            meta_bytes += taken[n].meta_len
-            body_bytes += taken[n].body_len + with_newline
             n += 1
-        if max(key_bytes, meta_bytes, body_bytes) > INT32_MAX:
-            raise ValueError(f"{n} records with {body_bytes} bytes of bodies: a column holds at most {INT32_MAX} bytes")
-        ids, stamps, attempts, crashes = new_bytes(16 * n), new_bytes(8 * n), new_bytes(4 * n), new_bytes(4 * n)
-        key_ends, meta_ends, body_ends = new_bytes(4 * n + 4), new_bytes(4 * n + 4), new_bytes(4 * n + 4)
-        keys, metas, bodies = new_bytes(key_bytes), new_bytes(meta_bytes), new_bytes(body_bytes)
-        fill_columns(
-            taken, n, bytes_data(ids), <int64_t *>bytes_data(stamps),
-            <int32_t *>bytes_data(attempts), <int32_t *>bytes_data(crashes),
-            <int32_t *>bytes_data(key_ends), bytes_data(keys), <int32_t *>bytes_data(meta_ends), bytes_data(metas),
-            <int32_t *>bytes_data(body_ends), bytes_data(bodies), with_newline,
-        )
-        return n, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies
+        return (n, bad) + column_buffers(taken, n, bool(lines))
     finally:
         free(taken)
+
+
+def segment_columns(parts, magazine_id, shard, *, lines=False):
+    """`record_columns` of records that still lie in their segments, each verified: no Python object is made for a record.
+
+    Args:
+        parts: of each segment (data, last_pointer, start, stop, skip), see `unpack_segment`; nobody may change the data
+            during the call.
+        magazine_id, shard: where the segments are thought to be.
+        lines: see `record_columns`.
+
+    Returns what `record_columns` does, with ``bad`` the pointers of the records that do not match their checksum, of those of
+    another version, and of all in a segment whose header is damaged; and behind it the pointers of the others, int64 each.
+
+    Raises ValueError (see `record_columns`; a range that no segment with this key could have), TypeError.
+    """
+    cdef list held = list(parts)
+    cdef Place place
+    cdef Py_ssize_t i, n = 0, bad_count = 0, room = 1, opened = 0
+    cdef Input *inputs = NULL
+    cdef ign_record *taken = NULL
+    cdef int64_t *numbers = NULL
+    cdef int64_t *bad = NULL
+    cdef bytes pointers
+    place.magazine_id = <uint32_t>in_range(magazine_id, "magazine_id", 0, UINT32_MAX)
+    place.shard = <uint16_t>in_range(shard, "shard", 0, UINT16_MAX)
+    for _, last, start, stop, _ in held:
+        in_range(last, "last_pointer", 0, POINTER_MAX)
+        in_range(start, "start", 0, POINTER_MAX + 1)
+        in_range(stop, "stop", start, <object>last + 1)
+        in_range(<object>stop - start, "the range", 0, IGN_SEGMENT_MAX_RECORDS)
+        room += stop - start
+    try:
+        inputs = <Input *>malloc(<size_t>(len(held) + 1) * sizeof(Input))
+        taken = <ign_record *>malloc(<size_t>room * sizeof(ign_record))
+        numbers = <int64_t *>malloc(<size_t>room * sizeof(int64_t))
+        bad = <int64_t *>malloc(<size_t>room * sizeof(int64_t))
+        if inputs == NULL or taken == NULL or numbers == NULL or bad == NULL:
+            raise MemoryError("segment_columns")
+        for data, last, start, stop, skip in held:
+            take(data, &inputs[opened])
+            opened += 1
+            take_part(&inputs[opened - 1], last, start, stop, skip, &place, taken, numbers, &n, bad, &bad_count)
+        pointers = new_bytes(8 * n)
+        memcpy(bytes_data(pointers), numbers, 8 * n)
+        return (n, [bad[i] for i in range(bad_count)], pointers) + column_buffers(taken, n, bool(lines))
+    finally:
+        for i in range(opened):
+            give_back(&inputs[i])
+        free(inputs)
+        free(taken)
+        free(numbers)
+        free(bad)
+
+
+cdef int take_part(Input *data, long long last, long long start, long long stop, bytes skip, Place *place,
+                   ign_record *taken, int64_t *numbers, Py_ssize_t *n, int64_t *bad, Py_ssize_t *bad_count) except -1:
+    """Decodes the records start..stop-1 of a segment that are not skipped, behind what is there already."""
+    cdef ign_segment seg
+    cdef const uint8_t *bitmap = NULL
+    cdef size_t bitmap_len = 0, size = 0
+    cdef const uint8_t *record = NULL
+    cdef long long pointer, first = 0
+    cdef bint is_whole = ign_segment_open(data.data, data.size, &seg) == IGN_OK
+    if skip is not None:
+        bitmap = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>skip)
+        bitmap_len = <size_t>PyBytes_GET_SIZE(<PyObject *>skip)
+    if is_whole:
+        first = last - <long long>seg.count + 1
+        is_whole = 0 <= first <= start
+        place.first_pointer = <uint64_t>first
+    with nogil:
+        for pointer in range(start, stop):
+            # Of a damaged segment nobody knows where it begins, so neither which of its records were deleted.
+            if is_whole and skipped(bitmap, bitmap_len, <uint32_t>(pointer - first)):
+                continue
+            if is_whole and ign_segment_get(
+                &seg, <uint32_t>(pointer - first), place.magazine_id, place.shard, place.first_pointer, &record, &size
+            ) == IGN_OK and ign_record_decode(record, size, &taken[n[0]]) == IGN_OK:
+                numbers[n[0]] = pointer
+                n[0] += 1
+            else:
+                bad[bad_count[0]] = pointer
+                bad_count[0] += 1
+    return 0
+
+
+cdef tuple column_buffers(const ign_record *taken, Py_ssize_t n, bint with_newline):
+    """(ids, enqueued_at_us, attempts, ..., bodies) of `record_columns`."""
+    cdef size_t key_bytes = 0, meta_bytes = 0, body_bytes = 0
+    cdef Py_ssize_t i
+    cdef uint8_t *at[10]
+    cdef list made
+    for i in range(n):
+        key_bytes += taken[i].key_len
+        meta_bytes += taken[i].meta_len
+        body_bytes += taken[i].body_len + with_newline
+    if max(key_bytes, meta_bytes, body_bytes) > INT32_MAX:
+        raise ValueError(f"{n} records with {body_bytes} bytes of bodies: a column holds at most {INT32_MAX} bytes")
+    made = [new_bytes(16 * n), new_bytes(8 * n), new_bytes(4 * n), new_bytes(4 * n), new_bytes(4 * n + 4),
+            new_bytes(key_bytes), new_bytes(4 * n + 4), new_bytes(meta_bytes), new_bytes(4 * n + 4), new_bytes(body_bytes)]
+    for i in range(10):
+        at[i] = bytes_data(made[i])
+    with nogil:
+        fill_columns(taken, n, at[0], <int64_t *>at[1], <int32_t *>at[2], <int32_t *>at[3], <int32_t *>at[4], at[5],
+                     <int32_t *>at[6], at[7], <int32_t *>at[8], at[9], with_newline)
+    return tuple(made)
 
 
 cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t *ids, int64_t *stamps, int32_t *attempts,

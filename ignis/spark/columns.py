@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from ignis.errors import ConfigError, InvalidMessageError
-from ignis.native import record_columns
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, IntegralType, StringType, functions
 from ignis.spark.parsing import UNPARSED, parse_lines
+from ignis.storage.columns import RecordColumns
 
 __all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "ids_from", "ids_of", "message_batch", "to_messages"]
 
@@ -139,26 +139,15 @@ def _id_of_text(text: str) -> bytes:
 
 
 def message_batch(
-    shard: int,
-    pointers: Sequence[int],
-    records: Sequence[bytes | None],
-    fields: pa.Schema | None = None,
-    *,
-    envelope: bool = True,
-) -> tuple[pa.RecordBatch, list[int]]:
-    """The records of one shard as a record batch, and the pointers of those that cannot be read, which are not in it.
+    shard: int, records: RecordColumns, fields: pa.Schema | None = None, *, envelope: bool = True
+) -> pa.RecordBatch:
+    """Records of one shard as a record batch.
 
-    With ``fields`` the bodies are parsed, see `ignis.spark.parsing`: its columns stand in place of ``body``, and behind them
-    ``_unparsed``, the body of each row that is left for Spark to parse. The envelope's columns come only where they are
-    wanted: they are half of what a small message makes.
+    With ``fields`` the bodies, which must be lines then, are parsed, see `ignis.spark.parsing`: its columns stand in place of
+    ``body``, and behind them ``_unparsed``, the body of each row that is left for Spark to parse. The envelope's columns come
+    only where they are wanted: they are half of what a small message makes. A key and a meta that are empty are null.
     """
-    count, bad, ids, stamps, attempts, crashes, key_ends, keys, meta_ends, metas, body_ends, bodies = record_columns(
-        records, lines=fields is not None
-    )
-    damaged = [pointers[index] for index in bad]
-    if bad:
-        gone = set(bad)
-        pointers = [pointer for index, pointer in enumerate(pointers) if index not in gone]
+    count = records.rows
 
     def fixed(kind: pa.DataType, data: bytes) -> pa.Array:
         return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
@@ -166,19 +155,26 @@ def message_batch(
     def varying(ends: bytes, data: bytes) -> pa.Array:
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
-    body = varying(body_ends, bodies)
+    def optional(ends: bytes, data: bytes) -> pa.Array:
+        """Null where there is none, which costs whoever writes the column less than an empty value does."""
+        if not data:
+            return pa.nulls(count, pa.binary())
+        there = np.packbits(np.diff(np.frombuffer(ends, np.int32)) > 0, bitorder="little")
+        return pa.Array.from_buffers(pa.binary(), count, [pa.py_buffer(there), pa.py_buffer(ends), pa.py_buffer(data)])
+
+    body = varying(records.body_offsets, records.bodies)
     columns: list[pa.Array] = [body] if fields is None else parse_lines(body, fields)
     names = ["body"] if fields is None else [*fields.names, UNPARSED]
     if envelope:
         names += ENVELOPE
         columns += [
-            fixed(pa.binary(16), ids).cast(pa.binary()),
-            varying(key_ends, keys),
-            fixed(pa.timestamp("us", tz="UTC"), stamps),
-            fixed(pa.int32(), attempts),
-            fixed(pa.int32(), crashes),
-            varying(meta_ends, metas),
+            fixed(pa.binary(16), records.ids).cast(pa.binary()),
+            optional(records.key_offsets, records.keys),
+            fixed(pa.timestamp("us", tz="UTC"), records.enqueued_at_us),
+            fixed(pa.int32(), records.attempts),
+            fixed(pa.int32(), records.crashes),
+            optional(records.meta_offsets, records.metas),
             pa.array(np.full(count, shard, np.int32)),
-            pa.array(np.fromiter(pointers, np.int64, count)),
+            fixed(pa.int64(), records.pointers),
         ]
-    return pa.RecordBatch.from_arrays(columns, names=names), damaged
+    return pa.RecordBatch.from_arrays(columns, names=names)

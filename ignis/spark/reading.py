@@ -52,14 +52,12 @@ def read_runs(
         start = run.first
         while start <= run.last:
             stop = min(run.last + 1, start + rows)
-            found = magazines.peek(place.queue, {run.shard: range(start, stop)}).get(run.shard, {})
+            found = magazines.peek_columns(place.queue, run.shard, range(start, stop), lines=fields is not None)
             start = stop
-            if not found:
-                continue
-            batch, damaged = message_batch(run.shard, list(found), list(found.values()), fields, envelope=envelope)
-            if damaged:
-                _put_aside(place, run.shard, damaged)
-            if batch.num_rows:
+            if found.damaged:
+                _put_aside(place, run.shard, found.damaged)
+            if found.rows:
+                batch = message_batch(run.shard, found, fields, envelope=envelope)
                 yield batch
                 # By the size that these had: the next ones fit, if they are alike.
                 rows = max(1, min(_MOST_ROWS, place.settings.read_bytes * batch.num_rows // max(1, batch.nbytes)))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
+from ignis.storage.columns import RecordColumns, columns_of
 
 __all__ = [
     "Abandoned",
@@ -263,6 +264,10 @@ class MagazineStore(abc.ABC):
     @abc.abstractmethod
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         """Shard -> pointer -> record, for those that exist (fired or not). Never claims. None = corrupt."""
+
+    def peek_columns(self, magazine: str, shard: int, pointers: range, *, lines: bool = False) -> RecordColumns:
+        """`peek` in one shard, taken apart into columns; ``lines``: with a newline behind each body."""
+        return columns_of(self.peek(magazine, {shard: pointers}).get(shard, {}), lines=lines)
 
     @abc.abstractmethod
     def scan(

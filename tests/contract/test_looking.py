@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 
 import pytest
 
 from ignis.errors import ClosedError
+from ignis.native import Record
 from ignis.storage.base import MagazineStore, Store
 from tests.contract.support import Kind, batch, numbered, peeked, record, records, scanned, state, texts
 
@@ -20,6 +22,21 @@ def test_peek_sees_fired_and_unfired(magazines: MagazineStore) -> None:
     assert peeked(magazines.peek("m", {1: [3, 1, 9, 0, -1], 2: [1], 77: [1]})) == {1: {1: "m0", 3: "m2"}}
     assert magazines.peek("m", {}) == {}
     assert texts(magazines.fire("m", 9, "me")) == ["m1", "m2"]
+
+
+def test_columns_are_what_peek_sees(magazines: MagazineStore) -> None:
+    magazines.load("m", [(2, batch(*"abcdefgh")), (0, batch("x")), (2, batch(*"ijkl"))], None)
+    magazines.fire("m", 3, "me", shards=[2])
+    magazines.delete("m", {2: [1, 3, 4, 11]})
+    for lines, end in ((False, ""), (True, "\n")):
+        found = magazines.peek_columns("m", 2, range(2, 12), lines=lines)
+        seen = magazines.peek("m", {2: range(2, 12)})[2]
+        assert (found.rows, found.damaged) == (len(seen), [])
+        assert struct.unpack(f"={found.rows}q", found.pointers) == tuple(seen)
+        assert found.ids == b"".join(Record(record or b"").id for record in seen.values())
+        assert found.bodies.decode() == "".join(f"{text}{end}" for text in "befghij")
+    assert magazines.peek_columns("m", 1, range(1, 9)).rows == 0
+    assert magazines.peek_columns("m", 2, range(100, 200)).rows == 0
 
 
 def test_scan_walks_shards_and_pointers(magazines: MagazineStore) -> None:

@@ -179,8 +179,11 @@ class TestIds:
         texts = ["", "ü", '\U0001f600 \\ "', "x" * 70_000]
         df = spark.createDataFrame([(text, text[:9]) for text in texts], "value string, key string")
         assert totals(publish(df, embedded_url, "q", value="value", key="key")) == (4, 0)
-        found = {(bytes(row.body), bytes(row._key)) for row in drain(spark, embedded_url, "q").df.collect()}
-        assert found == {(text.encode(), text[:9].encode()) for text in texts}
+        rows = drain(spark, embedded_url, "q").df.collect()
+        assert {(bytes(row.body), row._key and bytes(row._key)) for row in rows} == {
+            (text.encode(), text[:9].encode() or None) for text in texts
+        }
+        assert {row._meta for row in rows} == {None}
 
     def test_a_row_without_an_id_fails_the_action(self, spark: Any, embedded_url: str) -> None:
         df = spark.createDataFrame([("a",), (None,)], "text string")

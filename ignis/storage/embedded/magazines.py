@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ignis.errors import ConfigError, QueueMismatchError, UnreadableMessageError
-from ignis.native import PackedBatch, Record
+from ignis.native import PackedBatch, Record, segment_columns
 from ignis.storage.base import (
     Abandoned,
     Fence,
@@ -23,6 +23,7 @@ from ignis.storage.base import (
     joined_runs,
 )
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import catalogue, claims, segments
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
@@ -275,6 +276,17 @@ class EmbeddedMagazines(MagazineStore):
                 if there:
                     result[shard] = there
         return result
+
+    @guarded
+    def peek_columns(self, magazine: str, shard: int, pointers: range, *, lines: bool = False) -> RecordColumns:
+        info = self._find(magazine)
+        with self._env(info).reading() as txn:
+            wanted = segments.walk(txn, info.id, shard, pointers.start, pointers.stop)
+            parts = [
+                (value, found.last, low, high, segments.bitmap_bytes(bitmap, found.length) if bitmap else None)
+                for found, low, high, bitmap, value in wanted
+            ]
+            return RecordColumns(*segment_columns(parts, info.id, shard, lines=lines))
 
     @guarded
     def scan(

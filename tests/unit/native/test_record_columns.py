@@ -18,7 +18,9 @@ from ignis.native.record import (
     id_keys,
     position_ids,
     record_columns,
+    segment_columns,
     shard_for_key,
+    unpack_segment,
 )
 
 pa = pytest.importorskip("pyarrow")
@@ -194,6 +196,58 @@ def test_bodies_as_lines() -> None:
 def test_columns_of_what_is_no_bytes() -> None:
     with pytest.raises(TypeError):
         record_columns(["text"])  # type: ignore[list-item]
+
+
+class TestSegmentColumns:
+    """The records of segments as columns: the same as those of the records one by one."""
+
+    def segment(self, first: int, count: int) -> bytes:
+        batch = PackedBatch.pack(
+            [encode_record(b"body%d" % number, key=b"k" * (number % 3)) for number in range(first, first + count)]
+        )
+        batch.seal(7, 3, first)
+        return bytes(batch)
+
+    def test_like_record_by_record(self) -> None:
+        one, two = self.segment(1, 40), self.segment(41, 10)
+        deleted = bytes([0b101, 0, 0b1])
+        parts: Any = [(one, 40, 2, 38, deleted), (memoryview(two), 50, 41, 51, None)]
+        records = [unpack_segment(data, 7, 3, last, start, stop, skip) for data, last, start, stop, skip in parts]
+        pointers = [number for number in range(2, 38) if number not in (3, 17)] + list(range(41, 51))
+        for lines in (False, True):
+            count, bad, found, *buffers = segment_columns(parts, 7, 3, lines=lines)
+            assert (count, bad) == (len(pointers), [])
+            assert list(struct.unpack(f"<{count}q", found)) == pointers
+            assert tuple(buffers) == record_columns(records[0] + records[1], lines=lines)[2:]
+
+    def test_what_is_damaged_is_named(self) -> None:
+        good, flipped, headless = self.segment(1, 5), bytearray(self.segment(6, 5)), bytearray(self.segment(11, 5))
+        flipped[-1] ^= 1
+        headless[5] ^= 1
+        parts: Any = [(good, 5, 1, 6, None), (flipped, 10, 6, 11, None), (headless, 15, 12, 16, b"\xff")]
+        count, bad, found, *_ = segment_columns(parts, 7, 3)
+        assert (count, bad) == (9, [10, 12, 13, 14, 15])
+        assert struct.unpack("<9q", found) == tuple(range(1, 10))
+        # Of another place, or under another key, none is what it should be.
+        assert segment_columns([(good, 5, 1, 6, None)], 8, 3)[:2] == (0, [1, 2, 3, 4, 5])
+        assert segment_columns([(good, 6, 2, 7, None)], 7, 3)[:2] == (0, [2, 3, 4, 5, 6])
+        assert segment_columns([(good, 9, 2, 4, None)], 7, 3)[:2] == (0, [2, 3])
+        other = PackedBatch.pack([b"no record"])
+        other.seal(7, 3, 1)
+        assert segment_columns([(bytes(other), 1, 1, 2, None)], 7, 3)[:2] == (0, [1])
+
+    def test_nothing(self) -> None:
+        assert segment_columns([], 7, 3)[:3] == (0, [], b"")
+        assert segment_columns([(self.segment(1, 2), 2, 1, 1, None)], 7, 3)[:3] == (0, [], b"")
+
+    @pytest.mark.parametrize("part", [(5, 1, 7), (5, 3, 2), (5, 0, 1 << 63), (5, -1, 3), (1 << 62, 0, 1 << 61)])
+    def test_refused_ranges(self, part: tuple[int, int, int]) -> None:
+        with pytest.raises(ValueError, match="allowed are"):
+            segment_columns([(self.segment(1, 5), *part, None)], 7, 3)
+
+    def test_other_types(self) -> None:
+        with pytest.raises(TypeError):
+            segment_columns([("text", 1, 1, 2, None)], 7, 3)  # type: ignore[list-item]
 
 
 class TestPositionIds:
