@@ -346,7 +346,7 @@ class SparkSettings(_Settings):
         8 << 20, "most bytes of bodies in one store transaction of a publishing task", 1 << 10, 1 << 30
     )
     read_bytes: int = _setting(4 << 20, "about the bytes that a draining task reads at a time", 1 << 10, 1 << 30)
-    partition_rows: int = _setting(131_072, "most messages that one task drains", 1, 1 << 30)
+    partition_rows: int = _setting(524_288, "most messages that one task drains", 1, 1 << 30)
     max_rows: int = _setting(1_000_000, "most messages claimed for one micro-batch of a stream", 1, 1 << 40)
     remember_ids_s: float = _setting(
         604_800, "how long the store remembers the ids of rows that were published with ids", 1, MAX_EXPIRY_S
