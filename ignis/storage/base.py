@@ -24,6 +24,7 @@ from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.together import AtOnce
 
 __all__ = [
     "Abandoned",
@@ -170,8 +171,8 @@ class QueueRecord:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class MagazineStore(abc.ABC):
-    """The messages."""
+class MagazineStore(AtOnce, abc.ABC):
+    """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
 
     @abc.abstractmethod
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:

@@ -121,6 +121,10 @@ class Catalogue:
         self._seen = -1
         self._known: dict[str, MagazineInfo] = {}
 
+    def remembered(self, name: str, changed: int) -> MagazineInfo | None:
+        """What `find` would return without looking into the store; None when it would have to look."""
+        return self._known.get(name) if changed == self._seen else None
+
     def find(self, name: str, changed: int) -> MagazineInfo:
         """Raises QueueNotFoundError when it is not declared."""
         if changed == self._seen:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ignis.errors import StoreBusyError, StoreFullError
-from ignis.storage.embedded.environment import Environment, Txn
+from ignis.storage.embedded.environment import Environment, Txn, WouldWait
 
 __all__ = ["Committer", "Operation"]
 
@@ -102,6 +102,32 @@ class Committer:
             raise operation.error
         return operation.result
 
+    def try_submit(self, operations: list[Operation]) -> int | None:
+        """Runs the operations in one transaction of their own, without ever waiting; each then has its result or error.
+
+        Returns the number of the transaction if they are not durable before `Steady.flush_noted` was called with it. What
+        ``after`` does for a batch is left to the caller.
+
+        Raises WouldWait, with nothing done: another thread is committing, or see `Environment.try_transact`.
+        """
+        with self._mutex:
+            if self._leading:
+                raise WouldWait
+            self._leading = True
+            self._leader_thread = threading.get_ident()
+            self.requests += len(operations)
+        noted: list[int | None] = [None]
+
+        def transact(run: Callable[[Txn], None], need_bytes: int, visible: Callable[[], None]) -> None:
+            _, noted[0] = self._env.try_transact(run, need_bytes, visible)
+
+        try:
+            self._commit(operations, transact)
+        finally:
+            with self._mutex:
+                self._pass_on()
+        return noted[0]
+
     def _wait(self, operation: Operation) -> None:
         """Until the operation is done or this thread is to lead."""
         assert operation.signal is not None
@@ -144,7 +170,9 @@ class Committer:
             self._leader_thread = threading.get_ident()
             batch = self._take()
         try:
-            self._commit(batch)
+            committed = self._commit(batch, self._env.transact)
+            if committed:
+                self._settle(committed)
         except BaseException:  # KeyboardInterrupt: nobody may wait for ever
             for operation in batch:
                 operation.error = operation.error or StoreBusyError(
@@ -169,17 +197,20 @@ class Committer:
             batch.append(self._queue.popleft())
         return batch
 
-    def _commit(self, batch: list[Operation]) -> None:
+    def _commit(self, batch: list[Operation], transact: Callable[..., object]) -> list[Operation]:
+        """Runs them in one transaction; returns those that were committed. The others have their error."""
         left = batch
         while left:
             need = sum(operation.need_bytes() for operation in left)
             try:
-                self._env.transact(
+                transact(
                     lambda txn: _run_all(left, txn),  # noqa: B023 - called at once
                     need,
                     lambda: self._visible(left),  # noqa: B023
                 )
                 break
+            except WouldWait:
+                raise
             except _Undo:
                 left = [operation for operation in left if operation.error is None]
             except StoreFullError as exc:
@@ -189,12 +220,14 @@ class Committer:
                 left = [operation for operation in left if operation.error is None]
             except Exception as exc:
                 _fail(left, exc)
-                return
-        if left:
-            try:
-                self._after(left)
-            except Exception:
-                log.exception("store: work after a commit of %s failed", self._env.name)
+                return []
+        return left
+
+    def _settle(self, committed: list[Operation]) -> None:
+        try:
+            self._after(committed)
+        except Exception:
+            log.exception("store: work after a commit of %s failed", self._env.name)
 
 
 def _fail(operations: list[Operation], exc: Exception) -> None:

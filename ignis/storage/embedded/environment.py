@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias, TypeVar, cast
 
 import lmdb
@@ -20,9 +19,10 @@ import lmdb
 from ignis.errors import IgnisError, StoreBusyError, StoreFailedError, StoreFormatError, StoreFullError
 from ignis.native import ProcessMutex
 from ignis.storage.embedded.gate import Gate
+from ignis.storage.embedded.reading import Pin, Reading
 from ignis.storage.embedded.recorder import Recorder
 
-__all__ = ["Cursor", "Environment", "Pin", "Txn"]
+__all__ = ["Cursor", "Environment", "Pin", "Txn", "WouldWait"]
 
 log = logging.getLogger("ignis.storage")
 
@@ -35,45 +35,14 @@ DRAIN_RESERVE_BYTES = 256 << 10
 """Kept allocated on disk behind the last page in use, so that a full disk does not stop deletes."""
 _STEP_LOW_BYTES, _STEP_HIGH_BYTES = 1 << 20, 64 << 20
 _LOAD_MARK = 0.9
+_AT_HAND_BYTES = 64 << 10
+"""What a small transaction writes beside the records that it loads."""
 _FOLLOW_WAIT_S = 0.2
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
-class Pin:
-    """A read transaction that is held only to keep LMDB from using the pages again that it can see."""
-
-    def __init__(self, txn: Txn) -> None:
-        self._txn = txn
-        self.txnid = txn.id()
-
-    def drop(self) -> None:
-        self._txn.abort()
-
-    def abandon(self) -> None:
-        """In the child of a fork: the transaction is the parent's."""
-        del self._txn
-
-
-class Reading:
-    """A read transaction as a context manager. Nothing that it returned may be used after it ended."""
-
-    __slots__ = ("_env", "_txn")
-
-    def __init__(self, env: Environment) -> None:
-        self._env = env
-        self._txn: Txn | None = None
-
-    def __enter__(self) -> Txn:
-        self._txn = self._env.begin_read()
-        return self._txn
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._txn is not None:
-            self._env.end_read(self._txn)
-        if isinstance(value, lmdb.Error):
-            raise self._env.failure(value, latch=False) from value
+class WouldWait(Exception):
+    """Of the calls that never wait: they would have to. Nothing was done."""
 
 
 class Environment:
@@ -106,6 +75,8 @@ class Environment:
         self.before_remap: Callable[[], None] | None = None
         self.after_remap: Callable[[], None] | None = None
         self.persist: Callable[[int, Recorder], None] | None = None
+        self.note: Callable[[int, Recorder], None] | None = None
+        self.has_room_to_note: Callable[[int], bool] = lambda size: True
         self.free_pages: Callable[[], None] | None = None
         self._max_bytes = max_bytes
         self._drain_bytes = max_bytes + max(16 << 20, max_bytes // 8)
@@ -153,20 +124,32 @@ class Environment:
         """A read transaction, to be ended with `end_read` by any thread. Prefer `reading`."""
         while True:
             self._gate.enter()
-            try:
-                if self._unusable is not None:
-                    raise StoreFailedError(self._unusable)
-                return self._lmdb.begin(buffers=True)
-            except lmdb.MapResizedError:
-                self._gate.leave()
-            except lmdb.Error as exc:
-                self._gate.leave()
-                raise self.failure(exc, latch=False) from exc
-            except BaseException:
-                self._gate.leave()
-                raise
+            txn = self._begin_inside()
+            if txn is not None:
+                return txn
             with self.writer():
                 self._remap(0)
+
+    def try_begin_read(self) -> Txn:
+        """`begin_read`, or WouldWait where the map is to change."""
+        txn = self._begin_inside() if self._gate.try_enter() else None
+        if txn is None:
+            raise WouldWait
+        return txn
+
+    def _begin_inside(self) -> Txn | None:
+        """None when another process has grown the map. Without a transaction the gate is left."""
+        try:
+            if self._unusable is not None:
+                raise StoreFailedError(self._unusable)
+            return self._lmdb.begin(buffers=True)
+        except BaseException as exc:
+            self._gate.leave()
+            if isinstance(exc, lmdb.MapResizedError):
+                return None
+            if isinstance(exc, lmdb.Error):
+                raise self.failure(exc, latch=False) from exc
+            raise
 
     def end_read(self, txn: Txn) -> None:
         txn.abort()
@@ -236,6 +219,51 @@ class Environment:
         finally:
             self._unlock_writer()
 
+    def try_transact(
+        self, run: Callable[[Txn], T], need_bytes: int = 0, visible: Callable[[], None] | None = None
+    ) -> tuple[T, int | None]:
+        """`transact` for a thread that must never wait: for a lock, for room in the file or the map, or for a flush.
+
+        Returns what ``run`` returned, and the number of the transaction if it is not durable before `Steady.flush_noted`
+        was called with it.
+
+        Raises WouldWait, with nothing written; what `transact` raises.
+        """
+        if not self._threads.acquire(blocking=False):
+            raise WouldWait
+        try:
+            if not self._mutex.acquire(0):
+                raise WouldWait
+            try:
+                self.check_usable()
+                if not self._room_at_hand(need_bytes):
+                    raise WouldWait
+                result, txnid, recorder = self._attempt(run)
+                if visible is not None:
+                    visible()
+                if recorder is None or not recorder.parts or self.note is None:
+                    return result, None
+                self.note(txnid, recorder)
+                return result, txnid
+            except (lmdb.MapFullError, lmdb.MapResizedError):
+                raise WouldWait from None
+            finally:
+                self._mutex.release()
+        finally:
+            self._threads.release()
+
+    def _room_at_hand(self, need_bytes: int) -> bool:
+        """Whether a transaction needs neither a longer file nor a larger map, and is small enough for the journal. Caller
+        holds `writer`."""
+        if not self.has_room_to_note(need_bytes + _AT_HAND_BYTES):
+            return False
+        info = self._lmdb.info()
+        end = (info["last_pgno"] + 1) * self._page_bytes + need_bytes
+        end += DRAIN_RESERVE_BYTES if need_bytes else DRAIN_RESERVE_BYTES // 2
+        if need_bytes and end > int(self._max_bytes * _LOAD_MARK):
+            return False
+        return end <= info["map_size"] and (end <= self._file_bytes or not self._preallocates)
+
     def _attempt(self, run: Callable[[Txn], T]) -> tuple[T, int, Recorder | None]:
         self._gate.enter()
         try:
@@ -271,6 +299,10 @@ class Environment:
         if self._failed is None:
             self._failed = f"store: environment {self.name} failed and must be reopened: {why}"
             log.error("%s", self._failed)
+
+    def reading_failed(self, exc: BaseException) -> IgnisError | None:
+        """The exception of ours for one of LMDB's that came up in a read transaction; None for others."""
+        return self.failure(exc, latch=False) if isinstance(exc, lmdb.Error) else None
 
     def failure(self, exc: lmdb.Error, *, latch: bool) -> IgnisError:
         """The exception of ours for one of LMDB's. With ``latch`` anything but a full disk marks the environment as

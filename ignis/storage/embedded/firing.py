@@ -11,7 +11,7 @@ from ignis.storage.embedded import claims, segments
 from ignis.storage.embedded.catalogue import MagazineInfo
 from ignis.storage.embedded.claims import Held
 from ignis.storage.embedded.directory import Directory
-from ignis.storage.embedded.environment import Environment, Txn
+from ignis.storage.embedded.environment import Environment, Txn, WouldWait
 from ignis.storage.embedded.segments import Found
 
 __all__ = ["Walk"]
@@ -40,6 +40,8 @@ class Walk:
         order: the shards to look at; each ascending part of it is walked with one cursor, so empty shards cost nothing.
         most_expired: bound on the records that are claimed because they expired.
         is_process: whether the owner is this process; otherwise a job that may outlive it.
+        waits: whether it may wait; if not, `run` raises WouldWait instead, and also at expired records: to retire them is a
+            commit of its own.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Walk:
         max_bytes: int,
         most_expired: int = _MOST_EXPIRED,
         is_process: bool = True,
+        waits: bool = True,
     ) -> None:
         self._directory = directory
         self._env: Environment = directory.data(info.durability).env
@@ -62,6 +65,7 @@ class Walk:
         self._max_bytes = max_bytes
         self._most_expired = most_expired
         self._is_process = is_process
+        self._waits = waits
         self._data: Txn | None = None
         self._reset()
 
@@ -87,7 +91,7 @@ class Walk:
     def run(self, txn: Txn) -> None:
         self._reset()
         # After the claims' lock was taken: what was loaded before this call began is seen.
-        data = self._data = self._env.begin_read()
+        data = self._data = self._env.begin_read() if self._waits else self._env.try_begin_read()
         info = self._info
         self._now_ms = int(time.time() * 1000)
         self._fired = claims.fire_pointers(txn, data, info.id, info.shards)
@@ -125,6 +129,8 @@ class Walk:
             value = self._cursor.value()
             expires = segments.expires_at_ms(value)
             if expires and expires <= self._now_ms:
+                if not self._waits:
+                    raise WouldWait
                 if self.expired_count >= self._most_expired:
                     self.more = self._full = True
                     return info.shards

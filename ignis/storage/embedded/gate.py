@@ -35,6 +35,14 @@ class Gate:
                 self._wait_open()
             self._inside += 1
 
+    def try_enter(self) -> bool:
+        """`enter` without waiting: False while it is shut, or after `close`."""
+        with self._changed:
+            if self._barred or self._closed:
+                return False
+            self._inside += 1
+            return True
+
     def leave(self) -> None:
         with self._changed:
             self._inside -= 1

@@ -26,16 +26,17 @@ records begin, its base:
 
 All little-endian. The rules:
 
-1. A record is appended after LMDB's commit and before the caller hears of it, under the writer lock. A process that
-dies
-   in between leaves a transaction that nobody was told of and that has no record: whoever comes next sees the gap in
-   the
-   numbers and makes the state steady instead of appending.
-2. When the state *n* is about to be made steady, appending moves to the other file, with base *n*; that file's old
-records
-   must be behind the steady state already. Otherwise, and for large commits, the state is made steady under the writer
-   lock.
-3. Recovery runs the records behind the steady state in order, each file as far as its numbers and checksums go. Running
+1. A record is appended after LMDB's commit, under the writer lock, and flushed before the caller hears of it. A process
+   that dies in between leaves a transaction that nobody was told of and that has no record: whoever comes next sees the
+   gap in the numbers and makes the state steady instead of appending.
+2. The flush may come after the writer lock was released (`write`, then `flush`), so another process may have appended and
+   flushed meanwhile: the file is one, so what lies before its record is then on the disk too. When the flush fails, no
+   later one of this process counts; another process that has the file open is told of the failure by its own flush, and
+   whoever opens it later makes the state steady before anything else.
+3. When the state *n* is about to be made steady, appending moves to the other file, with base *n*. The records of the one
+   that is left are flushed first, whoever wrote them; the other's old records must be behind the steady state already.
+   Otherwise, and for large commits, the state is made steady under the writer lock.
+4. Recovery runs the records behind the steady state in order, each file as far as its numbers and checksums go. Running
    them again after another power cut gives the same, since nothing is steady and no file is used anew before the end.
 """
 
@@ -44,6 +45,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -70,8 +72,8 @@ _BASE = struct.Struct("<Q")
 
 
 class Journal:
-    """The journal of one environment as this process uses it. Everything but `close` is called with the writer lock of the
-    environment held."""
+    """The journal of one environment as this process uses it. Everything but `flush` and `close` is called with the writer
+    lock of the environment held."""
 
     def __init__(self, directory: Path) -> None:
         self._fds = [_open(directory / name) for name in FILES]
@@ -80,14 +82,32 @@ class Journal:
         self._offset = _RECORDS_AT
         self._last = -1
         self.appended = 0
+        self._flushing = threading.Lock()  # of several flushes of one file at a time only one is told that it failed
+        self._failed: str | None = None
+        self._marks = threading.Lock()  # over where we are, above, and the two below: `flush` has no writer lock
+        self._flushed = -1
+        """All that this process appended up to this transaction is on the disk."""
+        self._open_at = (-1, _RECORDS_AT)
+        """(base, offset): what lies behind is this process's own and not flushed."""
 
     # -- appending
 
     def append(self, txnid: int, recorder: Recorder) -> bool:
         """Makes the committed transaction durable. False when it has to be made steady instead.
 
-        Raises StoreFailedError when the flush failed.
+        Raises StoreFailedError when that failed.
         """
+        if not self.write(txnid, recorder):
+            return False
+        try:
+            self.flush(txnid)
+        except StoreFailedError:
+            self.retract()
+            raise
+        return True
+
+    def write(self, txnid: int, recorder: Recorder) -> bool:
+        """`append` without the flush: the transaction is durable when `flush` has returned."""
         if recorder.nbytes > MAX_RECORD_BYTES:
             return False
         # The numbers alone do not tell: a process that only flushes moves on to the other file without committing.
@@ -104,29 +124,78 @@ class Journal:
         try:
             if os.pwrite(self._fds[self._current], record, self._offset) != len(record):
                 raise OSError("short write")
-            _flush(self._fds[self._current])
         except OSError as exc:
-            self._last = -1
-            # Others could still read the record, from memory, and append behind it; the disk may not have it, and a
-            # later
-            # flush would not write it. Without it they see the gap and make the state steady.
-            with suppress(OSError):
-                os.pwrite(self._fds[self._current], bytes(_RECORD.size), self._offset)
+            self._erase(self._offset)
             raise StoreFailedError(f"store: journal: {exc}") from exc
-        self._offset += size
-        self._last = txnid
+        with self._marks:
+            self._offset += size
+            self._last = txnid
         self.appended += 1
         return True
+
+    def has_room(self, size: int) -> bool:
+        """Whether a record of about ``size`` bytes would be appended, so that no flush of everything would follow."""
+        return size <= MAX_RECORD_BYTES and self._offset + size + _RECORD.size <= FILE_BYTES
+
+    def flush(self, txnid: int) -> None:
+        """Returns when what this process appended up to that transaction is on the disk. From any thread, with or without
+        the writer lock; not bounded but by the disk.
+
+        Raises StoreFailedError, and for ever after: the disk may lack what a later flush would report as written.
+        """
+        with self._flushing:
+            if self._failed is not None:
+                raise StoreFailedError(self._failed)
+            if self._flushed >= txnid:
+                return
+            with self._marks:
+                last, offset, base, current = self._last, self._offset, self._base, self._current
+            if last < txnid:  # the numbers were forgotten after a failure
+                raise StoreFailedError(f"store: journal: transaction {txnid} is not in it")
+            self._flush_file(current)
+            with self._marks:
+                self._flushed = max(self._flushed, last)
+                self._open_at = max(self._open_at, (base, offset))
+
+    def _flush_file(self, index: int) -> None:
+        """Caller holds ``_flushing``."""
+        try:
+            _flush(self._fds[index])
+        except OSError as exc:
+            self._failed = f"store: journal: {exc}"
+            raise StoreFailedError(self._failed) from exc
+
+    def retract(self) -> None:
+        """After a flush that failed: what this process has appended since the last good one shall not be built upon. Others
+        could still read it, from memory, and append behind it; without it they see the gap and make the state steady.
+        Nobody else may have committed since."""
+        with self._marks:
+            base, offset = self._open_at
+        self._erase(offset if base == self._base else _RECORDS_AT)
+
+    @property
+    def last(self) -> int:
+        """The transaction of the newest record, as far as this process has read."""
+        return self._last
+
+    def _erase(self, offset: int) -> None:
+        self._last = -1
+        with suppress(OSError):
+            os.pwrite(self._fds[self._current], bytes(_RECORD.size), offset)
 
     def move_on(self, txnid: int, steady: int) -> bool:
         """Begins the other file behind ``txnid``, the state that is about to be made steady; ``steady`` is the one on the
         disk now. False when the other file is still needed."""
         current, base = self._newest()
-        if base == txnid:
-            return True  # nothing was committed since
-        if base > steady:
-            return False
-        self._begin(1 - current, txnid)
+        if base != txnid:  # else nothing was committed since
+            if base > steady:
+                return False
+            if steady < txnid:
+                with self._flushing:
+                    self._flush_file(current)
+            self._begin(1 - current, txnid)
+        with self._marks:
+            self._flushed = max(self._flushed, txnid)
         return True
 
     def _newest(self) -> tuple[int, int]:
@@ -143,16 +212,22 @@ class Journal:
         except OSError as exc:
             self._last = -1
             raise StoreFailedError(f"store: journal: {exc}") from exc
-        self._current, self._base, self._offset, self._last = index, base, _RECORDS_AT, base
+        with self._marks:
+            self._current, self._base, self._offset, self._last = index, base, _RECORDS_AT, base
+            self._open_at = max(self._open_at, (base, _RECORDS_AT))
 
     def _catch_up(self) -> None:
         """Finds the end that other processes have reached."""
         current, base = self._newest()
-        if (current, base) != (self._current, self._base) or self._last < 0:
-            self._current, self._base, self._offset = current, base, _RECORDS_AT
-            self._last = self._base
-        for txnid, offset, _ in _records(self._fds[current], self._base, self._offset, self._last):
-            self._offset, self._last = offset, txnid
+        offset, last = self._offset, self._last
+        if (current, base) != (self._current, self._base) or last < 0:
+            offset, last = _RECORDS_AT, base
+        for txnid, end, _ in _records(self._fds[current], base, offset, last):
+            offset, last = end, txnid
+        with self._marks:
+            self._current, self._base, self._offset, self._last = current, base, offset, last
+            # What others have appended behind ours they may have acknowledged: it must never be erased.
+            self._open_at = max(self._open_at, (self._base, self._offset))
 
     # -- recovery
 

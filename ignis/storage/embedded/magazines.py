@@ -25,6 +25,7 @@ from ignis.storage.base import (
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import catalogue, claims, segments
+from ignis.storage.embedded.at_once import AtOnce
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
 from ignis.storage.embedded.claims import Held
@@ -34,6 +35,7 @@ from ignis.storage.embedded.known import LoadOnce
 from ignis.storage.embedded.locks import Step, read_epoch
 from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
 from ignis.storage.embedded.segments import Retired
+from ignis.storage.together import Unflushed, Write
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -51,6 +53,7 @@ class EmbeddedMagazines(MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory.data("sync").env, store.scope)
         self._rotation: dict[str, int] = {}
+        self._at_once = AtOnce(store, self._catalogue, lambda info: self._order(info, None), self._served)
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
     # -- the catalogue
@@ -150,7 +153,7 @@ class EmbeddedMagazines(MagazineStore):
             walk.end()
         self.calls["fires"] += 1
         if walk.last_shard >= 0:
-            self._rotation[magazine] = walk.last_shard + 1
+            self._served(magazine, walk.last_shard)
         expired = self._retire_expired(info, walk)
         return FireResult(fired, {}, expired, walk.more)
 
@@ -188,6 +191,9 @@ class EmbeddedMagazines(MagazineStore):
         owners = self._directory.owners
         self._directory.claims.transact(lambda txn: claims.renew(txn, owners, info.id, owner, now_ms))
         return True
+
+    def _served(self, magazine: str, shard: int) -> None:
+        self._rotation[magazine] = shard + 1
 
     def _order(self, info: MagazineInfo, shards: Sequence[int] | None) -> Sequence[int]:
         """The shards to look at, beginning behind the one that was served last."""
@@ -258,6 +264,24 @@ class EmbeddedMagazines(MagazineStore):
             with self._directory.data("sync").env.reading() as txn:
                 epoch = read_epoch(txn, self._store.scope, fence.scope)
             check_epoch(epoch, fence)
+
+    # -- without waiting
+
+    quick = True
+
+    def try_together(self, writes: Sequence[Write]) -> Unflushed | None:
+        noted = self._at_once.write(writes)
+        for write in writes:
+            self.calls["deletes" if write.batches is None else "loads"] += write.done
+        return noted
+
+    def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
+        fired = self._at_once.fire(magazine, limit, owner, max_bytes)
+        self.calls["fires"] += fired is not None
+        return fired
+
+    def catch_up(self) -> bool:
+        return self._at_once.catch_up()
 
     # -- looking
 
@@ -400,6 +424,9 @@ class EmbeddedMagazines(MagazineStore):
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
         store = self._store
+        known = self._at_once.remembered(magazine) if seen < 0 else None
+        if known is not None:
+            return self._directory.board.sequence(known.id % self._directory.events)
         event = self._event(magazine)
         store.enter_wait()
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
 from ignis.errors import ConfigError, QueueNotFoundError
@@ -119,6 +119,10 @@ class Load(MagazineOperation):
             txn.put(segments.segment_key(info.id, shard, end, batch.count), batch)
         retired.store(txn)
         return firsts
+
+    def placed(self) -> Iterator[tuple[int, int, PackedBatch]]:
+        """After `run`: shard, first pointer and records of each batch."""
+        return zip(self._shards, self.result, self._batches, strict=True)
 
     def _seal(self, index: int, magazine_id: int, shard: int, first: int) -> PackedBatch:
         batch = self._batches[index]

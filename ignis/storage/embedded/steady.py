@@ -124,6 +124,8 @@ class Steady:
         env.free_pages = self._flush_held
         if journal is not None:
             env.persist = self._persist
+            env.note = self._note
+            env.has_room_to_note = journal.has_room
         self._thread = threading.Thread(target=self._loop, name="ignis-store-sync", daemon=True)
         try:
             self._thread.start()
@@ -185,6 +187,30 @@ class Steady:
                 self._flush_held()
         except IgnisError as exc:
             self._env.fail(str(exc))
+            raise
+
+    def _note(self, txnid: int, recorder: Recorder) -> None:
+        """Appends a committed transaction to the journal without a flush, which `flush_noted` does. Called with the writer
+        lock."""
+        assert self._journal is not None
+        try:
+            if not self._journal.write(txnid, recorder):
+                self._flush_held()
+        except IgnisError as exc:
+            self._env.fail(str(exc))
+            raise
+
+    def flush_noted(self, txnid: int) -> None:
+        """Returns when what `Environment.try_transact` noted up to that transaction is durable. Without the writer lock.
+        Raises StoreFailedError; the environment takes no more writes then."""
+        assert self._journal is not None
+        try:
+            self._journal.flush(txnid)
+        except StoreFailedError as exc:
+            self._env.fail(str(exc))
+            with suppress(IgnisError), self._env.writer():
+                if self._env.last_txnid() == self._journal.last:
+                    self._journal.retract()
             raise
 
     def _saved(self) -> int:

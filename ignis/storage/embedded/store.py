@@ -73,6 +73,10 @@ class EmbeddedStore(Store):
             raise ForkedHandleError("this store was opened before fork(); open another in the child")
         self._calls.enter()
 
+    def try_enter(self) -> bool:
+        """`enter` without waiting: False when a call would not be let in at this moment, or any more."""
+        return self._generation == fork_generation() and self._calls.try_enter()
+
     def leave(self) -> None:
         self._calls.leave()
 

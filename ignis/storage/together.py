@@ -1,0 +1,116 @@
+"""Writes and claims that are made at once, by a thread that must never wait, and several writes together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ignis.native import PackedBatch
+    from ignis.storage.base import Claim, FireResult, Pointers
+
+__all__ = ["AtOnce", "Taker", "Unflushed", "Write"]
+
+
+class Taker(Protocol):
+    """Who waits for the very messages that are being loaded."""
+
+    @property
+    def owner(self) -> str:
+        """In whose name they are claimed."""
+
+    def give(self, claims: Sequence[Claim]) -> None:
+        """They are this taker's, if the write succeeds. Called when that is all but certain and before it has happened, so
+        that a message is on its way while it is being stored; from within the store, which must not be called.
+
+        When the write then fails after all, its pointers will be another message's: nobody may account for them any more.
+        """
+
+
+class Write:
+    """One load or one delete.
+
+    Args:
+        magazine: which.
+        batches: (shard, batch), what is to be loaded; None = this is a delete.
+        ttl_s: of the load; None = never expires.
+        pointers: what is to be deleted.
+        taker: who would be given the loaded messages at once, if nothing older of their shards is pending. A store that
+            cannot do that ignores it, and they are claimed as any others.
+
+    Afterwards ``done`` says whether the write was made (or refused for good, with ``error``). Where it was not, `load` or
+    `delete` is to be called in a thread that may wait, with what ``batches`` and ``pointers`` are then.
+    """
+
+    __slots__ = (
+        "batches",
+        "count",
+        "done",
+        "durable",
+        "error",
+        "firsts",
+        "given",
+        "magazine",
+        "pointers",
+        "taker",
+        "ttl_s",
+    )
+
+    def __init__(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]] | None = None,
+        ttl_s: float | None = None,
+        pointers: Pointers | None = None,
+        taker: Taker | None = None,
+    ) -> None:
+        self.magazine = magazine
+        self.batches = batches
+        self.ttl_s = ttl_s
+        self.pointers: Pointers = pointers or {}
+        self.taker = taker
+        self.given = False
+        """The taker was given the messages. Where there is an ``error``, or the write is not ``done``, that must be undone."""
+        self.done = False
+        self.durable = False
+        """As durable as the magazine promises; else it is once `Unflushed.flush` has returned."""
+        self.error: BaseException | None = None
+        self.firsts: list[int] = []
+        """Of a load: the first pointer of each batch."""
+        self.count = 0
+        """Of a delete: how many records were still there."""
+
+
+class Unflushed(Protocol):
+    """What is done and not durable yet."""
+
+    def flush(self) -> None:
+        """Waits for the disk. From any thread, once. Raises StoreFailedError: nobody may be told that the writes were
+        made, though others may have seen them."""
+
+
+class AtOnce:
+    """What of a store's magazines can be tried without waiting; here: nothing. Thread-safe."""
+
+    quick = False
+    """Whether small writes and claims usually take microseconds, so that an event loop may try them itself: a change of
+    threads would cost more than they do."""
+
+    def try_together(self, writes: Sequence[Write]) -> Unflushed | None:
+        """Makes small loads and deletes, as many as can be in one transaction, without waiting for a lock, for room or for
+        the disk. Each write then says what became of it; what could not be made at once was not begun.
+
+        What was made can be seen, and fired, when this returns. Returns what must be flushed before anybody is told of
+        those that are not ``durable`` yet, or None when there is nothing to flush.
+        """
+        return None
+
+    def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
+        """`MagazineStore.fire` over all shards, or None when that would have to wait, or would retire expired records:
+        nothing was claimed then."""
+        return None
+
+    def catch_up(self) -> bool:
+        """Does what the two calls above have left for later, such as forgetting claims whose records are gone; may wait.
+        False when there was nothing. For a call now and then."""
+        return False
