@@ -1,9 +1,9 @@
 """The broker beside other brokers: publishing and consuming with acknowledgement over loopback TCP.
 
-One table for each durability class, because what an acknowledgement survives decides what may be compared. A cycle has
-a fresh server and as many client processes as there are connections: they publish for a fixed time, each batch
-acknowledged before the next, then they consume what is there in competition, until nothing is left or the time is up.
-What was acknowledged and does not come back fails the row.
+One table for each durability class, because what an acknowledgement survives decides what may be compared. For each
+number of connections a peer has one server and as many client processes, which go through all message sizes and runs: they
+publish for a fixed time, each batch acknowledged before the next, then they consume what is there in competition, until
+nothing is left or the time is up. What was acknowledged and does not come back fails the peer.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.synchronize import Barrier
 
 from bench import broker_connections
 from bench.latency import RATE, consume, produce
 from bench.measure import Options, Recorder, Result
-from bench.peers.base import DURABILITIES, INTERVAL, NONE, PROMISES, SYNC, Peer
+from bench.peers.base import DURABILITIES, INTERVAL, NONE, PROMISES, SYNC, MissingError, Peer, Session
 from bench.peers.beanstalkd import Beanstalkd
 from bench.peers.ignis_broker import IgnisBroker
 from bench.peers.nats_jetstream import NatsJetStream
 from bench.peers.rabbitmq import RabbitMq
 from bench.peers.redis_lists import RedisLists
 from bench.peers.redis_streams import RedisStreams
-from bench.processes import BenchError, Gate, Task, run_together
+from bench.processes import CONTEXT, BenchError, Gate, Task, run_together
 from bench.store import measure, once, publish_singly, started
 from bench.tables import Goal, console, grid_table, latency_table, throughput_table
 
@@ -32,7 +33,11 @@ BATCHES = {100: 1_000, 1_024: 1_000, 10_240: 100}
 HEADLINE = {100: 100_000, 1_024: 50_000, 10_240: 10_000}
 """AeroMQ's own figures, messages a second."""
 _MOST_RUNS = 3
+_LATENCY_RUNS = 2
+_SHARE = 0.5
+"""Of ``seconds``, for publishing in one run: there are many."""
 _CONSUME_FACTOR = 6.0
+_EMPTYING_S = 20.0
 _SLACK_S = 120.0
 
 
@@ -54,20 +59,42 @@ def peers_of(durability: str) -> list[Peer]:
 
 @dataclass(frozen=True)
 class Cycle:
-    """What one client process did: messages published in so many seconds; messages consumed from one moment to another."""
+    """What one client process did: messages published in so many seconds; messages consumed from one moment to another;
+    of the last run of a size, messages that were left after that."""
 
     published: int
     publish_s: float
     consumed: int
     first_s: float
     last_s: float
+    left: int = 0
 
 
-def work(gate: Gate, peer: Peer, size: int, batch: int, seconds: float, consume_s: float) -> Cycle:
-    """Publishes, then consumes. All processes publish together; each begins to consume when it is done with that."""
+def work(
+    gate: Gate, peer: Peer, sizes: Sequence[int], runs: int, seconds: float, consume_s: float, together: Barrier
+) -> list[list[Cycle]]:
+    """For each size so many runs. All processes publish together; each begins to consume when it is done with that."""
     session = peer.session()
-    bodies = [b"x" * size] * batch
     gate()
+    done = []
+    for size in sizes:
+        cycles = []
+        for _ in range(runs):
+            together.wait(_SLACK_S)
+            cycles.append(_cycle(session, size, seconds, consume_s))
+        # What was not consumed in time must not be taken for messages of another size.
+        end, left = time.monotonic() + _EMPTYING_S, 0
+        while time.monotonic() < end and (got := session.drain(BATCHES[size], _ignore)):
+            left += got
+        cycles[-1] = replace(cycles[-1], left=left)
+        done.append(cycles)
+    session.close()
+    return done
+
+
+def _cycle(session: Session, size: int, seconds: float, consume_s: float) -> Cycle:
+    batch = BATCHES[size]
+    bodies = [b"x" * size] * batch
     began = time.monotonic()
     published = 0
     while time.monotonic() - began < seconds:
@@ -83,7 +110,6 @@ def work(gate: Gate, peer: Peer, size: int, batch: int, seconds: float, consume_
             consumed, last, idle = consumed + got, time.monotonic(), 0
         else:
             idle += 1
-    session.close()
     return Cycle(published, publish_s, consumed, first, last)
 
 
@@ -106,23 +132,21 @@ def _throughput(options: Options, recorder: Recorder, durability: str) -> None:
     sizes = SIZES[:1] if options.quick else SIZES
     published: dict[tuple[str, int, int], Result] = {}
     consumed: dict[tuple[str, int, int], Result] = {}
-    for size in sizes:
+    for peer in peers:
         for connections in CONNECTIONS:
-            sized = replace(options, size_bytes=size)
-            pairs = []
-            for peer in peers:
+            for size in sizes:
                 where = {"connections": connections, "size_bytes": size, "batch": BATCHES[size]}
-                key = peer.name, size, connections
-                published[key] = Result(peer.name, durability, peer.how_batch, where)
-                consumed[key] = Result(peer.name, durability, peer.how_drain, where)
-                pairs.append((peer, published[key]))
-
-            def one_run(peer: Peer, result: Result, sized: Options = sized, connections: int = connections) -> None:
-                _one_cycle(sized, peer, connections, result, consumed[peer.name, sized.size_bytes, connections])
-
-            measure(sized, pairs, one_run)
-            for key, result in published.items():
-                consumed[key].problem = result.problem
+                published[peer.name, size, connections] = Result(peer.name, durability, peer.how_batch, where)
+                consumed[peer.name, size, connections] = Result(peer.name, durability, peer.how_drain, where)
+            here = [(one[peer.name, size, connections]) for size in sizes for one in (published, consumed)]
+            try:
+                cycles = _cycles(options, peer, sizes, connections)
+                for size, many in zip(sizes, cycles, strict=True):
+                    where_to = peer.name, size, connections
+                    _take(many, published[where_to], consumed[where_to])
+            except (MissingError, BenchError, OSError) as exc:
+                for result in here:
+                    result.problem = str(exc)
     cells = [(size, connections) for size in sizes for connections in CONNECTIONS]
     titles = [f"{connections} x {size:,} B" for size, connections in cells]
     for word, results in (("publish", published), ("consume", consumed)):
@@ -135,20 +159,32 @@ def _throughput(options: Options, recorder: Recorder, durability: str) -> None:
         recorder.write_all(f"broker.{word}", list(results.values()))
 
 
-def _one_cycle(options: Options, peer: Peer, connections: int, published: Result, consumed: Result) -> None:
-    size = options.size_bytes
-    consume_s = _CONSUME_FACTOR * options.seconds
+def _cycles(options: Options, peer: Peer, sizes: Sequence[int], connections: int) -> list[list[list[Cycle]]]:
+    """By size, by run, by process."""
+    seconds = _SHARE * options.seconds
+    consume_s = _CONSUME_FACTOR * seconds
+    limit_s = len(sizes) * (options.runs * (seconds + consume_s + 5.0) + _EMPTYING_S) + _SLACK_S
     with started(peer, options):
-        task = Task(work, (peer, size, BATCHES[size], options.seconds, consume_s))
-        cycles: Sequence[Cycle] = run_together([task] * connections, options.seconds + consume_s + _SLACK_S)
-    sent, taken = sum(one.published for one in cycles), sum(one.consumed for one in cycles)
-    span_s = max(one.last_s for one in cycles) - min(one.first_s for one in cycles)
-    if taken > sent or (taken < sent and span_s < consume_s - 2 * options.seconds):
-        raise BenchError(f"{sent:,} messages were acknowledged and {taken:,} came back in {span_s:.1f} s")
-    published.n += sent
-    published.throughput.add(sent / max(one.publish_s for one in cycles))
-    consumed.n += taken
-    consumed.throughput.add(taken / max(span_s, 1e-9))
+        together = CONTEXT.Barrier(connections)
+        task = Task(work, (peer, sizes, options.runs, seconds, consume_s, together))
+        by_process: Sequence[list[list[Cycle]]] = run_together([task] * connections, limit_s)
+    return [[[one[size][number] for one in by_process] for number in range(options.runs)] for size in range(len(sizes))]
+
+
+def _take(runs: list[list[Cycle]], published: Result, consumed: Result) -> None:
+    """The figures of one size. Raises BenchError when messages were lost or invented."""
+    made = came = 0
+    for cycles in runs:
+        sent, taken = sum(one.published for one in cycles), sum(one.consumed for one in cycles)
+        span_s = max(one.last_s for one in cycles) - min(one.first_s for one in cycles)
+        made, came = made + sent, came + taken
+        published.n += sent
+        published.throughput.add(sent / max(one.publish_s for one in cycles))
+        consumed.n += taken
+        consumed.throughput.add(taken / max(span_s, 1e-9))
+    came += sum(one.left for one in runs[-1])
+    if came != made:
+        raise BenchError(f"{made:,} messages were acknowledged and {came:,} came back")
 
 
 def _compare(
@@ -172,7 +208,8 @@ def _singles(options: Options, recorder: Recorder, durability: str) -> None:
     ]
 
     def one_run(peer: Peer, result: Result) -> None:
-        count, elapsed, times = once(options, peer, publish_singly, options.seconds, seconds=options.seconds)
+        seconds = _SHARE * options.seconds
+        count, elapsed, times = once(options, peer, publish_singly, seconds, seconds=seconds)
         result.n += count
         result.throughput.add(count / elapsed)
         result.add_latencies(times)
@@ -186,7 +223,8 @@ def _singles(options: Options, recorder: Recorder, durability: str) -> None:
 
 
 def _latency(options: Options, recorder: Recorder, durability: str) -> None:
-    seconds = 2.0 if options.quick else 10.0 * options.seconds
+    seconds = 1.0 if options.quick else 4.0 * options.seconds
+    options = replace(options, runs=min(options.runs, _LATENCY_RUNS))
     count = int(RATE * seconds)
     timeout_s = seconds + _SLACK_S
     tried = [
