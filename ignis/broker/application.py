@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.app import Ignis
 from ignis.broker.crashes import count_crash
 from ignis.broker.delivery import Pump
 from ignis.broker.holding import Run, as_pointers
 from ignis.broker.intake import Intake
+from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
 from ignis.errors import IgnisError, QueueNotFoundError, TooManyRequestsError
 from ignis.magazine import SIDELINE_SUFFIX
@@ -39,6 +40,14 @@ OWNER_PREFIX = "broker/"
 """How the owner of what a broker delivers begins, so that another one knows it may take that back."""
 
 
+class Known(NamedTuple):
+    """What is remembered of a magazine, and how long it is good (monotonic)."""
+
+    shards: int
+    ttl_ms: int
+    until_s: float
+
+
 class Application:
     """Made when its first client connects; lives as long as the broker.
 
@@ -52,20 +61,27 @@ class Application:
         self.app = app
         self.closed = False
         self.sessions = 0
+        self.turns = Turns(self)
         self._intakes: dict[str, Intake] = {}
         self._pumps: dict[str, Pump] = {}
         self._watches: dict[str, Watch] = {}
         self._turn = itertools.count()
         self._delayed: dict[int, tuple[asyncio.TimerHandle, str, list[Run]]] = {}
-        self._lock = threading.Lock()  # over the three below, which threads of the store's use
+        self._lock = threading.Lock()  # over those below, which threads of the store's use
         self._shards: dict[str, int] = {}
         self._records: dict[str, tuple[float, QueueRecord | None]] = {}
         self._recovered: dict[str, float] = {}
+        self._known: dict[str, Known] = {}
 
     @property
     def store(self) -> Store:
         """Opened on first use, in a thread of the store's. Any thread."""
         return self.app.store
+
+    @property
+    def quick(self) -> bool:
+        """Whether the event loop itself may try small writes and claims."""
+        return self.store.magazines.quick
 
     # -- parts
 
@@ -80,6 +96,10 @@ class Application:
         if found is None:
             found = self._pumps[magazine] = Pump(self, magazine)
         return found
+
+    def pump_of(self, magazine: str) -> Pump | None:
+        """The magazine's pump, if there ever was a consumer."""
+        return self._pumps.get(magazine)
 
     def watch(self, magazine: str) -> Watch:
         """Raises TooManyRequestsError when too many magazines are watched."""
@@ -120,6 +140,24 @@ class Application:
         """Rises with every batch that has no shard of its own."""
         return next(self._turn)
 
+    def remembers(self, magazine: str) -> bool:
+        """Whether `shards` would answer from memory."""
+        return magazine in self._shards
+
+    def known(self, magazine: str) -> Known | None:
+        """What `shards` and `ttl_ms` would answer from memory; None when they would ask the store."""
+        found = self._known.get(magazine)
+        if found is not None and time.monotonic() <= found.until_s:
+            return found
+        with self._lock:
+            shards = self._shards.get(magazine)
+            at_s, record = self._records.get(magazine.removesuffix(SIDELINE_SUFFIX), (0.0, None))
+            until_s = at_s + _RECORD_S
+            if shards is None or record is None or time.monotonic() > until_s:
+                return None
+            found = self._known[magazine] = Known(shards, record.message_expiry_s * 1000, until_s)
+            return found
+
     def shards(self, magazine: str, *, fresh: bool = False) -> int:
         """Of the magazine, from memory unless ``fresh``. Raises QueueNotFoundError."""
         with self._lock:
@@ -127,6 +165,7 @@ class Application:
         if known is None or fresh:
             known = len(self.store.magazines.metadata(magazine))
             with self._lock:
+                self._known.pop(magazine, None)
                 self._shards[magazine] = known
         return known
 
@@ -151,6 +190,7 @@ class Application:
     def forget(self, magazine: str) -> None:
         """After a change of its declaration or its queue."""
         with self._lock:
+            self._known.pop(magazine, None)
             self._shards.pop(magazine, None)
             self._records.pop(magazine.removesuffix(SIDELINE_SUFFIX), None)
 

@@ -61,6 +61,10 @@ class Consuming:
         else:
             self._session.fail_stream(consumer.request_id, exc)
 
+    def pulled(self, consumer: Consumer) -> None:
+        """A pull was answered."""
+        self._pulls.pop(consumer.request_id, None)
+
     def stop_pulls(self) -> None:
         """Every pull and wait is answered now, with nothing: the broker drains."""
         for consumer in list(self._pulls.values()):
@@ -154,9 +158,14 @@ class Consuming:
                 self._pulls.pop(request.request_id, None)
                 self._session.refuse(request.request_id, exc)
                 return
+            if consumer.ended:
+                return  # answered already
             # At once for a pull that does not wait: the claim that was just begun for it may still find something.
             consumer.timer = self._session.broker.loop.call_later(wait_s, self._end_pull, consumer)
 
+        if application.quick and application.remembers(head.queue):
+            begin(0)
+            return
         self._session.broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
 
     def _end_pull(self, consumer: Consumer) -> None:
@@ -206,15 +215,12 @@ class Consuming:
             return
         application, session = self._application, self._session
 
-        def delete(runs: list[Run]) -> int:
-            return application.store.magazines.delete(head.name, as_pointers(runs))
-
         def deleted(count: int) -> None:
             if not session.closed:
                 session.result(request.request_id, count)
             application.poke(head.name)
 
-        self._settle(request, head.name, mine, delete, deleted)
+        application.turns.delete(head.name, mine, deleted, self._refused(request, head.name, mine))
 
     def _settle(
         self,
@@ -224,16 +230,19 @@ class Consuming:
         work: Callable[[list[Run]], int],
         done: Callable[[int], None],
     ) -> None:
+        self._application.broker.call(work, done, runs, self._refused(request, magazine, runs))
+
+    def _refused(self, request: Request, magazine: str, runs: list[Run]) -> Callable[[BaseException], None]:
         """What is being settled is no longer held, so that it is not redelivered; it is again when the store
         refuses."""
-        session, application = self._session, self._application
+        session = self._session
 
         def failed(exc: BaseException) -> None:
             session.hold(magazine, runs)
             if not session.closed:
                 session.refuse(request.request_id, exc)
 
-        application.broker.call(work, done, runs, failed)
+        return failed
 
     def _nack(self, request: Request) -> None:
         head, at = unpack(request.payload, Nack)

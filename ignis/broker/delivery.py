@@ -1,7 +1,8 @@
 """Delivery of one magazine to competing consumers: subscriptions with credit, and pulls that wait.
 
-Everything runs on the event loop but the claim itself. One claim at a time per magazine, each for one consumer,
-which take turns. A consumer gets no more than its credit, and nothing while its connection does not read what it was
+Everything runs on the event loop but the claim itself, and that too where the store is quick and no backlog is known of:
+a few messages are claimed sooner than a thread is woken. One claim at a time per magazine, each for one consumer, which
+take turns. A consumer gets no more than its credit, and nothing while its connection does not read what it was
 sent.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.broker.commands import Command
@@ -17,17 +19,18 @@ from ignis.broker.holding import Run, runs_of
 from ignis.broker.payloads import Delivery, pack
 from ignis.errors import IgnisError
 from ignis.native.wire import pack_claims
-from ignis.storage.base import FireResult
+from ignis.storage.base import Claim, FireResult
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
     from ignis.broker.session import Session
 
-__all__ = ["Consumer", "Packed", "Pump", "packed"]
+__all__ = ["Consumer", "Packed", "Pump", "Taking", "packed"]
 
 log = logging.getLogger("ignis.broker")
 
 _MOST_AT_ONCE = 1_024
+_FEW = 64
 _RETRY_S = 0.5
 
 
@@ -46,6 +49,9 @@ def packed(result: FireResult) -> Packed:
     head = Delivery(result.more, result.expired, result.holes)
     runs = [run for claim in result.claims for run in runs_of(claim.shard, claim.pointers)]
     return Packed(pack(head, pack_claims(result.claims)), runs, result.total(), result.more)
+
+
+_NOTHING = Packed(b"", [], 0, False)
 
 
 class Consumer:
@@ -73,6 +79,31 @@ class Consumer:
         return self.credit if self.once else self.credit - self.session.held.count_of(self.magazine)
 
 
+class Taking:
+    """A consumer that is given messages while they are being loaded. See `ignis.storage.together.Taker`."""
+
+    __slots__ = ("_consumer", "_pump", "_runs", "owner")
+
+    def __init__(self, pump: Pump, consumer: Consumer, owner: str) -> None:
+        self.owner = owner
+        self._pump = pump
+        self._consumer = consumer
+        self._runs: list[Run] = []
+
+    def give(self, claims: Sequence[Claim]) -> None:
+        """They are the consumer's, if they are stored."""
+        found = packed(FireResult(list(claims), {}, 0, False))
+        self._runs = found.runs
+        self._pump.hand_over(self._consumer, found)
+
+    def undo(self) -> None:
+        """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
+        this connection from now on is not heard."""
+        session = self._consumer.session
+        session.held.take(self._pump.magazine, self._runs)
+        session.abort()
+
+
 class Pump:
     """Of one magazine."""
 
@@ -83,6 +114,10 @@ class Pump:
         self._consumers: deque[Consumer] = deque()
         self._firing = False
         self._again = False
+        self._deep = True
+        """There may be many messages to claim: that is for a thread."""
+        self._empty_at = -1
+        """The magazine's sequence number when a claim last left nothing: as long as it stays there is nothing to claim."""
         self._retry: asyncio.TimerHandle | None = None
 
     @property
@@ -128,11 +163,60 @@ class Pump:
         if self._firing:
             self._again = True
             return
-        consumer = self._next()
-        if consumer is None or self._application.broker.draining:
+        if self._application.broker.draining:
             return
+        while (consumer := self._next()) is not None:
+            limit = min(consumer.room, _MOST_AT_ONCE)
+            if self._deep or not self._application.quick:
+                self._fire_in_thread(consumer, limit)
+                return
+            try:
+                found = self._fire_at_once(consumer, limit)
+            except Exception as exc:
+                self._failed(exc)
+                return
+            if found is None:
+                self._fire_in_thread(consumer, limit)
+                return
+            if found.messages:
+                self.hand_over(consumer, found)
+            if not found.more:
+                return
+
+    def taker(self, messages: int, nbytes: int) -> Taking | None:
+        """Who can be given so many messages that are about to be loaded; None when nobody has room for them all, or others
+        may be pending, which go first."""
+        if self._firing or self._deep or not self._consumers or self._application.broker.draining:
+            return None
+        consumer = self._next()
+        if consumer is None or consumer.room < messages or consumer.max_bytes < nbytes:
+            return None
+        if self._application.store.magazines.wait(self.magazine, -1, 0) != self._empty_at:
+            return None
+        return Taking(self, consumer, self._application.broker.owner)
+
+    def look(self) -> None:
+        """As `poke`, by a thread in any case: it also takes back what brokers that died have held."""
+        self._deep = True
+        self.poke()
+
+    def _fire_at_once(self, consumer: Consumer, limit: int) -> Packed | None:
+        """A claim by the event loop; None when it would have to wait."""
+        magazines = self._application.store.magazines
+        sequence = magazines.wait(self.magazine, -1, 0)
+        if sequence == self._empty_at:
+            return _NOTHING
+        result = magazines.try_fire(self.magazine, limit, self._application.broker.owner, max_bytes=consumer.max_bytes)
+        if result is None:
+            return None
+        if not result.more:
+            self._empty_at = sequence
+        found = packed(result)
+        self._deep = found.more and found.messages >= _FEW
+        return found
+
+    def _fire_in_thread(self, consumer: Consumer, limit: int) -> None:
         self._firing, self._again = True, False
-        limit = min(consumer.room, _MOST_AT_ONCE)
         self._application.broker.call(self._fire, self._fired, (consumer, limit))
 
     def _next(self) -> Consumer | None:
@@ -161,25 +245,29 @@ class Pump:
         if claimed.error is not None:
             self._failed(claimed.error)
             return
+        self._deep = claimed.more or claimed.messages >= _FEW
         if claimed.messages:
             if consumer.ended or consumer.session.closed:
                 self._application.give_back(self.magazine, claimed.runs)
             else:
-                self._hand_over(consumer, claimed)
+                self.hand_over(consumer, claimed)
         if claimed.messages or claimed.more or self._again:
             self.poke()
 
-    def _hand_over(self, consumer: Consumer, claimed: Packed) -> None:
+    def hand_over(self, consumer: Consumer, claimed: Packed) -> None:
+        """What was claimed for the consumer is its, and on its way."""
         self.delivered += claimed.messages
         session = consumer.session
         session.held.add(self.magazine, claimed.runs)
         if consumer.once:
             self.remove(consumer)
+            session.consuming.pulled(consumer)
             session.answer(Command.DELIVER, consumer.request_id, claimed.payload)
         else:
             session.deliver(consumer.request_id, claimed.payload)
             if self._consumers and self._consumers[0] is consumer:
                 self._consumers.rotate(-1)
+        session.flush()
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:

@@ -1,12 +1,15 @@
 """What connections send to one magazine, on its way into the store.
 
-All connections put into one queue per magazine. While one load is being made durable, what arrives gathers and
-becomes the next: one call of the store, one commit and one flush for however many connections. What waits is bounded
-in bytes; above the bound the connections that send to this magazine are not read until it went down by half.
+All connections put into one queue per magazine. What arrives in one turn of the event loop, or while a load is under way,
+gathers and becomes one load: one call of the store, one commit and one flush for however many connections. A small load is
+made by the event loop itself where the store is quick (`turns`), any other by a thread; never both at a time for one
+magazine, so its messages keep their order. What waits is bounded in bytes; above the bound the connections that send to
+this magazine are not read until it went down by half.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,12 +18,19 @@ from ignis.broker.commands import OWN_TTL
 from ignis.errors import BadRequestError, ConfigError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import route_batch
+from ignis.storage.together import Write
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
+    from ignis.broker.delivery import Taking
 
-__all__ = ["Intake", "Placed", "Sent"]
+__all__ = ["Intake", "Loading", "Placed", "Sent"]
 
+log = logging.getLogger("ignis.broker")
+
+_SMALL_BYTES = 32 << 10
+"""What the event loop loads itself. More is worth a thread, whose work on it the loop need not wait for."""
+_SMALL_BATCHES = 256
 _MOST_BYTES = 16 << 20
 _MOST_BATCHES = 4_096
 
@@ -61,6 +71,68 @@ class Sent:
         self.error: BaseException | None = None
 
 
+class _UnknownError(Exception):
+    """What a request needs to know is not remembered, and the store would have to be asked."""
+
+
+class Loading:
+    """A load that the event loop makes itself: what was taken, and the writes that it became."""
+
+    __slots__ = ("_intake", "_taken", "_taking", "_writes", "magazine")
+
+    def __init__(
+        self, intake: Intake, taken: list[Sent], writes: list[tuple[Write, list[Sent]]], taking: Taking | None
+    ) -> None:
+        self.magazine = intake.magazine
+        self._intake = intake
+        self._taken = taken
+        self._writes = writes
+        self._taking = taking
+
+    @property
+    def writes(self) -> list[Write]:
+        return [write for write, _ in self._writes]
+
+    @property
+    def given(self) -> bool:
+        """Whether a consumer has the messages already."""
+        return any(write.given for write, _ in self._writes)
+
+    def check(self) -> bool:
+        """Whether the writes were made. What a consumer was given, and was not stored, is taken from it."""
+        done = all(write.done for write, _ in self._writes)
+        if self.given and self._taking is not None and not (done and all(write.error is None for write in self.writes)):
+            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            self._taking.undo()
+        return done
+
+    def to_thread(self) -> None:
+        """It could not be made at once."""
+        for write, many in self._writes:
+            batches = iter(
+                write.batches or ()
+            )  # others by now, if they had been sealed for a transaction that was given up
+            for sent in many:
+                sent.batches = [(shard, next(batches)[1], ids) for shard, _, ids in sent.batches]
+        self._intake.start(self._taken)
+
+    def finish(self, error: BaseException | None) -> None:
+        """It is durable, or ``error``."""
+        for write, many in self._writes:
+            _tell(many, write.firsts, error or write.error)
+        self._intake.finish(self._taken)
+
+
+def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) -> None:
+    if error is not None:
+        for sent in many:
+            sent.error = error
+        return
+    pointers = iter(firsts)
+    for sent in many:
+        sent.placed = [Placed(shard, next(pointers), batch.count, ids) for shard, batch, ids in sent.batches]
+
+
 class Intake:
     """Of one magazine. Everything but `_load` runs on the event loop."""
 
@@ -71,16 +143,27 @@ class Intake:
         self.requests = 0
         self._application = application
         self._waiting: deque[Sent] = deque()
+        self._waiting_bytes = 0
         self._busy = False
+        self._planned = False
         self._blocked: list[Callable[[], None]] = []
 
     def put(self, sent: Sent) -> None:
         """Takes a request; its ``done`` is called when it is durable or refused."""
         self._waiting.append(sent)
+        self._waiting_bytes += sent.nbytes
         self.bytes += sent.nbytes
         self.requests += 1
-        if not self._busy:
-            self._start()
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._busy or self._planned or not self._waiting:
+            return
+        if self._application.quick and self._waiting_bytes <= _SMALL_BYTES:
+            self._planned = True
+            self._application.turns.load(self)
+        else:
+            self.start(self._take())
 
     @property
     def full(self) -> bool:
@@ -98,9 +181,40 @@ class Intake:
 
     @property
     def idle(self) -> bool:
-        return not self._busy and not self._waiting
+        return not self._busy and not self._waiting and not self.bytes
 
-    def _start(self) -> None:
+    def try_take(self) -> Loading | None:
+        """What waits, for a load by the event loop. None when it is too much for that, or something has to be looked up
+        first: then a thread has been given it."""
+        self._planned = False
+        if self._busy or not self._waiting:
+            return None
+        taken = self._take()
+        small = sum(sent.nbytes for sent in taken) <= _SMALL_BYTES
+        if small and sum(len(sent.batches) for sent in taken) <= _SMALL_BATCHES:
+            try:
+                groups = self._by_ttl(taken, waits=False)
+            except _UnknownError:
+                pass
+            else:
+                taking = self._taker(taken) if len(groups) == 1 else None
+                writes = [(self._write(many, ttl_ms, taking), many) for ttl_ms, many in groups.items()]
+                return Loading(self, taken, writes, taking)
+        self.start(taken)
+        return None
+
+    def _taker(self, taken: list[Sent]) -> Taking | None:
+        pump = self._application.pump_of(self.magazine)
+        if pump is None:
+            return None
+        messages = sum(batch.count for sent in taken for _, batch, _ in sent.batches)
+        return pump.taker(messages, sum(sent.nbytes for sent in taken))
+
+    def _write(self, many: list[Sent], ttl_ms: int, taking: Taking | None) -> Write:
+        batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
+        return Write(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None, taker=taking)
+
+    def _take(self) -> list[Sent]:
         taken: list[Sent] = []
         room, batches = _MOST_BYTES, 0
         while self._waiting:
@@ -110,44 +224,56 @@ class Intake:
             if taken and (room < 0 or batches > _MOST_BATCHES):
                 break
             taken.append(self._waiting.popleft())
+            self._waiting_bytes -= following.nbytes
+        return taken
+
+    def start(self, taken: list[Sent]) -> None:
+        """Has a thread load these; until it has, nothing else of this magazine is loaded."""
         self._busy = True
         self._application.broker.call(self._load, self._stored, taken)
 
-    def _load(self, taken: list[Sent]) -> list[Sent]:
-        """In a thread of the store's. Every request ends with what was placed or an error."""
+    def _by_ttl(self, taken: list[Sent], *, waits: bool) -> dict[int, list[Sent]]:
+        """What can be loaded, by time to live; the others have their error. Raises _UnknownError if not ``waits``."""
         groups: dict[int, list[Sent]] = {}
         for sent in taken:
             try:
-                self._place(sent)
+                self._place(sent, waits)
+            except _UnknownError:
+                raise
             except Exception as exc:
                 sent.error = exc
             else:
                 groups.setdefault(sent.ttl_ms, []).append(sent)
-        for ttl_ms, many in groups.items():
+        return groups
+
+    def _load(self, taken: list[Sent]) -> list[Sent]:
+        """In a thread of the store's. Every request ends with what was placed or an error."""
+        for ttl_ms, many in self._by_ttl(taken, waits=True).items():
             batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
             try:
                 firsts = self._application.store.magazines.load(
                     self.magazine, batches, ttl_ms / 1000 if ttl_ms else None
                 )
             except Exception as exc:
-                for sent in many:
-                    sent.error = exc
-                continue
-            pointers = iter(firsts)
-            for sent in many:
-                sent.placed = [Placed(shard, next(pointers), batch.count, ids) for shard, batch, ids in sent.batches]
+                _tell(many, (), exc)
+            else:
+                _tell(many, firsts, None)
         return taken
 
-    def _place(self, sent: Sent) -> None:
+    def _place(self, sent: Sent, waits: bool) -> None:
         """Finds shards and time to live. What is wrong with one request is found here, so that it does not fail the
         others that share its load."""
-        shards = self._application.shards(self.magazine)
+        application = self._application
+        known = application.known(self.magazine)
+        if known is None and not waits:
+            raise _UnknownError
+        shards = application.shards(self.magazine) if known is None else known.shards
         if sent.ttl_ms == OWN_TTL:
-            sent.ttl_ms = self._application.ttl_ms(self.magazine)
+            sent.ttl_ms = application.ttl_ms(self.magazine) if known is None else known.ttl_ms
         elif sent.ttl_ms > 1 << 62:
             raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
         if any(shard == ANY_SHARD for shard, _, _ in sent.batches):
-            turn = self._application.next_shard()
+            turn = application.next_shard()
             sent.batches = [
                 routed
                 for shard, batch, ids in sent.batches
@@ -157,20 +283,25 @@ class Intake:
             ]
         worst = max((shard for shard, _, _ in sent.batches), default=0)
         if worst >= shards:
-            shards = self._application.shards(self.magazine, fresh=True)
+            if not waits:
+                raise _UnknownError
+            shards = application.shards(self.magazine, fresh=True)
             if worst >= shards:
                 raise ConfigError(f"shard {worst} of magazine {self.magazine!r}, which has {shards}")
 
     def _stored(self, taken: list[Sent]) -> None:
-        self.loads += 1
         self._busy = False
-        self.bytes -= sum(sent.nbytes for sent in taken)
-        if self._waiting:
-            self._start()
-        for sent in taken:
-            sent.done(sent)
+        self._begin()
+        self.finish(taken)
         # The magazine's watch will say so too, a change of threads later.
         self._application.poke(self.magazine)
+
+    def finish(self, taken: list[Sent]) -> None:
+        """These are durable, or refused: their senders are told."""
+        self.loads += 1
+        self.bytes -= sum(sent.nbytes for sent in taken)
+        for sent in taken:
+            sent.done(sent)
         if self._blocked and self.bytes <= self._application.broker.settings.max_intake_bytes // 2:
             blocked, self._blocked = self._blocked, []
             for call in blocked:

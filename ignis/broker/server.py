@@ -179,7 +179,7 @@ class Broker:
             for session in list(self.sessions):
                 if not session.pending and not session.held:
                     session.end()
-            if not self._calls and not any(one.pending or one.held for one in self.sessions):
+            if self._idle and not any(one.pending or one.held for one in self.sessions):
                 break
             await asyncio.sleep(0.02)
         clean = not any(one.pending or one.held for one in self.sessions)
@@ -208,9 +208,14 @@ class Broker:
         for application in self._applications.values():
             application.give_back_delayed()
         deadline = self.loop.time() + 10
-        while self._calls and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
+        while not self._idle and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(0.01)
         await self.loop.run_in_executor(None, self._close_stores)
+
+    @property
+    def _idle(self) -> bool:
+        """Nothing is at the store, or on its way there."""
+        return not self._calls and all(one.turns.idle for one in self._applications.values())
 
     def _close_stores(self) -> None:
         if hasattr(self, "cluster"):
@@ -381,7 +386,7 @@ class Broker:
                 poke_s = now
                 for application in self._applications.values():
                     for pump in list(application.pumps):
-                        pump.poke()
+                        pump.look()
             if now - tidy_s > _TIDY_S:
                 tidy_s = now
                 for application in self._applications.values():

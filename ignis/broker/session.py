@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections import deque
@@ -63,6 +64,8 @@ class Session(asyncio.BufferedProtocol):
         self.stuck_since_s: float | None = None
         self._machine = BrokerMachine(broker.area, broker.settings.max_frame_bytes, broker.settings.max_pending)
         self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        """Of a connection without TLS, as long as its transport is open."""
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._flush_planned = False
@@ -126,8 +129,11 @@ class Session(asyncio.BufferedProtocol):
         # Not an isinstance check: uvloop's transports are classes of their own.
         self._transport = transport = cast(asyncio.Transport, transport)
         address = transport.get_extra_info("peername")
+        sock = transport.get_extra_info("socket")
+        if sock is not None and transport.get_extra_info("ssl_object") is None:
+            self._fd = sock.fileno()
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
-        keep_alive(transport.get_extra_info("socket"), self.broker.settings.idle_timeout_s)
+        keep_alive(sock, self.broker.settings.idle_timeout_s)
         transport.set_write_buffer_limits(high=self.broker.settings.max_outbound_bytes)
         try:
             self.broker.admit(self)
@@ -188,13 +194,29 @@ class Session(asyncio.BufferedProtocol):
             self._flush_planned = True
             self.broker.loop.call_soon(self._flush)
 
+    def flush(self) -> None:
+        """What was written goes out now: what follows in this turn of the loop may take a while."""
+        transport = self._transport
+        if not self._out or transport is None or self.closed:
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self._out_bytes = 0
+        self.broker.bytes_out += len(data)
+        sent = 0
+        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+            # The event loop's own write waits for the end of the turn.
+            try:
+                sent = os.write(self._fd, data)
+            except OSError:
+                sent = 0  # no room, or the connection is broken, which the transport finds out in its own way
+        if sent < len(data):
+            transport.write(data[sent:] if sent else data)
+
     def _flush(self) -> None:
         self._flush_planned = False
-        if self._out and self._transport is not None and not self.closed:
-            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-            self.broker.bytes_out += len(data)
-            self._transport.write(data)
-        self._out.clear()
+        self.flush()
+        self._out.clear()  # of a connection that is gone
         self._out_bytes = 0
         if self._backlog or self._starved or self._paused_by:
             self.relieved()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import ssl
@@ -146,6 +147,9 @@ async def _serve(
         made.request_stop()
 
     await made.start()
+    # What lives as long as the process need not be looked through again and again: that would hold up every request.
+    gc.collect()
+    gc.freeze()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)

@@ -10,13 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ignis.broker import asks, delivery
 from ignis.broker.client import AsyncClient
 from ignis.broker.commands import Command
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.holding import as_pointers
 from ignis.broker.intake import Intake, Placed, Sent
 from ignis.broker.payloads import Connect, Connected, pack_send, pack_send_batch
 from ignis.broker.protocol import BrokerMachine, ClientMachine
@@ -249,15 +247,19 @@ def answers_before_storing() -> None:
 
 def deletes_on_delivery() -> None:
     """A broker that forgets a message once it has sent it."""
-    fire = delivery.Pump._fire
+    real = delivery.Pump.hand_over
 
-    def gone(self: delivery.Pump, asked: Any) -> Any:
-        found = fire(self, asked)
-        if found[1].runs:
-            self._application.store.magazines.delete(self.magazine, as_pointers(found[1].runs))
-        return found
+    def gone(self: delivery.Pump, consumer: delivery.Consumer, claimed: delivery.Packed) -> None:
+        real(self, consumer, claimed)
+        application = self._application
+        # Behind the delivery: within it the store must not be called.
+        application.broker.loop.call_soon(application.turns.delete, self.magazine, claimed.runs, _ignore, _ignore)
 
-    delivery.Pump._fire = gone  # type: ignore[method-assign]
+    delivery.Pump.hand_over = gone  # type: ignore[method-assign]
+
+
+def _ignore(_: object) -> None:
+    """What became of it."""
 
 
 def mutants(rounds: int, rng: random.Random) -> Outcome:

@@ -1,0 +1,202 @@
+"""Small writes on the event loop itself: what all connections of an application sent and acknowledged in one turn of the
+loop becomes one transaction, made at once where the store can do that without waiting. What a consumer waits for is
+claimed for it, and sent to it, within that transaction.
+
+A change of threads, there and back, costs more than such a transaction does, and two threads of one interpreter are in
+each other's way. So a turn goes like this: the transaction; then claims and deliveries of what it made visible; then, in
+the next turn, so that deliveries have left and other requests may join, one flush for all that was written since the last;
+then the answers. Nothing is answered before it is as durable as its queue promises.
+
+What cannot be done at once (somebody else holds a lock, a file has to grow) and what is large goes to the store's threads,
+as everything does for stores that are not ``quick``. A magazine's loads keep their order: see `Intake`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ignis.broker.holding import Run, as_pointers
+from ignis.storage.together import Unflushed, Write
+
+if TYPE_CHECKING:
+    from ignis.broker.application import Application
+    from ignis.broker.intake import Intake, Loading
+
+__all__ = ["Turns"]
+
+log = logging.getLogger("ignis.broker")
+
+_MOST_RUNS = 64
+"""Of one acknowledgement; each may be a page of the store."""
+_SLOW_FLUSH_S = 0.005
+_SLOW_FOR_S = 1.0
+_CATCH_UP_S = 0.05
+
+
+class _Deleting(NamedTuple):
+    write: Write
+    runs: list[Run]
+    done: Callable[[int], None]
+    failed: Callable[[BaseException], None]
+
+
+class Turns:
+    """Of one application. Belongs to the event loop."""
+
+    def __init__(self, application: Application) -> None:
+        self.at_once = 0
+        """Writes that were made without a thread."""
+        self._application = application
+        self._broker = application.broker
+        self._intakes: list[Intake] = []
+        self._deletes: list[_Deleting] = []
+        self._planned = False
+        self._unflushed: list[tuple[Unflushed, list[Callable[[BaseException | None], None]]]] = []
+        self._flush_planned = False
+        self._slow_until_s = 0.0
+        self._catching_up = False
+
+    def load(self, intake: Intake) -> None:
+        """At the end of this turn what waits in the intake is loaded."""
+        self._intakes.append(intake)
+        self._plan()
+
+    def delete(
+        self, magazine: str, runs: list[Run], done: Callable[[int], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """Retires messages; ``done`` is called with how many were still there when that is durable."""
+        deleting = _Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed)
+        if len(runs) > _MOST_RUNS or not self._application.quick:
+            self._delete_in_thread(deleting)
+            return
+        self._deletes.append(deleting)
+        self._plan()
+
+    @property
+    def idle(self) -> bool:
+        return not (self._intakes or self._deletes or self._unflushed)
+
+    def _plan(self) -> None:
+        if not self._planned:
+            self._planned = True
+            self._broker.loop.call_soon(self._run)
+
+    # -- the transaction
+
+    def _run(self) -> None:
+        self._planned = False
+        intakes, self._intakes = self._intakes, []
+        deletes, self._deletes = self._deletes, []
+        loads: list[Loading] = []
+        for intake in intakes:
+            loading = intake.try_take()
+            if loading is not None:
+                loads.append(loading)
+        writes = [write for loading in loads for write in loading.writes]
+        writes += (one.write for one in deletes)
+        if not writes:
+            return
+        try:
+            unflushed = self._application.store.magazines.try_together(writes)
+        except Exception:
+            log.exception("writing at once failed; tried again in a thread")
+            unflushed = None
+        finishing: list[Callable[[BaseException | None], None]] = []
+        for loading in loads:
+            self._loaded(loading, finishing)
+        for one in deletes:
+            self._deleted(one, finishing)
+        if unflushed is not None:
+            self._unflushed.append((unflushed, finishing))
+            if not self._flush_planned:
+                self._flush_planned = True
+                self._broker.loop.call_soon(self._flush)
+        if deletes and not self._catching_up:
+            self._catching_up = True
+            self._broker.loop.call_later(_CATCH_UP_S, self._catch_up)
+
+    def _loaded(self, loading: Loading, finishing: list[Callable[[BaseException | None], None]]) -> None:
+        if not loading.check():
+            loading.to_thread()
+            return
+        self.at_once += len(loading.writes)
+        if not loading.given:
+            # Before the flush: who handles a message earlier than its publisher is told takes nothing from anybody.
+            self._application.poke(loading.magazine)
+        if all(write.durable for write in loading.writes):
+            loading.finish(None)
+        else:
+            finishing.append(loading.finish)
+
+    def _deleted(self, one: _Deleting, finishing: list[Callable[[BaseException | None], None]]) -> None:
+        write = one.write
+        if not write.done:
+            self._delete_in_thread(one)
+            return
+        self.at_once += 1
+
+        def finish(error: BaseException | None) -> None:
+            error = error or write.error
+            if error is None:
+                one.done(write.count)
+            else:
+                one.failed(error)
+
+        if write.durable:
+            finish(None)
+        else:
+            finishing.append(finish)
+
+    def _delete_in_thread(self, one: _Deleting) -> None:
+        magazine = one.write.magazine
+
+        def delete(runs: list[Run]) -> int:
+            return self._application.store.magazines.delete(magazine, as_pointers(runs))
+
+        self._broker.call(delete, one.done, one.runs, one.failed)
+
+    # -- the flush
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        unflushed, self._unflushed = self._unflushed, []
+
+        def flush(_: None) -> None:
+            # The last one first: it takes the earlier ones along.
+            for one, _waiting in reversed(unflushed):
+                one.flush()
+
+        def finish(error: BaseException | None) -> None:
+            for _, waiting in unflushed:
+                for call in waiting:
+                    call(error)
+
+        began_s = time.monotonic()
+        if began_s < self._slow_until_s:
+            self._broker.call(flush, lambda _: finish(None), None, finish)
+            return
+        try:
+            flush(None)
+        except Exception as exc:
+            finish(exc)
+            return
+        if time.monotonic() - began_s > _SLOW_FLUSH_S:
+            # A disk that is busy must not hold up everybody: for a while a thread waits for it.
+            self._slow_until_s = time.monotonic() + _SLOW_FOR_S
+        finish(None)
+
+    def _catch_up(self) -> None:
+        def work(_: None) -> bool:
+            return self._application.store.magazines.catch_up()
+
+        def done(_: bool) -> None:
+            self._catching_up = False
+
+        def failed(exc: BaseException) -> None:
+            self._catching_up = False
+            log.warning("tidying up behind acknowledgements failed: %s", exc)
+
+        self._broker.call(work, done, None, failed)

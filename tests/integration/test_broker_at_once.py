@@ -1,0 +1,277 @@
+"""What the broker's event loop does itself, what it leaves to threads, and that neither shows."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis.broker import asks
+from ignis.broker.commands import Command
+from ignis.broker.payloads import Failure, unpack
+from ignis.broker.session import Session
+from ignis.broker.sync_client import SyncClient
+from ignis.broker.turns import Turns
+from ignis.errors import ConnectionLostError
+from ignis.native import PackedBatch, Record, encode_record
+from ignis.storage.base import FireResult
+from ignis.storage.embedded import at_once, journal
+from ignis.storage.embedded.environment import WouldWait
+from tests.broker_support import RunningBroker, Wire
+from tests.integration.embedded_support import Child, forever, open_at
+from tests.support import WAIT_S, eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def broker(request: pytest.FixtureRequest, path: Path) -> Iterator[RunningBroker]:
+    """On both event loops: what is sent within a turn takes another way in each."""
+    url, settings = f"embedded://{path}", {"redeliver_after_s": 0.05}
+    with RunningBroker(url, settings=settings, uvloop=request.param == "uvloop") as running:
+        yield running
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[SyncClient]:
+    with broker.client(timeout_s=WAIT_S) as one:
+        for name in ("none", "sync"):
+            one.ask(asks.create_queue(name, {"shards": 2, "durability": name, "codec": "raw"}))
+        for name in ("none", "sync"):
+            # Opens the environments and fills what the broker remembers: from here on the loop can do it alone.
+            one.ask(asks.send(name, encode_record(b"warm")))
+            found = one.consume(name, 10, wait_s=WAIT_S)
+            one.ack(name, places(found))
+        yield one
+
+
+def places(result: FireResult) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for claim in result.claims:
+        found.setdefault(claim.shard, []).extend(claim.pointers)
+    return found
+
+
+def texts(result: FireResult | None) -> list[str]:
+    assert result is not None
+    return [Record(record).body.decode() for claim in result.claims for record in claim.records if record is not None]
+
+
+def turns(broker: RunningBroker) -> Turns:
+    return broker.broker.applications[0].turns
+
+
+def batch(text: str, nbytes: int = 0) -> PackedBatch:
+    return PackedBatch.pack([encode_record(text.ljust(nbytes, ".").encode())])
+
+
+@pytest.mark.parametrize("queue", ["none", "sync"])
+def test_small_messages_need_no_thread(broker: RunningBroker, client: SyncClient, queue: str) -> None:
+    before = broker.on_loop(lambda: turns(broker).at_once)
+    with client.subscribe(queue, 8) as subscription:
+        for number in range(20):
+            client.ask(asks.send(queue, encode_record(b"%d" % number)))
+            found = subscription.receive(WAIT_S)
+            assert texts(found) == [str(number)]
+            assert found is not None
+            assert subscription.ack(places(found)) == 1
+    # Some may have met the store's own background flush; the most have not.
+    assert broker.on_loop(lambda: turns(broker).at_once) - before > 20
+    left = client.ask(asks.queue_info(queue))
+    assert (left["pending"], left["in_flight"]) == (0, 0)
+
+
+def test_the_loop_goes_on_while_another_process_holds_the_store(path: Path) -> None:
+    reading, writing = os.pipe()
+
+    def hold(say: Any) -> None:
+        store = open_at(path)
+        store.magazines.declare("m", 1, "none")
+        say("open")
+        os.read(reading, 1)
+        environment = store.directory.data("none").env  # type: ignore[attr-defined]
+        with environment.writer(), store.directory.claims.writer():  # type: ignore[attr-defined]
+            say("held")
+            os.read(reading, 1)
+        say("released")
+        forever()
+
+    with Child(hold) as child:
+        assert child.line() == "open"
+        with RunningBroker(f"embedded://{path}") as broker, broker.client(timeout_s=WAIT_S) as client:
+            client.ask(asks.create_queue("q", {"shards": 1, "durability": "none", "codec": "raw"}))
+            client.ask(asks.send("q", encode_record(b"0")))
+            with client.subscribe("q", 16) as subscription:
+                found = subscription.receive(WAIT_S)
+                assert texts(found) == ["0"]
+                os.write(writing, b".")
+                assert child.line() == "held"
+                with Wire(broker.port) as wire:
+                    wire.greet()
+                    for number in range(1, 4):
+                        wire.send(Command.SEND, 1 + number, asks.send("q", encode_record(b"%d" % number)).payload)
+                    assert found is not None
+                    wire.send(Command.PING, 99)
+                    # Nobody's answer is there before the store is free, but the loop answers.
+                    assert wire.receive()[:2] == (Command.PONG, 99)
+                    os.write(writing, b".")
+                    assert child.line() == "released"
+                    acked = [wire.receive()[:2] for _ in range(3)]
+                    assert acked == [(Command.SEND_ACK, 1 + number) for number in range(1, 4)]
+                assert subscription.ack(places(found)) == 1
+                seen: list[str] = []
+                while len(seen) < 3:
+                    seen += texts(subscription.receive(WAIT_S))
+                assert seen == ["1", "2", "3"]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_small_and_large_loads_of_a_magazine_keep_their_order(broker: RunningBroker, client: SyncClient) -> None:
+    """The large ones go to a thread, and the small ones behind them must not overtake."""
+    sizes = [0, 0, 60_000, 0, 400_000, 0, 0, 50_000, 0]
+    with Wire(broker.port) as wire:
+        wire.greet()
+        for number, size in enumerate(sizes):
+            payload = asks.send_batch("none", [(0, batch(f"{number} ", size))]).payload
+            wire.send(Command.SEND_BATCH, 2 + number, payload)
+        answered = {wire.receive()[1] for _ in sizes}
+        assert answered == set(range(2, 2 + len(sizes)))
+    seen: list[str] = []
+    while len(seen) < len(sizes):
+        found = client.consume("none", 100, wait_s=WAIT_S)
+        seen += [text.split(" ")[0] for text in texts(found)]
+        client.ack("none", places(found))
+    assert seen == [str(number) for number in range(len(sizes))]
+
+
+def test_messages_older_than_the_subscription_come_before_new_ones(broker: RunningBroker, client: SyncClient) -> None:
+    for number in range(5):
+        client.ask(asks.send_batch("none", [(0, batch(str(number)))]))
+    with client.subscribe("none", 3) as subscription:
+        seen: list[str] = []
+        for number in range(5, 12):
+            client.ask(asks.send_batch("none", [(0, batch(str(number)))]))
+        while len(seen) < 12:
+            found = subscription.receive(WAIT_S)
+            seen += texts(found)
+            assert found is not None
+            subscription.ack(places(found))
+    assert seen == [str(number) for number in range(12)]
+
+
+def test_nothing_is_answered_before_it_was_flushed(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is delivered does not wait for it."""
+    events: list[str] = []
+    real_flush, real_run, real_deliver = journal._flush, Session.answer_run, Session.deliver
+    real_note = journal.Journal.write
+
+    def note(self: journal.Journal, *rest: Any) -> bool:
+        events.append("written")
+        return real_note(self, *rest)
+
+    def flush(fd: int) -> None:
+        real_flush(fd)
+        events.append("flushed")
+
+    def answer(self: Session, count: int, frames: bytes) -> None:
+        events.append("answered")
+        real_run(self, count, frames)
+
+    def deliver(self: Session, request_id: int, payload: bytes) -> None:
+        events.append("delivered")
+        real_deliver(self, request_id, payload)
+
+    with client.subscribe("sync", 64):
+        monkeypatch.setattr(journal, "_flush", flush)
+        monkeypatch.setattr(journal.Journal, "write", note)
+        monkeypatch.setattr(Session, "answer_run", answer)
+        monkeypatch.setattr(Session, "deliver", deliver)
+        early = 0
+        for number in range(20):
+            events.clear()
+            client.ask(asks.send("sync", encode_record(b"%d" % number)))
+            eventually(lambda: "delivered" in events)
+            assert "flushed" in events[: events.index("answered")], events
+            early += events.index("delivered") < events.index("answered")
+        assert early > 0
+
+
+def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
+    planted: list[bool] = []
+
+    def fail(self: at_once.AtOnce, committer: Any, many: Any) -> None:
+        for write, _ in many:
+            if write.taker is not None and not planted:
+                planted.append(True)
+                write.given = True
+                write.taker.give([at_once.Claim(0, range(50, 51), [encode_record(b"ghost")])])
+        raise WouldWait
+
+    with broker.client(timeout_s=WAIT_S) as consumer:
+        subscription = consumer.subscribe("none", 8)
+        client.ask(asks.send("none", encode_record(b"0")))
+        found = subscription.receive(WAIT_S)
+        assert texts(found) == ["0"]
+        monkeypatch.setattr(at_once.AtOnce, "_write_and_claim", fail)
+        client.ask(asks.send("none", encode_record(b"1")))
+        assert planted
+        with pytest.raises(ConnectionLostError):
+            for _ in iter(lambda: subscription.receive(WAIT_S), None):
+                pass
+    seen: list[str] = []
+    while len(seen) < 2:
+        back = client.consume("none", 10, wait_s=WAIT_S)
+        seen += texts(back)
+        client.ack("none", places(back))
+    assert sorted(seen) == ["0", "1"]
+
+
+def test_a_slow_disk_is_waited_for_by_a_thread(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slow, where = journal._flush, [True], []
+
+    def flush(fd: int) -> None:
+        where.append(threading.current_thread().name)
+        if slow:
+            slow.clear()
+            time.sleep(0.02)
+        real(fd)
+
+    monkeypatch.setattr(journal, "_flush", flush)
+    for number in range(10):
+        client.ask(asks.send("sync", encode_record(b"%d" % number)))
+    assert any(name.startswith("ignis-broker-store") for name in where)
+
+
+def test_a_failed_flush_is_everybodys_error(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Wire(broker.port) as wire:
+        wire.greet()
+        monkeypatch.setattr(journal, "_flush", broken)
+        for request_id in range(2, 6):
+            wire.send(Command.SEND, request_id, asks.send("sync", encode_record(b"x")).payload)
+        for _ in range(4):
+            command, _, payload = wire.receive()
+            assert command == Command.ERROR
+            assert unpack(payload, Failure)[0].code == "store_failed"
