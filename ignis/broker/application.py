@@ -41,10 +41,10 @@ OWNER_PREFIX = "broker/"
 
 
 class Known(NamedTuple):
-    """What is remembered of a magazine, and how long it is good (monotonic)."""
+    """What is remembered of a magazine, and how long it is good (monotonic). Of its queue perhaps nothing is."""
 
     shards: int
-    ttl_ms: int
+    ttl_ms: int | None
     until_s: float
 
 
@@ -145,16 +145,18 @@ class Application:
         return magazine in self._shards
 
     def known(self, magazine: str) -> Known | None:
-        """What `shards` and `ttl_ms` would answer from memory; None when they would ask the store."""
+        """What `shards` and `ttl_ms` would answer from memory; None when the store would have to be asked for the shards."""
         found = self._known.get(magazine)
         if found is not None and time.monotonic() <= found.until_s:
             return found
         with self._lock:
             shards = self._shards.get(magazine)
+            if shards is None:
+                return None
             at_s, record = self._records.get(magazine.removesuffix(SIDELINE_SUFFIX), (0.0, None))
             until_s = at_s + _RECORD_S
-            if shards is None or record is None or time.monotonic() > until_s:
-                return None
+            if record is None or time.monotonic() > until_s:
+                return Known(shards, None, 0.0)
             found = self._known[magazine] = Known(shards, record.message_expiry_s * 1000, until_s)
             return found
 

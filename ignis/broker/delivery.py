@@ -180,7 +180,7 @@ class Pump:
                 return
             if found.messages:
                 self.hand_over(consumer, found)
-            if not found.more:
+            if not (found.more and found.messages):
                 return
 
     def taker(self, messages: int, nbytes: int) -> Taking | None:

@@ -265,11 +265,12 @@ class Intake:
         others that share its load."""
         application = self._application
         known = application.known(self.magazine)
-        if known is None and not waits:
+        ttl_ms = None if known is None else known.ttl_ms
+        if not waits and (known is None or (sent.ttl_ms == OWN_TTL and ttl_ms is None)):
             raise _UnknownError
         shards = application.shards(self.magazine) if known is None else known.shards
         if sent.ttl_ms == OWN_TTL:
-            sent.ttl_ms = application.ttl_ms(self.magazine) if known is None else known.ttl_ms
+            sent.ttl_ms = application.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
         elif sent.ttl_ms > 1 << 62:
             raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
         if any(shard == ANY_SHARD for shard, _, _ in sent.batches):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from ignis.broker.commands import FINISHING, Command
 from ignis.broker.consuming import Consuming
 from ignis.broker.holding import Held, Run
 from ignis.broker.payloads import Connect, Connected, TransferRequest, pack, unpack
+from ignis.broker.peers import common_name, keep_alive
 from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
 from ignis.broker.requests import BULKY, CALLS, QUEUE_OF, Reply
 from ignis.broker.sending import Sending
@@ -440,7 +440,7 @@ class Session(asyncio.BufferedProtocol):
         certificate = ""
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         if tls is not None:
-            certificate = _common_name(tls.getpeercert() or {})
+            certificate = common_name(tls.getpeercert() or {})
         credentials = Credentials(head.token, head.user, head.password, certificate, self.peer)
         self.broker.authenticate(
             credentials,
@@ -482,24 +482,3 @@ class Session(asyncio.BufferedProtocol):
         """Tells the client that the broker is going away."""
         if self.known:
             self.write(self._machine.answer(Command.DISCONNECT, 0, pack(None), count=0))
-
-
-def keep_alive(sock: Any, idle_s: float) -> None:
-    """Has the system ask a silent peer for a sign of life: one that has vanished is noticed within about ``2 * idle_s``."""
-    if sock is None:
-        return
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    seconds = max(1, int(idle_s / 3))
-    for name in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-        if hasattr(socket, name):  # macOS has another name for the first
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    if hasattr(socket, "TCP_KEEPCNT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-
-
-def _common_name(certificate: Any) -> str:
-    for part in certificate.get("subject", ()):
-        for name, value in part:
-            if name == "commonName":
-                return str(value)
-    return ""

@@ -31,8 +31,9 @@ log = logging.getLogger("ignis.broker")
 
 _MOST_RUNS = 64
 """Of one acknowledgement; each may be a page of the store."""
-_SLOW_FLUSH_S = 0.005
-_SLOW_FOR_S = 1.0
+_SLOW_FLUSH_S = 0.002
+_NEWEST_COUNTS = 0.1
+"""Of the running average of how long flushes take: one that is late now and then is no slow disk."""
 _CATCH_UP_S = 0.05
 
 
@@ -56,7 +57,7 @@ class Turns:
         self._planned = False
         self._unflushed: list[tuple[Unflushed, list[Callable[[BaseException | None], None]]]] = []
         self._flush_planned = False
-        self._slow_until_s = 0.0
+        self._flush_s = 0.0
         self._catching_up = False
 
     def load(self, intake: Intake) -> None:
@@ -164,29 +165,32 @@ class Turns:
         self._flush_planned = False
         unflushed, self._unflushed = self._unflushed, []
 
-        def flush(_: None) -> None:
+        def flush(_: None) -> float:
+            began_s = time.monotonic()
             # The last one first: it takes the earlier ones along.
             for one, _waiting in reversed(unflushed):
                 one.flush()
+            return time.monotonic() - began_s
+
+        def flushed(took_s: float) -> None:
+            self._flush_s += _NEWEST_COUNTS * (took_s - self._flush_s)
+            finish(None)
 
         def finish(error: BaseException | None) -> None:
             for _, waiting in unflushed:
                 for call in waiting:
                     call(error)
 
-        began_s = time.monotonic()
-        if began_s < self._slow_until_s:
-            self._broker.call(flush, lambda _: finish(None), None, finish)
+        if self._flush_s > _SLOW_FLUSH_S:
+            # A disk that is slow, or busy, must not hold up everybody.
+            self._broker.call(flush, flushed, None, finish)
             return
         try:
-            flush(None)
+            took_s = flush(None)
         except Exception as exc:
             finish(exc)
-            return
-        if time.monotonic() - began_s > _SLOW_FLUSH_S:
-            # A disk that is busy must not hold up everybody: for a while a thread waits for it.
-            self._slow_until_s = time.monotonic() + _SLOW_FOR_S
-        finish(None)
+        else:
+            flushed(took_s)
 
     def _catch_up(self) -> None:
         def work(_: None) -> bool:

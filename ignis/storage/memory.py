@@ -28,7 +28,6 @@ from ignis.storage.base import (
     FireResult,
     LoadedOnce,
     LockRecord,
-    MagazineStore,
     Pointers,
     QueueRecord,
     Run,
@@ -41,6 +40,7 @@ from ignis.storage.base import (
 )
 from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
 from ignis.storage.identities import without_repeats
+from ignis.storage.memory_at_once import MemoryAtOnce
 from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
 
 __all__ = ["MemoryStore"]
@@ -203,7 +203,7 @@ class MemoryStore(Store):
                 raise WaitTimeoutError(f"store: {self.waiting} call(s) still in flight after {timeout:g} s")
 
 
-class MemoryMagazines(MagazineStore):
+class MemoryMagazines(MemoryAtOnce):
     """Magazines of one application. Thread-safe: every call holds the content's one lock."""
 
     def __init__(self, store: MemoryStore) -> None:
