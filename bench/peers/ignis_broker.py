@@ -20,8 +20,8 @@ class IgnisBroker(Peer):
     """``via`` is how batches are published: ``publish_many`` or ``publisher``."""
 
     how_publish = "queue.publish"
-    how_drain = "client.consume n; ack: one per batch, answered when it is stored"
-    how_listen = "subscription; ack: per delivery"
+    how_drain = "client.consume n; ack: one per batch, not waited for; all answers settled at the end"
+    how_listen = "subscription; ack: per delivery, not waited for; all answers settled at the end"
     can_listen = True
 
     def __init__(self, durability: str = SYNC, *, via: str = "publish_many", settings: Sequence[str] = ()) -> None:
@@ -62,6 +62,7 @@ class IgnisBroker(Peer):
 class BrokerSession(Session):
     def __init__(self, peer: IgnisBroker) -> None:
         from ignis import Ignis
+        from ignis.broker.asks import pointers_of
         from ignis.native import Record
 
         self.app: Any = Ignis(peer.url)
@@ -69,6 +70,7 @@ class BrokerSession(Session):
         self.queue.open()
         self._client: Any = self.app.store.client
         self._record = Record
+        self._pointers_of = pointers_of
         self._publisher: Any = self.queue.publisher() if peer.via == "publisher" else None
         self.publish = self.queue.publish
 
@@ -85,23 +87,19 @@ class BrokerSession(Session):
             self._publisher.flush()
 
     def drain(self, limit: int, handle: Handle) -> int:
-        return self._handled(self._client.consume(QUEUE, limit, 0.5), handle, self._client)
+        found = self._client.consume(QUEUE, limit, 0.5)
+        self._handled(found, handle)
+        if found.claims:
+            self._client.ack_soon(QUEUE, self._pointers_of(found))
+            return int(found.total())
+        self._client.settle()
+        return 0
 
-    def _handled(self, found: Any, handle: Handle, ack_on: Any) -> int:
-        count, record = 0, self._record
+    def _handled(self, found: Any, handle: Handle) -> None:
+        record = self._record
         for claim in found.claims:
             for data in claim.records:
                 handle(record(data).body)
-            count += len(claim.records)
-        if count:
-            pointers = {}
-            for claim in found.claims:
-                pointers.setdefault(claim.shard, []).extend(claim.pointers)
-            if ack_on is self._client:
-                ack_on.ack(QUEUE, pointers)
-            else:
-                ack_on.ack(pointers)
-        return count
 
     def listen(self, count: int, handle: Handle, deadline: float) -> int:
         done = 0
@@ -109,7 +107,10 @@ class BrokerSession(Session):
             while done < count and time.monotonic() < deadline:
                 found = subscription.receive(1.0)
                 if found is not None:
-                    done += self._handled(found, handle, subscription)
+                    self._handled(found, handle)
+                    subscription.ack_soon(self._pointers_of(found))
+                    done += found.total()
+            subscription.settle()
         return done
 
     def close(self) -> None:

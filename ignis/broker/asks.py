@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from ignis.broker import payloads
 from ignis.broker.commands import OWN_TTL, Command
 from ignis.broker.payloads import pack, unpack, unpack_send_ack, unpack_value
+from ignis.broker.protocol import Undo
 from ignis.errors import ConfigError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import pack_pointers, unpack_claims
@@ -45,6 +46,7 @@ class Ask(NamedTuple, Generic[T]):
         parse: payload of the answer -> result. Raises ProtocolError, BadRequestError for an answer that is none.
         repeatable: whether doing it twice is as good as once, so that it may be sent again when a connection was lost.
         extra_s: how long the broker may hold the request back by itself; added to the client's timeout.
+        undo: gives the request that takes back what an answer brought that comes when nobody waits for it any more.
     """
 
     command: Command
@@ -52,6 +54,7 @@ class Ask(NamedTuple, Generic[T]):
     parse: Callable[[bytes], T]
     repeatable: bool = False
     extra_s: float = 0.0
+    undo: Undo | None = None
 
 
 def _ms(ttl_s: Ttl) -> int:
@@ -64,7 +67,8 @@ def _nothing(payload: bytes) -> None:
     return None
 
 
-def _count(payload: bytes) -> int:
+def count_of(payload: bytes) -> int:
+    """How many an answer says it were. Raises BadRequestError."""
     return int(unpack_value(payload, int))
 
 
@@ -76,6 +80,20 @@ def delivered(payload: bytes) -> FireResult:
     """The payload of DELIVER, and of the answer to FIRE."""
     head, at = unpack(payload, payloads.Delivery)
     return FireResult([Claim(*one) for one in unpack_claims(payload, at)], head.holes, head.expired, head.more)
+
+
+def pointers_of(found: FireResult) -> dict[int, Sequence[int]]:
+    """What was delivered, as `ack` and `nack` take it: a range for a shard where it is one run, else a list."""
+    pointers: dict[int, Sequence[int]] = {}
+    for claim in found.claims:
+        known = pointers.get(claim.shard)
+        if known is None:
+            pointers[claim.shard] = claim.pointers
+        elif isinstance(known, range) and isinstance(claim.pointers, range) and known.stop == claim.pointers.start:
+            pointers[claim.shard] = range(known.start, claim.pointers.stop)
+        else:
+            pointers[claim.shard] = [*known, *claim.pointers]
+    return pointers
 
 
 # -- sending
@@ -105,7 +123,10 @@ def send_batch(
 
 
 def subscribe(queue: str, credit: int, max_bytes: int) -> Ask[int]:
-    return Ask(Command.SUBSCRIBE, pack(payloads.Subscribe(queue, credit, max_bytes)), _count)
+    def undo(request_id: int, command: int, payload: bytes) -> Ask[Any] | None:
+        return unsubscribe(request_id) if command == Command.RESULT else _given_back(queue, payload)
+
+    return Ask(Command.SUBSCRIBE, pack(payloads.Subscribe(queue, credit, max_bytes)), count_of, undo=undo)
 
 
 def unsubscribe(subscription: int) -> Ask[bool]:
@@ -119,12 +140,24 @@ def credit(subscription: int, count: int) -> Ask[None]:
 def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> Ask[FireResult]:
     """Up to ``limit`` messages; waits up to ``wait_s`` seconds for the first."""
     head = payloads.Consume(queue, limit, int(wait_s * 1000), max_bytes)
-    return Ask(Command.CONSUME, pack(head), delivered, extra_s=max(0.0, wait_s))
+    return Ask(
+        Command.CONSUME,
+        pack(head),
+        delivered,
+        extra_s=max(0.0, wait_s),
+        undo=lambda request_id, command, payload: _given_back(queue, payload),
+    )
+
+
+def _given_back(queue: str, payload: bytes) -> Ask[int] | None:
+    """NACK for all that a DELIVER brought."""
+    pointers = pointers_of(delivered(payload))
+    return nack(queue, pointers) if pointers else None
 
 
 def ack(queue: str, pointers: Pointers | Iterable[tuple[int, Iterable[int]]]) -> Ask[int]:
     """Retires messages that this connection holds; answers how many it did hold."""
-    return Ask(Command.ACK, pack(payloads.Named(queue), pack_pointers(pointers)), _count)
+    return Ask(Command.ACK, pack(payloads.Named(queue), pack_pointers(pointers)), count_of)
 
 
 def nack(
@@ -138,7 +171,7 @@ def nack(
 ) -> Ask[int]:
     """Gives messages back, after ``delay_s`` if that is above 0; or moves them to the sideline with a reason."""
     head = payloads.Nack(queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error)
-    return Ask(Command.NACK, pack(head, pack_pointers(pointers)), _count)
+    return Ask(Command.NACK, pack(head, pack_pointers(pointers)), count_of)
 
 
 # -- queues and the broker
@@ -193,7 +226,12 @@ def declare(magazine: str, shards: int, durability: str) -> Ask[None]:
 
 def fire(magazine: str, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int) -> Ask[FireResult]:
     head = payloads.Fire(magazine, limit, owner, None if shards is None else list(shards), max_bytes)
-    return Ask(Command.FIRE, pack(head), delivered)
+
+    def undo(request_id: int, command: int, payload: bytes) -> Ask[int] | None:
+        pointers = pointers_of(delivered(payload))
+        return reload(magazine, pack_pointers(pointers)) if pointers else None
+
+    return Ask(Command.FIRE, pack(head), delivered, undo=undo)
 
 
 def load_once(
@@ -226,11 +264,11 @@ def renew(magazine: str, owner: str) -> Ask[bool]:
 
 
 def reload(magazine: str, runs: bytes, fence: Fence | None = None) -> Ask[int]:
-    return Ask(Command.RELOAD, pack(payloads.Reload(magazine, fence), runs), _count)
+    return Ask(Command.RELOAD, pack(payloads.Reload(magazine, fence), runs), count_of)
 
 
 def delete(magazine: str, runs: bytes) -> Ask[int]:
-    return Ask(Command.DELETE, pack(payloads.Named(magazine), runs), _count)
+    return Ask(Command.DELETE, pack(payloads.Named(magazine), runs), count_of)
 
 
 def _rows(payload: bytes) -> tuple[list[Row], bool]:
@@ -250,7 +288,7 @@ def scan(magazine: str, after: Mapping[int, int], limit: int, pending_only: bool
 def transfer(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None) -> Ask[int]:
     plain = [tuple(item) for item in items]
     head = payloads.TransferRequest(source, target, plain, _ms(ttl_s), fence)  # type: ignore[arg-type]
-    return Ask(Command.TRANSFER, pack(head), _count)
+    return Ask(Command.TRANSFER, pack(head), count_of)
 
 
 def abandoned(
@@ -266,7 +304,7 @@ def abandoned(
 
 
 def expire(magazine: str, limit: int) -> Ask[int]:
-    return Ask(Command.EXPIRE, pack(payloads.Expire(magazine, limit)), _count)
+    return Ask(Command.EXPIRE, pack(payloads.Expire(magazine, limit)), count_of)
 
 
 def metadata(magazine: str) -> Ask[list[ShardState]]:
@@ -283,7 +321,7 @@ def oldest(magazine: str) -> Ask[int | None]:
 
 def wait(magazine: str, seen: int, timeout_s: float) -> Ask[int]:
     head = payloads.Wait(magazine, seen, int(max(0.0, timeout_s) * 1000))
-    return Ask(Command.WAIT, pack(head), _count, True, max(0.0, timeout_s))
+    return Ask(Command.WAIT, pack(head), count_of, True, max(0.0, timeout_s))
 
 
 def wake(magazine: str) -> Ask[None]:
@@ -349,11 +387,11 @@ def lock_token(name: str, owner: str, table: str = "", farm_id: str = "") -> Ask
 
 
 def epoch_next(scope: str) -> Ask[int]:
-    return Ask(Command.EPOCH_NEXT, pack(payloads.EpochRequest(scope)), _count, True)
+    return Ask(Command.EPOCH_NEXT, pack(payloads.EpochRequest(scope)), count_of, True)
 
 
 def epoch_get(scope: str) -> Ask[int]:
-    return Ask(Command.EPOCH_GET, pack(payloads.EpochRequest(scope)), _count, True)
+    return Ask(Command.EPOCH_GET, pack(payloads.EpochRequest(scope)), count_of, True)
 
 
 def epoch_raise(scope: str, epoch: int) -> Ask[None]:
@@ -364,7 +402,7 @@ def epoch_raise(scope: str, epoch: int) -> Ask[None]:
 
 
 def array_enqueue(name: str, bin_name: str, values: Sequence[Any]) -> Ask[int]:
-    return Ask(Command.ARRAY_ENQUEUE, pack(payloads.ArrayRequest(name, bin_name, list(values))), _count)
+    return Ask(Command.ARRAY_ENQUEUE, pack(payloads.ArrayRequest(name, bin_name, list(values))), count_of)
 
 
 def array_dequeue(name: str, bin_name: str, limit: int) -> Ask[list[Any]]:
@@ -376,7 +414,7 @@ def array_peek(name: str, bin_name: str, limit: int) -> Ask[list[Any]]:
 
 
 def array_size(name: str, bin_name: str) -> Ask[int]:
-    return Ask(Command.ARRAY_SIZE, pack(payloads.ArrayRequest(name, bin_name)), _count, True)
+    return Ask(Command.ARRAY_SIZE, pack(payloads.ArrayRequest(name, bin_name)), count_of, True)
 
 
 def stats() -> Ask[dict[str, Any]]:

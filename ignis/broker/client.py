@@ -4,141 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import functools
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import tenacity
 
 from ignis.broker import asks
 from ignis.broker.asks import Ask, Ttl
-from ignis.broker.commands import FINISHING
+from ignis.broker.async_connection import Connection, Stream, answer_in, settle
+from ignis.broker.commands import FINISHING, Command
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.protocol import Answer, ClientMachine, State
+from ignis.broker.protocol import Answer, State
+from ignis.broker.unwaited import MOST_OPEN
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,
     DrainingError,
     IgnisError,
-    MalformedFrameError,
     StoreTimeoutError,
     StoreUnreachableError,
     TooManyRequestsError,
 )
 from ignis.native import ANY_SHARD, PackedBatch
-from ignis.native.wire import ReadArea
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["AsyncClient", "AsyncSubscription"]
 
 T = TypeVar("T")
-
-_AREA_BYTES = 256 * 1024
-
-
-class _Stream:
-    """Where the answers of a subscription gather."""
-
-    def __init__(self) -> None:
-        self.answers: deque[Answer] = deque()
-        self.changed = asyncio.Event()
-        self.over = False
-
-    def put(self, answer: Answer) -> None:
-        self.answers.append(answer)
-        self.over = self.over or answer.last
-        self.changed.set()
-
-
-class _Connection(asyncio.BufferedProtocol):
-    """One connection: the machine, and the transport's calls."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self.machine = ClientMachine(ReadArea(_AREA_BYTES), settings.max_frame_bytes, settings.max_pending)
-        self.writable = asyncio.Event()
-        self.writable.set()
-        self.lost_because: str | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
-        self._flush_planned = False
-
-    @property
-    def usable(self) -> bool:
-        return self.lost_because is None and not self.machine.draining
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.machine.receive_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._give(self.machine.received(nbytes))
-            if self.machine.failure is not None:
-                self.lose(str(self.machine.failure), self.machine.failure)
-        except (MalformedFrameError, IgnisError) as exc:
-            self.lose(str(exc), exc)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        self.writable.clear()
-
-    def resume_writing(self) -> None:
-        self.writable.set()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        self.lose(f"the connection broke: {exc}" if exc else "the broker closed the connection")
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def write(self, frame: bytes) -> None:
-        """Everything written in one turn of the loop goes out in one call."""
-        self._out.append(frame)
-        if not self._flush_planned:
-            self._flush_planned = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_planned = False
-        if self._out and self._transport is not None and self.lost_because is None:
-            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
-        self._out.clear()
-
-    def _give(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            token = answer.token
-            if isinstance(token, _Stream):
-                token.put(answer)
-            elif token is not None and not token.done():
-                token.set_result(answer)
-
-    def lose(self, why: str, exc: IgnisError | None = None) -> None:
-        """The connection is gone: everybody who waits is told. Idempotent."""
-        if self.lost_because is not None:
-            return
-        self.lost_because = why
-        turned_away = exc is not None and self.machine.broker is None
-        answers = self.machine.lost(why)
-        self._give([one._replace(error=exc) for one in answers] if turned_away else answers)
-        self.writable.set()
-        if self._transport is not None:
-            self._transport.abort()
-
-    async def close(self) -> None:
-        """Closes after what was written has left; bounded by the caller."""
-        self._flush()
-        self.lost_because = self.lost_because or "the client was closed"
-        if self._transport is not None:
-            self._transport.close()
-            await self.ended
 
 
 class AsyncClient:
@@ -156,8 +53,9 @@ class AsyncClient:
         self.instance = secrets.token_hex(16)
         self.connects = 0
         self._late_answers = 0
-        self._connection: _Connection | None = None
-        self._connecting = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._dialling: asyncio.Task[None] | None = None
         self._closed = False
 
     # -- requests
@@ -193,40 +91,65 @@ class AsyncClient:
                     raise
                 await asyncio.sleep(self.settings.retry_wait_s)
 
-    async def _connection_for(self, ask: Ask[T], timeout_s: float) -> _Connection:
+    async def _connection_for(self, ask: Ask[T], timeout_s: float) -> Connection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
+        self._adopt(asyncio.get_running_loop())
         connection = self._connection
         if connection is not None and connection.lost_because is None and ask.command in FINISHING and not self._closed:
             return connection
         return await self.connect(timeout_s)
 
-    async def _exchange(self, connection: _Connection, ask: Ask[T], timeout_s: float) -> Answer:
+    async def _exchange(self, connection: Connection, ask: Ask[T], timeout_s: float) -> Answer:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        if not connection.writable.is_set():
-            # Nothing of it was sent yet, and nothing will be: the broker does not read.
-            try:
-                await asyncio.wait_for(connection.writable.wait(), timeout_s)
-            except asyncio.TimeoutError:
-                raise ConnectionLostError("the broker does not read", sent=False) from None
         future: asyncio.Future[Answer] = loop.create_future()
-        request_id, frame = connection.machine.request(ask.command, ask.payload, future)
-        connection.write(frame)
-        connection.machine.sent(request_id)
-        timer = loop.call_later(max(0.0, timeout_s - (loop.time() - began_s)), _time_out, future)
+        request_id = await self._begin(connection, ask, future, timeout_s)
         try:
-            answer = await future
+            answer = await answer_in(future, timeout_s - (loop.time() - began_s))
         except asyncio.CancelledError:
-            connection.machine.cancel(request_id)
+            # The answer may have come in the moment between.
+            connection.cancel(request_id, ask, [future.result()] if future.done() and not future.cancelled() else ())
             raise
-        finally:
-            timer.cancel()
-        if answer is _TIMED_OUT:
-            connection.machine.cancel(request_id)
+        if answer is None:
+            connection.cancel(request_id, ask)
             raise StoreTimeoutError(f"{ask.command.name} to the broker", int(timeout_s * 1000), "client.timeout_s")
         if answer.error is not None:
             raise answer.error
         return answer
+
+    async def _begin(self, connection: Connection, ask: Ask[T], token: Any, timeout_s: float) -> int:
+        await connection.writable(timeout_s)
+        request_id, frame = connection.machine.request(
+            ask.command, ask.payload, token, streams=ask.command == Command.SUBSCRIBE, sent=True
+        )
+        connection.write(frame)
+        return request_id
+
+    async def _tell(self, connection: Connection, ask: Ask[T]) -> None:
+        """Sends a request whose answer is only counted."""
+        unwaited, timeout_s = connection.unwaited, self.settings.timeout_s
+        if unwaited.open >= MOST_OPEN:
+            await self._await_open(connection, MOST_OPEN // 2, timeout_s)
+        error = unwaited.take_error()
+        if error is not None:
+            raise error
+        await self._begin(connection, ask, unwaited, timeout_s)
+        unwaited.open += 1
+
+    async def _settled(self, connection: Connection, timeout_s: float) -> int:
+        await self._await_open(connection, 0, timeout_s)
+        error = connection.unwaited.take_error()
+        if error is not None:
+            raise error
+        return connection.unwaited.take_retired()
+
+    async def _await_open(self, connection: Connection, most: int, timeout_s: float) -> None:
+        if connection.unwaited.open <= most:
+            return
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        connection.unwaited.when_down_to(most, functools.partial(settle, future))
+        if await answer_in(future, timeout_s) is None:
+            raise StoreTimeoutError("acknowledgements", int(timeout_s * 1000), "client.timeout_s")
 
     # -- what is asked most
 
@@ -248,6 +171,27 @@ class AsyncClient:
         """Retires messages; returns how many of them this connection held."""
         return await self.ask(asks.ack(queue, pointers))
 
+    async def ack_soon(self, queue: str, pointers: Pointers) -> None:
+        """`ack` that does not wait for the answer: the next request follows at once, in this order.
+
+        The messages are retired when the broker has done it, a moment later; those of a connection that is lost before
+        come again. `settle` and `close` wait for the answers. Waits itself only when 64 have none yet.
+
+        Raises what an earlier one was refused for (then these are not acknowledged), and what `ask` raises.
+        """
+        ask = asks.ack(queue, pointers)
+        await self._tell(await self._connection_for(ask, self.settings.timeout_s), ask)
+
+    async def settle(self, timeout: float | None = None) -> int:
+        """Waits until every `ack_soon` is answered; returns how many messages they retired since the last call: fewer
+        than were named means that some had been given back before.
+
+        Raises the first refusal since then, ConnectionLostError when it is not known what became of some, StoreTimeoutError.
+        """
+        if self._connection is None:
+            return 0
+        return await self._settled(self._connection, self.settings.timeout_s if timeout is None else timeout)
+
     async def nack(self, queue: str, pointers: Pointers, **how: Any) -> int:
         """Gives messages back, or moves them to the sideline: see `ignis.broker.asks.nack`."""
         return await self.ask(asks.nack(queue, pointers, **how))
@@ -255,17 +199,18 @@ class AsyncClient:
     async def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> AsyncSubscription:
         """Messages of a queue as they come, at most ``credit`` of them unacknowledged. Ends with the connection."""
         connection = await self.connect()
-        stream = _Stream()
+        stream = Stream()
         ask = asks.subscribe(queue, credit, max_bytes)
-        request_id, frame = connection.machine.request(ask.command, ask.payload, stream, streams=True)
-        connection.write(frame)
-        connection.machine.sent(request_id)
-        subscription = AsyncSubscription(self, connection, stream, request_id, queue)
-        answer = await subscription.next_answer(self.settings.timeout_s)
-        if answer is None:
-            connection.machine.end_stream(request_id)
-            raise StoreTimeoutError("SUBSCRIBE", int(self.settings.timeout_s * 1000), "client.timeout_s")
-        return subscription
+        request_id = await self._begin(connection, ask, stream, self.settings.timeout_s)
+        try:
+            answer = await stream.next(self.settings.timeout_s)
+            if answer is None:
+                raise StoreTimeoutError("SUBSCRIBE", int(self.settings.timeout_s * 1000), "client.timeout_s")
+        except BaseException:
+            # Given up: what it delivers all the same goes back, and it ends when its answer comes.
+            connection.cancel(request_id, ask, stream.answers)
+            raise
+        return AsyncSubscription(self, connection, stream, request_id, queue, ask)
 
     # -- the connection
 
@@ -279,29 +224,64 @@ class AsyncClient:
         """Answers that came after their caller had given up."""
         return self._late_answers + (0 if self._connection is None else self._connection.machine.late_answers)
 
-    async def connect(self, timeout_s: float | None = None) -> _Connection:
+    async def connect(self, timeout_s: float | None = None) -> Connection:
         """The connection; a new one when there is none, tried again with growing waits until ``connect_timeout_s``.
+        Tasks that ask at the same time wait for the same attempt; one that is cancelled leaves it to the others.
 
         Raises StoreUnreachableError, UnauthenticatedError, ProtocolError, ClosedError.
         """
-        connection = self._connection
-        if connection is not None and connection.usable and not self._closed:
-            return connection
-        async with self._connecting:
+        loop = asyncio.get_running_loop()
+        longest_s = self.settings.connect_timeout_s
+        limit_s = longest_s if timeout_s is None else min(longest_s, timeout_s)
+        deadline = loop.time() + limit_s
+        while True:
             if self._closed:
                 raise ClosedError("the client is closed")
+            self._adopt(loop)
             connection = self._connection
-            if connection is None or not connection.usable:
-                limit_s = min(self.settings.connect_timeout_s, timeout_s or self.settings.connect_timeout_s)
-                fresh = await self._dial(limit_s)
-                if connection is not None:
-                    self._late_answers += connection.machine.late_answers
-                    connection.lose("another connection took its place")
-                connection = self._connection = fresh
-                self.connects += 1
-            return connection
+            if connection is not None and connection.usable:
+                return connection
+            left_s = deadline - loop.time()
+            if self._dialling is None and left_s > 0:
+                self._dialling = loop.create_task(self._replace(left_s))
+                self._dialling.add_done_callback(self._dialled)
+            attempt = self._dialling
+            if attempt is None or not (await asyncio.wait({attempt}, timeout=max(0.0, left_s)))[0]:
+                raise StoreUnreachableError(
+                    f"{self._where()}: still connecting after {limit_s:g} s (client.connect_timeout_s)"
+                )
+            error = None if attempt.cancelled() else attempt.exception()
+            if error is not None and (not isinstance(error, StoreUnreachableError) or loop.time() >= deadline):
+                raise copy.copy(error) from error  # several tasks may raise it
 
-    async def _dial(self, limit_s: float) -> _Connection:
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        """What was of an event loop that has ended is of no use any more. Raises ClosedError while that one lives."""
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise ClosedError("this client belongs to another event loop, which has not ended")
+        self._loop, self._connection, self._dialling = loop, None, None
+
+    def _dialled(self, attempt: asyncio.Task[None]) -> None:
+        if self._dialling is attempt:
+            self._dialling = None
+        if not attempt.cancelled():
+            attempt.exception()  # everybody who waited for it may be gone
+
+    async def _replace(self, limit_s: float) -> None:
+        fresh = await self._dial(limit_s)
+        old = self._connection
+        if old is not None:
+            self._late_answers += old.machine.late_answers
+            old.lose("another connection took its place")
+            fresh.unwaited.inherit(old.unwaited)
+        self._connection = fresh
+        self.connects += 1
+
+    def _where(self) -> str:
+        return f"broker {self.endpoint.host}:{self.endpoint.port}"
+
+    async def _dial(self, limit_s: float) -> Connection:
         settings = self.settings
         retrying = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_delay(limit_s),
@@ -312,20 +292,19 @@ class AsyncClient:
             reraise=True,
         )
         deadline = asyncio.get_running_loop().time() + limit_s
-        where = f"broker {self.endpoint.host}:{self.endpoint.port}"
         try:
             return await retrying(self._dial_once, deadline)
         except (OSError, ConnectionLostError, StoreTimeoutError) as exc:
-            raise StoreUnreachableError(f"{where}: {exc}") from exc
+            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
 
-    async def _dial_once(self, deadline: float) -> _Connection:
+    async def _dial_once(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
         left_s = max(0.01, deadline - loop.time())
         endpoint = self.endpoint
         try:
             _, connection = await asyncio.wait_for(
                 loop.create_connection(
-                    lambda: _Connection(self.settings),
+                    lambda: Connection(self.settings),
                     endpoint.host,
                     endpoint.port,
                     ssl=endpoint.tls,
@@ -337,15 +316,12 @@ class AsyncClient:
             raise ConnectionLostError(f"not connected within {left_s:g} s", sent=False) from None
         answered: asyncio.Future[Answer] = loop.create_future()
         connection.write(connection.machine.connect(endpoint.hello(self.instance), answered))
-        timer = loop.call_later(max(0.01, deadline - loop.time()), _time_out, answered)
         try:
-            answer = await answered
+            answer = await answer_in(answered, max(0.01, deadline - loop.time()))
         except asyncio.CancelledError:
             connection.lose("cancelled")
             raise
-        finally:
-            timer.cancel()
-        if answer is _TIMED_OUT:
+        if answer is None:
             connection.lose("no answer to CONNECT")
             raise StoreTimeoutError("CONNECT", int(left_s * 1000), "client.connect_timeout_s")
         if answer.error is not None:
@@ -360,19 +336,34 @@ class AsyncClient:
             timeout: bound, in seconds.
             give_back: what this client holds is pending again at once; False = it stays claimed until the sweeper
                 comes.
+
+        Raises what an `ack_soon` was refused for, if nobody was told before; the client is closed then too.
         """
         if self._closed:
             return
         self._closed = True
+        if self._loop is not asyncio.get_running_loop():
+            return  # never used, or its loop has ended and the connection with it
+        if self._dialling is not None:
+            self._dialling.cancel()
+            await asyncio.wait({self._dialling}, timeout=timeout)
         connection, self._connection = self._connection, None
-        if connection is None or connection.machine.state is not State.READY:
+        if connection is None:
             return
-        with contextlib.suppress(IgnisError):
-            await self._exchange(connection, asks.disconnect(give_back), timeout)
+        refused: IgnisError | None = None
+        try:
+            await self._settled(connection, timeout)
+        except IgnisError as exc:
+            refused = exc
+        if connection.machine.state is State.READY:
+            with contextlib.suppress(IgnisError):
+                await self._exchange(connection, asks.disconnect(give_back), timeout)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(connection.close(), timeout)
         self._late_answers += connection.machine.late_answers
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(connection.close(), timeout)
         connection.lose("the client was closed")
+        if refused is not None:
+            raise refused
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -380,59 +371,49 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except IgnisError:
+            if exc is None:
+                raise
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self.endpoint.host}:{self.endpoint.port}>"
-
-
-_TIMED_OUT = Answer(None, 0, b"", None)
-
-
-def _time_out(future: asyncio.Future[Answer]) -> None:
-    if not future.done():
-        future.set_result(_TIMED_OUT)
 
 
 class AsyncSubscription:
     """Deliveries of one queue; an async iterator of `FireResult`. Made by `AsyncClient.subscribe`."""
 
     def __init__(
-        self, client: AsyncClient, connection: _Connection, stream: _Stream, subscription: int, queue: str
+        self, client: AsyncClient, connection: Connection, stream: Stream, subscription: int, queue: str, ask: Ask[int]
     ) -> None:
         self.queue = queue
         self.number = subscription
         self._client = client
         self._connection = connection
         self._stream = stream
-
-    async def next_answer(self, timeout: float) -> Answer | None:
-        """The next answer, or None when none came in time. Raises its error, or ClosedError after the last."""
-        stream = self._stream
-        if not stream.answers and not stream.over:
-            stream.changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stream.changed.wait(), timeout)
-        if not stream.answers:
-            if stream.over:
-                raise ClosedError("the subscription has ended")
-            return None
-        answer = stream.answers.popleft()
-        if answer.error is not None:
-            raise answer.error
-        return answer
+        self._ask = ask
 
     async def receive(self, timeout: float | None = None) -> FireResult | None:
         """The next delivery, or None when none came within ``timeout`` seconds (None = ``client.timeout_s``).
 
         Raises ConnectionLostError, ClosedError after `close`, or why the broker ended the subscription.
         """
-        answer = await self.next_answer(self._client.settings.timeout_s if timeout is None else timeout)
+        answer = await self._stream.next(self._client.settings.timeout_s if timeout is None else timeout)
         return None if answer is None else asks.delivered(answer.payload)
 
     async def ack(self, pointers: Pointers) -> int:
         """Retires messages of this subscription, which makes room for others."""
         return await self._on_connection(asks.ack(self.queue, pointers))
+
+    async def ack_soon(self, pointers: Pointers) -> None:
+        """`ack` that does not wait for the answer, see `AsyncClient.ack_soon`: the next delivery may be taken at once."""
+        await self._client._tell(self._connection, asks.ack(self.queue, pointers))
+
+    async def settle(self, timeout: float | None = None) -> int:
+        """See `AsyncClient.settle`."""
+        settings = self._client.settings
+        return await self._client._settled(self._connection, settings.timeout_s if timeout is None else timeout)
 
     async def nack(self, pointers: Pointers, **how: Any) -> int:
         """See `ignis.broker.asks.nack`."""
@@ -443,12 +424,17 @@ class AsyncSubscription:
         await self._on_connection(asks.credit(self.number, credit))
 
     async def close(self) -> None:
-        """Nothing more is delivered. What was, and is not acknowledged, stays with the connection."""
-        with contextlib.suppress(ConnectionLostError):
-            await self._on_connection(asks.unsubscribe(self.number))
-        self._connection.machine.end_stream(self.number)
-        self._stream.over = True
-        self._stream.changed.set()
+        """Nothing more is delivered. What was received and is not acknowledged stays with the connection; what was
+        delivered and not received goes back."""
+        try:
+            with contextlib.suppress(ConnectionLostError):
+                await self._on_connection(asks.unsubscribe(self.number))
+        finally:
+            self._connection.cancel(self.number, self._ask, self._stream.answers)
+            self._connection.machine.end_stream(self.number)
+            self._stream.answers.clear()
+            self._stream.over = True
+            self._stream.look()
 
     async def _on_connection(self, ask: Ask[T]) -> T:
         """On the connection of the subscription and no other: a later one does not hold its messages."""

@@ -15,8 +15,9 @@ from collections import deque
 
 from ignis.broker.commands import FINISHING
 from ignis.broker.payloads import Connect
-from ignis.broker.pipe import open_pipe
-from ignis.broker.protocol import Answer, ClientMachine, State
+from ignis.broker.pipe import SLICE_S, open_pipe
+from ignis.broker.protocol import Answer, ClientMachine, State, Undo
+from ignis.broker.unwaited import MOST_OPEN, Unwaited
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,
@@ -82,6 +83,7 @@ class Link:
     def __init__(self, sock: socket.socket, max_frame_bytes: int, max_pending: int) -> None:
         self.machine = ClientMachine(ReadArea(_CHUNK_BYTES), max_frame_bytes, max_pending)
         self.heard_s = time.monotonic()
+        self.unwaited = Unwaited()
         self._pipe = open_pipe(sock)
         self._sending = threading.Lock()  # taken before the next one, never after
         self._lock = threading.Lock()  # over the machine, the slots and the three below
@@ -119,25 +121,27 @@ class Link:
         if answer.error is not None:
             raise answer.error
 
-    def exchange(self, command: int, payload: bytes, timeout_s: float) -> bytes:
+    def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
-        StoreTimeoutError: whether it was done is open, and the answer is dropped when it comes."""
+        StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
         slot = Slot()
         deadline = time.monotonic() + timeout_s
         request_id = self.begin(command, payload, slot, deadline)
         try:
             answer = self._answer(slot, deadline)
         except BaseException:  # KeyboardInterrupt: the id must stay reserved
-            self.cancel(request_id)
+            self.cancel(request_id, slot, undo)
             raise
         if answer is None:
-            self.cancel(request_id)
+            self.cancel(request_id, slot, undo)
             raise StoreTimeoutError(f"request {command} to the broker", int(timeout_s * 1000), "client.timeout_s")
         if answer.error is not None:
             raise answer.error
         return answer.payload
 
-    def begin(self, command: int, payload: bytes, slot: Slot, deadline: float, *, streams: bool = False) -> int:
+    def begin(
+        self, command: int, payload: bytes, slot: Slot | Unwaited, deadline: float, *, streams: bool = False
+    ) -> int:
         """Sends a request whose answers go into the slot; returns its id."""
         if time.monotonic() - self.heard_s > _QUIET_S:
             self._glance()
@@ -153,6 +157,9 @@ class Link:
                 if self.machine.draining and command not in _FINISHING:
                     raise ConnectionLostError("the broker is shutting down", sent=False)
                 request_id, frame = self.machine.request(command, payload, slot, streams=streams, sent=True)
+                if slot is self.unwaited:
+                    self.unwaited.open += 1
+                frame = self.machine.undo() + frame
             self._push(frame, deadline)
         finally:
             self._sending.release()
@@ -165,15 +172,51 @@ class Link:
             raise ClosedError("the subscription has ended")
         return answer
 
-    def cancel(self, request_id: int) -> None:
-        """Nobody waits for this one any more."""
+    def tell(self, command: int, payload: bytes, timeout_s: float) -> None:
+        """Sends a request whose answer nobody waits for, see `settle`; waits when too many have none yet. Raises what an
+        earlier one was answered; then this one was not sent."""
+        deadline = time.monotonic() + timeout_s
+        if self.unwaited.open >= MOST_OPEN:
+            self._await_open(MOST_OPEN // 2, deadline)
         with self._lock:
-            self.machine.cancel(request_id)
+            error = self.unwaited.take_error()
+        if error is not None:
+            raise error
+        self.begin(command, payload, self.unwaited, deadline)
+
+    def settle(self, timeout_s: float) -> int:
+        """Waits until everything that was told is answered; returns how many messages that retired since the last
+        call. Raises the first refusal."""
+        self._await_open(0, time.monotonic() + timeout_s)
+        with self._lock:
+            error = self.unwaited.take_error()
+            retired = 0 if error is not None else self.unwaited.take_retired()
+        if error is not None:
+            raise error
+        return retired
+
+    def _await_open(self, most: int, deadline: float) -> None:
+        slot, left_s = Slot(), deadline - time.monotonic()
+        with self._lock:
+            if self.unwaited.open <= most:
+                return
+            self.unwaited.when_down_to(most, slot.put)
+        if self._answer(slot, deadline) is None:
+            raise StoreTimeoutError("acknowledgements", int(left_s * 1000), "client.timeout_s")
+
+    def cancel(self, request_id: int, slot: Slot, undo: Undo | None = None) -> None:
+        """Nobody waits at the slot any more; see `ClientMachine.cancel`."""
+        with self._lock:
+            self.machine.cancel(request_id, undo, slot.answers)
+            owes = self.machine.owes
+        if owes:
+            self._undo()
 
     def end_stream(self, request_id: int, slot: Slot) -> None:
         """A subscription is over; what was delivered and not looked at is forgotten."""
         with self._lock:
             self.machine.end_stream(request_id)
+            slot.answers.clear()
             slot.over = True
             slot.wake()
 
@@ -301,13 +344,28 @@ class Link:
                 for answer in self.machine.received(size):
                     if answer.token is not None:
                         answer.token.put(answer)
-                failure = self.machine.failure
+                failure, owes = self.machine.failure, self.machine.owes
+            if owes:
+                self._undo()
             if failure is not None:
                 self.lose(str(failure), failure)
         except (MalformedFrameError, IgnisError) as exc:
             self.lose(str(exc), exc)
         except (OSError, ValueError) as exc:
             self.lose(f"receiving failed: {exc}")
+
+    def _undo(self) -> None:
+        """Gives back what late answers brought; if another thread is sending, or there is no room, the next request
+        takes it along. The reader must not wait here: everybody waits for it."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            if self._pipe.ready(select.POLLOUT, 0):
+                with self._lock:
+                    frames = self.machine.undo()
+                self._push(frames, time.monotonic() + SLICE_S)
+        finally:
+            self._sending.release()
 
     # -- the end
 

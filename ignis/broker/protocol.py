@@ -7,8 +7,11 @@ machines are for one connection and one thread at a time; shells with several th
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 from ignis.broker.commands import ANSWERS, PRE_AUTH_FRAME_BYTES, Command
 from ignis.broker.failures import failure_of, to_exception
@@ -189,14 +192,30 @@ class Answer(NamedTuple):
     last: bool = True
 
 
+class Asking(Protocol):
+    """What is sent: see `ignis.broker.asks.Ask`."""
+
+    @property
+    def command(self) -> Command: ...
+    @property
+    def payload(self) -> bytes: ...
+
+
+Undo = Callable[[int, int, bytes], "Asking | None"]
+"""(request id, command, payload) of an answer that nobody takes any more -> the request that undoes it, or None."""
+
+
 class _Waiting:
-    __slots__ = ("cancelled", "sent", "streams", "token")
+    __slots__ = ("cancelled", "late", "sent", "streams", "token", "undo")
 
     def __init__(self, token: Any, streams: bool, sent: bool) -> None:
         self.token = token
         self.streams = streams
         self.sent = sent
         self.cancelled = False
+        self.late = True
+        """Once it is cancelled: its answer counts as one that came too late."""
+        self.undo: Undo | None = None
 
 
 class ClientMachine:
@@ -224,6 +243,7 @@ class ClientMachine:
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._connect_id = 0
+        self._undoing: deque[tuple[Asking, int]] = deque()
 
     @property
     def pending(self) -> int:
@@ -272,12 +292,45 @@ class ClientMachine:
         """The request was not sent and will not be."""
         self._waiting.pop(request_id, None)
 
-    def cancel(self, request_id: int) -> None:
-        """Nobody waits for the answer any more. The id stays reserved, and counts as pending, until it came."""
+    def cancel(self, request_id: int, undo: Undo | None = None, unseen: Iterable[Answer] = ()) -> None:
+        """Nobody waits for the answer any more. The id stays reserved, and counts as pending, until it came; what it
+        brought is undone with the request that ``undo`` makes of it, see `undo`.
+
+        Args:
+            unseen: answers that have come already, and that nobody has looked at.
+        """
         waiting = self._waiting.get(request_id)
         if waiting is not None:
             waiting.cancelled = True
             waiting.token = None
+            waiting.undo = undo
+        for answer in unseen:
+            if answer.error is None:
+                self.late_answers += 1
+                self._plan_undo(undo, request_id, answer.command, answer.payload)
+
+    def undo(self) -> bytes:
+        """Requests that give back what late answers brought, to be sent; b"" when there are none. Call it after
+        `received`. Their own answers are of no interest."""
+        frames: list[bytes] = []
+        while self._undoing and len(self._waiting) < self.max_pending and self.state is State.READY:
+            ask, stream = self._undoing.popleft()
+            request_id, frame = self.request(ask.command, ask.payload, None, sent=True)
+            waiting = self._waiting[request_id]
+            waiting.cancelled, waiting.late = True, False
+            if stream:
+                waiting.undo = functools.partial(self._stream_ended, stream)
+            frames.append(frame)
+        return b"".join(frames)
+
+    @property
+    def owes(self) -> bool:
+        """Whether `undo` has something."""
+        return bool(self._undoing)
+
+    def _stream_ended(self, stream: int, *_: object) -> None:
+        """A subscription that was given up is no more."""
+        self.end_stream(stream)
 
     def end_stream(self, request_id: int) -> None:
         """A subscription that has ended: what is still on its way for it is dropped and counted."""
@@ -310,7 +363,8 @@ class ClientMachine:
             if not keeps:
                 del self._waiting[request_id]
             if waiting.cancelled:
-                self.late_answers += 1
+                self.late_answers += waiting.late
+                self._plan_undo(waiting.undo, request_id, command, payload)
                 continue
             if command == _ERROR:
                 answers.append(Answer(waiting.token, command, b"", to_exception(unpack(payload, Failure)[0])))
@@ -321,6 +375,14 @@ class ClientMachine:
                 self._welcomed(payload)
             answers.append(Answer(waiting.token, command, payload, None, not keeps))
         return answers
+
+    def _plan_undo(self, undo: Undo | None, request_id: int, command: int, payload: bytes) -> None:
+        if undo is None or command == _ERROR:
+            return
+        ask = undo(request_id, command, payload)
+        if ask is not None:
+            waiting = self._waiting.get(request_id)
+            self._undoing.append((ask, request_id if waiting is not None and command == _RESULT else 0))
 
     def _unasked(self, command: int, request_id: int, payload: bytes) -> None:
         if command == Command.ERROR and request_id == 0:

@@ -164,12 +164,12 @@ class BrokerStore(Store):
                     with self._waits_lock:
                         del self._waits[slot]
                     if not slot.over or slot.answers:
-                        link.cancel(request_id)
+                        link.cancel(request_id, slot)
                 if answer is None:
-                    link.cancel(request_id)
+                    link.cancel(request_id, slot)
                     raise StoreTimeoutError("WAIT", int(1000 * client.settings.timeout_s), "client.timeout_s")
                 if answer.error is not None:
-                    link.cancel(request_id)
+                    link.cancel(request_id, slot)
                     raise answer.error
                 return ask.parse(answer.payload)
             except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):

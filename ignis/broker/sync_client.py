@@ -81,7 +81,7 @@ class SyncClient:
             link = self._link_for(ask, max(0.001, deadline - time.monotonic()))
             try:
                 left = max(0.001, deadline - time.monotonic()) + ask.extra_s
-                return link.exchange(ask.command, ask.payload, left)
+                return link.exchange(ask.command, ask.payload, left, ask.undo)
             except ConnectionLostError as exc:
                 if self._closed:
                     raise ClosedError("the client is closed") from None
@@ -119,6 +119,26 @@ class SyncClient:
         """Retires messages; returns how many of them this connection held."""
         return self.ask(asks.ack(queue, pointers))
 
+    def ack_soon(self, queue: str, pointers: Pointers) -> None:
+        """`ack` that does not wait for the answer: the next request follows at once, in this order.
+
+        The messages are retired when the broker has done it, a moment later; those of a connection that is lost before
+        come again. `settle` and `close` wait for the answers. Waits itself only when 64 have none yet.
+
+        Raises what an earlier one was refused for (then these are not acknowledged), and what `ask` raises.
+        """
+        ask = asks.ack(queue, pointers)
+        self._link_for(ask, self.settings.timeout_s).tell(ask.command, ask.payload, self.settings.timeout_s)
+
+    def settle(self, timeout: float | None = None) -> int:
+        """Waits until every `ack_soon` is answered; returns how many messages they retired since the last call: fewer
+        than were named means that some had been given back before.
+
+        Raises the first refusal since then, ConnectionLostError when it is not known what became of some, StoreTimeoutError.
+        """
+        self.check()
+        return 0 if self._link is None else self._link.settle(self.settings.timeout_s if timeout is None else timeout)
+
     def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> Subscription:
         """Messages of a queue as they come, at most ``credit`` of them unacknowledged.
 
@@ -131,13 +151,17 @@ class SyncClient:
         request_id = link.begin(
             ask.command, ask.payload, slot, time.monotonic() + self.settings.timeout_s, streams=True
         )
-        answer = link.next_answer(slot, self.settings.timeout_s)
-        if answer is None:
-            link.end_stream(request_id, slot)
-            raise StoreTimeoutError("SUBSCRIBE", int(self.settings.timeout_s * 1000), "client.timeout_s")
-        if answer.error is not None:
-            raise answer.error
-        return Subscription(self, link, slot, request_id, queue)
+        try:
+            answer = link.next_answer(slot, self.settings.timeout_s)
+            if answer is None:
+                raise StoreTimeoutError("SUBSCRIBE", int(self.settings.timeout_s * 1000), "client.timeout_s")
+            if answer.error is not None:
+                raise answer.error
+        except BaseException:
+            # Given up: what it delivers all the same goes back, and it ends when its answer comes.
+            link.cancel(request_id, slot, ask.undo)
+            raise
+        return Subscription(self, link, slot, request_id, queue, ask)
 
     # -- the connection
 
@@ -182,6 +206,7 @@ class SyncClient:
                 if link is not None:
                     self.late_answers += link.machine.late_answers
                     link.lose("another connection took its place")
+                    fresh.unwaited.inherit(link.unwaited)
                 link = self._link = fresh
                 self.connects += 1
             return link
@@ -239,6 +264,8 @@ class SyncClient:
             timeout: bound, in seconds.
             give_back: what this client holds is pending again at once; False = it stays claimed until the sweeper
                 comes.
+
+        Raises what an `ack_soon` was refused for, if nobody was told before; the client is closed then too.
         """
         if self._closed or self._pid != os.getpid():
             return
@@ -246,11 +273,19 @@ class SyncClient:
         link, self._link = self._link, None
         if link is None:
             return
+        refused: IgnisError | None = None
+        deadline = time.monotonic() + timeout
+        try:
+            link.settle(timeout)
+        except IgnisError as exc:
+            refused = exc
         ask = asks.disconnect(give_back)
         with contextlib.suppress(IgnisError):
-            link.exchange(ask.command, ask.payload, timeout)
+            link.exchange(ask.command, ask.payload, max(0.01, deadline - time.monotonic()))
         self.late_answers += link.machine.late_answers
         link.lose("the client was closed")
+        if refused is not None:
+            raise refused
 
     def __enter__(self) -> SyncClient:
         return self
@@ -258,7 +293,11 @@ class SyncClient:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except IgnisError:
+            if exc is None:
+                raise
 
     def __repr__(self) -> str:
         return f"<SyncClient {self.endpoint.host}:{self.endpoint.port}>"
@@ -267,7 +306,10 @@ class SyncClient:
 class Subscription:
     """Deliveries of one queue. For one thread; acknowledge from any, with the client's `ack`."""
 
-    def __init__(self, client: SyncClient, link: Link, slot: Slot, subscription: int, queue: str) -> None:
+    def __init__(
+        self, client: SyncClient, link: Link, slot: Slot, subscription: int, queue: str, ask: Ask[int]
+    ) -> None:
+        self._ask = ask
         self.queue = queue
         self.number = subscription
         self._client = client
@@ -290,6 +332,15 @@ class Subscription:
         """Retires messages of this subscription, which makes room for others."""
         return self._on_link(asks.ack(self.queue, pointers))
 
+    def ack_soon(self, pointers: Pointers) -> None:
+        """`ack` that does not wait for the answer, see `SyncClient.ack_soon`: the next `receive` follows at once."""
+        ask = asks.ack(self.queue, pointers)
+        self._link.tell(ask.command, ask.payload, self._client.settings.timeout_s)
+
+    def settle(self, timeout: float | None = None) -> int:
+        """See `SyncClient.settle`."""
+        return self._link.settle(self._client.settings.timeout_s if timeout is None else timeout)
+
     def nack(self, pointers: Pointers, **how: Any) -> int:
         """See `ignis.broker.asks.nack`."""
         return self._on_link(asks.nack(self.queue, pointers, **how))
@@ -299,10 +350,14 @@ class Subscription:
         self._on_link(asks.credit(self.number, credit))
 
     def close(self) -> None:
-        """Nothing more is delivered. What was, and is not acknowledged, stays with the connection."""
-        with contextlib.suppress(ConnectionLostError):
-            self._on_link(asks.unsubscribe(self.number))
-        self._link.end_stream(self.number, self._slot)
+        """Nothing more is delivered. What was received and is not acknowledged stays with the connection; what was
+        delivered and not received goes back. The client's `settle` and `close` still report on `ack_soon`."""
+        try:
+            with contextlib.suppress(ConnectionLostError):
+                self._on_link(asks.unsubscribe(self.number))
+        finally:
+            self._link.cancel(self.number, self._slot, self._ask.undo)
+            self._link.end_stream(self.number, self._slot)
 
     def _on_link(self, ask: Ask[T]) -> T:
         """On the connection of the subscription and no other: a later one does not hold its messages."""
