@@ -151,17 +151,23 @@ class Session(asyncio.BufferedProtocol):
         try:
             requests, at_once = self._machine.received(nbytes)
         except (ProtocolError, MalformedFrameError) as exc:
-            self.broker.protocol_errors += 1
-            log.info("%s: %s", self.peer, exc)
-            self.end(exc)
+            self._broken(exc)
             return
         if at_once:
             self.write(at_once)
         for request in requests:
             self._take(request)
+        if (lost := self.arriving.lost) is not None:  # behind frames that were good
+            self._broken(lost)
+            return
         self.broker.receiving.read(self, bool(requests or at_once), self.heard_s)
         if self._over_outbound():
             self.pause("outbound")
+
+    def _broken(self, exc: IgnisError) -> None:
+        self.broker.protocol_errors += 1
+        log.info("%s: %s", self.peer, exc)
+        self.end(exc)
 
     def eof_received(self) -> bool:
         return False

@@ -61,7 +61,7 @@ cdef class _Carry:
         self.exports -= 1
 
 
-@cython.no_gc_clear     # the area's count is set right when a reader goes, whoever else goes with it
+@cython.no_gc       # refers to nothing that could refer back
 cdef class FrameReader:
     """Frames out of one connection, for ``asyncio.BufferedProtocol``: `get_buffer`, then `received`.
 
@@ -101,6 +101,15 @@ cdef class FrameReader:
         """Gives the memory back. What was buffered is lost."""
         self._drop()
 
+    @property
+    def lost(self):
+        """Why nothing more can be read, MalformedFrameError or FrameTooLargeError; else None."""
+        if self._error is None:
+            return None
+        # A new one each time: with its traceback the exception would keep alive whoever was reading.
+        kind, arguments = self._error
+        return kind(*arguments)
+
     cdef Py_ssize_t _room_wanted(self):
         """Of the carry, for the next read. As much as the frame needs, found out in steps: what is only announced costs
         nothing, and at most twice of what came is held."""
@@ -116,8 +125,6 @@ cdef class FrameReader:
         """Writable memory for the next read: a view that must be released before the one after."""
         cdef uint8_t *grown
         cdef Py_ssize_t want
-        if self._error is not None:
-            raise self._error
         if self._exports or (self._carry is not None and self._carry.exports):
             raise BufferError("the last buffer is still in use")
         if self._carry is None:
@@ -146,13 +153,14 @@ cdef class FrameReader:
         batch, request ids)])), and SEND_BATCH as (SEND_BATCH, request id, (name, ttl_ms, [(shard, batch)])); in place of a
         payload that breaks the rules stands its MalformedFrameError.
 
-        Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it were returned first.
+        Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it are returned first: then
+        `lost` says so already.
         """
         cdef list out = []
         cdef Py_ssize_t used, room
         cdef _Carry carry = self._carry
         if self._error is not None:
-            raise self._error
+            raise self.lost
         room = self._area._size if carry is None else carry.room - carry.filled
         if size < 0 or size > room:
             raise ValueError(f"{size} bytes were received into {room}")
@@ -170,7 +178,7 @@ cdef class FrameReader:
             if used and used < carry.filled and self._error is None:
                 self._keep(carry.data + used, carry.filled - used)
         if self._error is not None and not out:
-            raise self._error
+            raise self.lost
         return out
 
     def feed(self, data) -> list:
@@ -215,10 +223,10 @@ cdef class FrameReader:
             if rc == IGN_NEED_MORE:
                 break
             if rc == IGN_E_TOO_LARGE:
-                self._error = _errors.FrameTooLargeError(consumed, self.max_frame_bytes)
+                self._error = _errors.FrameTooLargeError, (consumed, self.max_frame_bytes)
                 break
             if rc != IGN_OK:
-                self._error = error_of(rc, "frame")
+                self._error = _errors.MalformedFrameError, ("the bytes are not a frame",)
                 break
             if self._sends and frame.command == IGN_WIRE_SEND:
                 used += decode_sends(out, &self._area._sorter, src + used, size - used, <size_t>self.max_frame_bytes)

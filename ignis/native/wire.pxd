@@ -110,7 +110,7 @@ cdef class FrameReader:
     cdef _Carry _carry               # None between two frames
     cdef Py_ssize_t _exports        # of the area
     cdef bint _sends
-    cdef object _error
+    cdef tuple _error               # class and arguments, once the stream is lost
     cdef public Py_ssize_t max_frame_bytes
 
     cdef Py_ssize_t _room_wanted(self)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.torture import broker
+from tests.torture import broker, broker_wire
 
 pytestmark = [pytest.mark.integration, pytest.mark.torture]
 
@@ -24,13 +24,19 @@ def test_planted_faults_are_caught(plant: object) -> None:
 
 
 def test_cancelled_requests_do_not_cross() -> None:
-    outcome = broker.cancellations(5_000, random.Random(3))
+    outcome = broker_wire.cancellations(5_000, random.Random(3))
     assert outcome.ok, outcome.faults
     assert outcome.figures["pending"] == 0
     assert outcome.figures["late_answers"] > 0
 
 
 def test_damaged_frames() -> None:
-    outcome = broker.frames(50_000, random.Random(4))
+    outcome = broker_wire.frames(50_000, random.Random(4))
     assert outcome.ok, outcome.faults
     assert outcome.figures["refused"] > 0
+
+
+def test_hostile_clients() -> None:
+    outcome = broker_wire.hostile(100)
+    assert outcome.ok, outcome.faults
+    assert outcome.figures["idle_connections"] == 100

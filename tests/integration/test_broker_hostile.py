@@ -19,7 +19,7 @@ import pytest
 
 from ignis.broker import asks
 from ignis.broker.commands import Command
-from ignis.broker.payloads import Subscribe, pack, pack_send, pack_send_batch
+from ignis.broker.payloads import Connect, Subscribe, pack, pack_connect, pack_send, pack_send_batch
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from ignis.native.wire import pack_pointers
@@ -93,6 +93,17 @@ def test_a_frame_over_the_limit(narrow: RunningBroker) -> None:
         wire.raw(((4 << 20) - 3).to_bytes(4, "big"))
         failure = wire.failure()
         assert (failure.code, failure.fatal) == ("frame_too_large", True)
+        assert wire.closed()
+
+
+def test_what_follows_good_frames_is_told_as_well(narrow: RunningBroker) -> None:
+    """In one write: CONNECT, PING, and a length that is none. It gets its answers, then the reason."""
+    hello = encode_frame(Command.CONNECT, 1, pack_connect(Connect("ignis", "local", "x")))
+    with Wire(narrow.port) as wire:
+        wire.raw(hello + encode_frame(Command.PING, 2, b"abc") + b"\xff\xff\xff\xff")
+        assert wire.receive() == (Command.PONG, 2, b"abc")
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("malformed_frame", True)
         assert wire.closed()
 
 

@@ -16,7 +16,20 @@ from pathlib import Path
 import click
 
 from tests import spark_support
-from tests.torture import app_kill9, broker, damage, diskfull, fleet, kill9, leader, mutants, powercut, relay, syscalls
+from tests.torture import (
+    app_kill9,
+    broker,
+    broker_wire,
+    damage,
+    diskfull,
+    fleet,
+    kill9,
+    leader,
+    mutants,
+    powercut,
+    relay,
+    syscalls,
+)
 from tests.torture.report import Outcome
 
 Tests = Iterator[Callable[[], Outcome]]
@@ -261,25 +274,30 @@ def spark_command(rounds: int, seed: int | None, time_limit: float, short: bool)
         run.carry_out(spark.tests(session, run.of(3 if short else 20), run.rng("spark"), run.deadline))
 
 
-@main.command("broker", help="kill -9 of broker and clients, cancelled requests, damaged frames, planted faults.")
+@main.command(
+    "broker", help="kill -9 of broker and clients, planted faults, cancellation, damaged frames, hostile clients."
+)
 @options
-@click.option("--short", is_flag=True, help="Few rounds, 20,000 cancellations, 200,000 frames.")
-def broker_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+@click.option(
+    "--short", is_flag=True, help="Few rounds, 20,000 cancellations, 200,000 frames, 200 clients of each kind."
+)
+@click.option("--only", multiple=True, help="kill9, mutants, cancellations, frames, hostile; may be given again.")
+def broker_command(rounds: int, seed: int | None, time_limit: float, short: bool, only: tuple[str, ...] = ()) -> None:
     run = Run(rounds, seed, time_limit)
-    run.carry_out(
-        iter(
-            [
-                lambda: broker.broker_kill9(
-                    run.of(2 if short else 100), run.rng("broker/kill9"), deadline=run.deadline
-                ),
-                lambda: broker.mutants(10, run.rng("broker/mutants")),
-                lambda: broker.cancellations(
-                    20_000 if short else 10_000_000, run.rng("broker/cancellations"), run.deadline
-                ),
-                lambda: broker.frames(200_000 if short else 100_000_000, run.rng("broker/frames"), run.deadline),
-            ]
-        )
-    )
+    tests: dict[str, Callable[[], Outcome]] = {
+        "kill9": lambda: broker.broker_kill9(
+            run.of(2 if short else 100), run.rng("broker/kill9"), deadline=run.deadline
+        ),
+        "mutants": lambda: broker.mutants(10, run.rng("broker/mutants")),
+        "cancellations": lambda: broker_wire.cancellations(
+            20_000 if short else 10_000_000, run.rng("broker/cancellations"), run.deadline
+        ),
+        "frames": lambda: broker_wire.frames(200_000 if short else 100_000_000, run.rng("broker/frames"), run.deadline),
+        "hostile": lambda: broker_wire.hostile(200 if short else 10_000, run.deadline),
+    }
+    if unknown := set(only) - set(tests):
+        raise click.UsageError(f"--only {', '.join(sorted(unknown))}: known are {', '.join(tests)}")
+    run.carry_out(test for name, test in tests.items() if not only or name in only)
 
 
 @main.command("relay", help="kill -9 of the relay and of its producers, at random and between the steps of a turn.")

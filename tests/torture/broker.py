@@ -1,9 +1,8 @@
-"""The broker and its clients under kill -9, under cancellation, and under bytes that mean nothing."""
+"""The broker and its clients under kill -9. Cancellation, damaged frames and hostile clients: ``broker_wire.py``."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
 import tempfile
@@ -12,24 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ignis.broker import asks, delivery
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import Command
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.intake import Intake, Placed, Sent
-from ignis.broker.payloads import Connect, Connected, pack_send, pack_send_batch
-from ignis.broker.protocol import BrokerMachine, ClientMachine
 from ignis.broker.server import Broker
 from ignis.broker.sync_client import SyncClient
-from ignis.errors import BadRequestError, BrokerError, IgnisError, MalformedFrameError
+from ignis.errors import IgnisError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.native import PackedBatch, Record, encode_frame, encode_record
-from ignis.native.wire import ReadArea
+from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage.base import FireResult
 from tests.torture.ledger import Ledger, make_body, make_id, read_body
 from tests.torture.process import Child, Reporter, Role, follow
 from tests.torture.report import Outcome
 
-__all__ = ["broker_kill9", "cancellations", "frames", "mutants"]
+__all__ = ["broker_kill9", "mutants"]
 
 QUEUE = "q"
 _KILLS_PER_ROUND = 6
@@ -275,90 +269,3 @@ def mutants(rounds: int, rng: random.Random) -> Outcome:
                 break
         outcome.plant(plant.__name__, caught)
     return outcome.finish()
-
-
-# -- cancellation
-
-
-def cancellations(count: int, rng: random.Random, deadline: float = float("inf")) -> Outcome:
-    """Requests given up at every moment; each answer that arrives must be the caller's own."""
-    outcome = Outcome("broker-cancellations")
-
-    async def burst(client: AsyncClient, size: int, first: int) -> None:
-        async def one(number: int) -> None:
-            data = number.to_bytes(8, "big")
-            if await client.ask(asks.Ask(Command.PING, data, bytes)) != data:
-                outcome.fault(f"request {number} got another's answer")
-
-        tasks = [asyncio.ensure_future(one(first + n)) for n in range(size)]
-        for _ in range(rng.randrange(3)):
-            await asyncio.sleep(0)
-        cancelled = [task for task in tasks if rng.random() < 0.9 and task.cancel()]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        for found in results:
-            if found is not None and not isinstance(found, asyncio.CancelledError):
-                outcome.fault(f"{type(found).__name__}: {found}")
-        outcome.add(requests=size, cancelled=len(cancelled))
-
-    async def run() -> None:
-        broker = Broker("memory://", port=0, settings={"max_pending": 100_000})
-        await broker.start()
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"max_pending": 100_000}) as client:
-            number = 0
-            while outcome.figures.get("cancelled", 0) < count and time.monotonic() < deadline and not outcome.faults:
-                await burst(client, 500, number)
-                number += 500
-                while client.pending > 50_000:
-                    await client.ask(asks.ping())
-            await client.ask(asks.ping())
-            outcome.add(late_answers=client.late_answers, pending=client.pending)
-        await broker.stop(5)
-
-    asyncio.run(run())
-    outcome.rounds = 1
-    return outcome.finish()
-
-
-# -- bytes
-
-
-def frames(count: int, rng: random.Random, deadline: float = float("inf")) -> Outcome:
-    """Damaged frames into both state machines: only the declared errors may come out, and memory stays bounded."""
-    outcome = Outcome("broker-frames")
-    area = ReadArea()
-    batch = PackedBatch.pack([encode_record(b"x" * 20) for _ in range(3)])
-    payloads = [
-        pack_send(b"q", 0, 1, encode_record(b"body", key=b"k")), pack_send_batch(b"q", 0, [(1, batch), (2, batch)]),
-        asks.fire("q", 1, "me", None, 1).payload, asks.ack("q", {0: [1, 2, 9]}).payload, b"", bytes(40),
-    ]  # fmt: skip
-    commands = [10, 11, 10, 11, *(int(one) for one in Command), 0, -1, 999]
-    while outcome.figures.get("frames", 0) < count and time.monotonic() < deadline and not outcome.faults:
-        many = [encode_frame(rng.choice(commands), rng.getrandbits(40), rng.choice(payloads)) for _ in range(2_000)]
-        stream = bytearray(b"".join(many))
-        for _ in range(rng.choice([0, 1, 5, 50])):
-            stream[rng.randrange(len(stream))] = rng.getrandbits(8)
-        # A command that ends the connection ends the stream, so it is cut at random places and begun anew.
-        at = 0
-        while at < len(stream):
-            broker, client = _connected(area)
-            side = broker if rng.random() < 0.8 else client
-            piece = bytes(stream[at : at + rng.randrange(1, 20_000)])
-            at += len(piece)
-            try:
-                side.feed(piece)
-            except (BrokerError, MalformedFrameError, BadRequestError):
-                outcome.add(refused=1)
-            except Exception as exc:
-                outcome.fault(f"{type(exc).__name__}: {exc}; bytes {piece[:200].hex()}")
-        outcome.add(frames=len(many))
-    outcome.rounds = 1
-    return outcome.finish()
-
-
-def _connected(area: ReadArea) -> tuple[BrokerMachine, ClientMachine]:
-    client, broker = ClientMachine(area, 1 << 20, 1 << 20), BrokerMachine(area, 1 << 20, 1 << 20)
-    broker.feed(client.connect(Connect("a", "b", "c")))
-    client.feed(broker.welcome(1, Connected("b", 1 << 20, 1 << 20, 1_000)))
-    with contextlib.suppress(IgnisError):
-        client.request(Command.NAMES, b"", "token")
-    return broker, client
