@@ -407,6 +407,12 @@ class BrokerSettings(_Settings):
     frame_timeout_s: float = _setting(
         15, "time a frame that has begun has to arrive, and as long again for every MiB of it", 0.05, 3_600
     )
+    max_unread_bytes: int = _setting(
+        256 << 20,
+        "answers and deliveries all connections together may leave unread; above it each may leave little",
+        1 << 16,
+        1 << 40,
+    )
     max_connections: int = _setting(12_000, "connections at a time", 1, 1_000_000)
     max_unauthenticated: int = _setting(256, "connections that have not yet said who they are", 1, 100_000)
     handshake_timeout_s: float = _setting(5, "time a connection has to say who it is", 0.05, 300)

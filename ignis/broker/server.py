@@ -27,6 +27,7 @@ from ignis.broker.payloads import Connect
 from ignis.broker.receiving import Receiving
 from ignis.broker.session import Session
 from ignis.broker.threads import Threads
+from ignis.broker.unread import Unread
 from ignis.config import BrokerSettings, LeaderSettings, check_name, load_file, resolve
 from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
 from ignis.native.wire import ReadArea
@@ -92,6 +93,7 @@ class Broker:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.owner = OWNER_PREFIX + self.id
         self.area = ReadArea()
+        self.unread = Unread(self)
         self.receiving = Receiving(self.area, self.settings.max_receive_bytes, self.settings.frame_timeout_s)
         self.draining = False
         self.started_at_s = time.time()
@@ -401,6 +403,7 @@ class Broker:
 
     def _check(self, session: Session, now: float) -> None:
         settings = self.settings
+        session.look(now)
         if session.stuck_since_s is not None and now - session.stuck_since_s > settings.write_timeout_s:
             self.timeouts += 1
             log.info("%s reads nothing for %g s: closed", session.peer, settings.write_timeout_s)
@@ -410,9 +413,7 @@ class Broker:
             session.end(
                 BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")
             )
-        elif session.unread:
-            session.relieved()
-        elif now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
+        elif not session.unread and now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
             self.timeouts += 1
             session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
 

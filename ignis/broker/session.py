@@ -121,7 +121,9 @@ class Session(asyncio.BufferedProtocol):
         return not self._starved
 
     def _over_outbound(self) -> bool:
-        return self.outbound_bytes > self.broker.settings.max_outbound_bytes
+        unread = self.broker.unread
+        unread.look()
+        return self.outbound_bytes > unread.allowed_bytes
 
     # -- transport
 
@@ -294,6 +296,16 @@ class Session(asyncio.BufferedProtocol):
         """Not read on purpose: then its silence means nothing."""
         return bool(self._paused_by)
 
+    def look(self, now: float) -> None:
+        """Now and then: since when it reads nothing, and whether what was held back may go on."""
+        if self._over_outbound():
+            self.stuck_since_s = self.stuck_since_s or now
+            self.pause("outbound")
+        elif not (self._paused_writing or self._closing):
+            self.stuck_since_s = None
+        if self._paused_by or self._starved or self._backlog:
+            self.relieved()
+
     def relieved(self) -> None:
         """What was held back because too much was unread goes on, if that is over."""
         if self._paused_writing or self._over_outbound() or self.closed or self._closing:
@@ -388,32 +400,34 @@ class Session(asyncio.BufferedProtocol):
     def _run_backlog(self) -> None:
         while self._backlog and self._running < _MOST_CALLS and not self._over_outbound():
             bulky = self._backlog[0].command in BULKY
-            if bulky and self._bulky >= _MOST_BULKY:
+            if bulky and self._bulky >= (1 if self.broker.unread.crowded else _MOST_BULKY):
                 return
             request = self._backlog.popleft()
             self._running += 1
             self._bulky += bulky
-            self.broker.call(self._call, self._called, request)
+            room = self.broker.unread.begin() if bulky else 0
+            self.broker.call(self._call, self._called, (request, room))
 
-    def _call(self, request: Request) -> tuple[Request, Reply | BaseException]:
-        """In a thread of the store's."""
+    def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
+        """In a thread of the store's. ``room``: bytes that the answer may take."""
+        request, room = asked
         assert self.application is not None
         try:
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
-            bound = min(self.broker.settings.max_outbound_bytes, self.broker.settings.max_frame_bytes // 2)
-            return request, call(self.application, request.payload, bound)
+            return request, room, call(self.application, request.payload, room)
         except Exception as exc:
-            return request, exc
+            return request, room, exc
 
-    def _called(self, done: tuple[Request, Reply | BaseException]) -> None:
-        request, reply = done
+    def _called(self, done: tuple[Request, int, Reply | BaseException]) -> None:
+        request, room, reply = done
         self._running -= 1
         self._backlog_bytes -= len(request.payload)
         if self._backlog_bytes <= self.broker.settings.max_outbound_bytes // 2:
             self.resume("backlog")
         self._bulky -= request.command in BULKY
+        self.broker.unread.made(room, 0 if isinstance(reply, BaseException) else len(reply.payload))
         if isinstance(reply, BaseException):
             self.refuse(request.request_id, reply)
         else:

@@ -41,6 +41,7 @@ LIMITS: dict[str, tuple[str, str]] = {
     "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_intake_holds_senders_back"),
     "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
     "bytes a connection has not read": (_LIMITS, "test_one_that_reads_nothing_is_closed"),
+    "bytes that all connections together have not read": (_HERE, "test_what_all_leave_unread_together"),
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
     "connections": (_LIMITS, "test_connections_are_counted"),
     "answer to FIRE, CONSUME, PEEK, SCAN, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
@@ -240,6 +241,32 @@ def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
         store.arrays.enqueue = enqueue  # type: ignore[method-assign]
 
 
+def test_what_all_leave_unread_together(memory_url: str) -> None:
+    """Thirty clients, each of which may leave 8 MiB, where 4 MiB may be left in all; one that reads is served."""
+    settings = {"max_unread_bytes": 4 << 20, "store_threads": 2, "max_pending": 1_000, "drain_timeout_s": 0}
+    with running(memory_url, settings=settings) as broker, broker.client() as client, contextlib.ExitStack() as stack:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(100):
+            client.ask(asks.send("q", encode_record(bytes(30_000))))
+        greedy = [stack.enter_context(greeted(broker.port)) for _ in range(30)]
+        for wire in greedy:
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            wire.sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                for number in range(20):
+                    wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+        most = 0
+        for _ in range(100):
+            most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
+            assert client.ask(asks.scan("q", {}, 100, False))[0]
+        # Above twice the limit next to nothing is added; one answer of each store thread is on its way.
+        assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
+        for wire in greedy:
+            wire.close()
+        eventually(lambda: not broker.on_loop(lambda: broker.broker.unread.crowded))
+        eventually(lambda: len(client.ask(asks.scan("q", {}, 100, False))[0]) == 100)
+
+
 def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
     with running(memory_url, settings={"max_outbound_bytes": 1 << 16}) as broker, broker.client() as client:
         client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
@@ -268,6 +295,23 @@ def test_credit_over_the_limit(memory_url: str) -> None:
             assert wire.receive()[0] == Command.RESULT
             wire.send(Command.CREDIT, 6, pack([5, 11]))
             assert wire.failure().code == "config"
+
+
+def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) -> None:
+    """Though it is far below its own limit: others are crowded by it."""
+    settings = {"max_unread_bytes": 1 << 16, "write_timeout_s": 0.5, "max_pending": 1_000}
+    with running(memory_url, settings=settings) as broker, broker.client() as client:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(100):
+            client.ask(asks.send("q", encode_record(bytes(60_000))))
+        with greeted(broker.port) as wire:
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            wire.sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                for number in range(200):
+                    wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+            eventually(lambda: broker.broker.timeouts == 1)
+        assert client.ask(asks.names())
 
 
 # -- all at once, against a process of its own
