@@ -383,6 +383,7 @@ def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int],
         "MAX_OUTBOUND_BYTES": 1 << 18,
         "MAX_UNAUTHENTICATED": 1_000,
         "MAX_INTAKE_BYTES": 1 << 20,
+        "MAX_UNREAD_BYTES": 8 << 20,
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
