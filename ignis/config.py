@@ -400,7 +400,7 @@ class BrokerSettings(_Settings):
     )
     max_receive_bytes: int = _setting(
         256 << 20,
-        "memory of frames that are still arriving, over all connections; above it those that need more are not read, but for one",
+        "memory of frames still arriving, over all connections, and of requests that wait for the store; above it few are read",
         1 << 16,
         1 << 40,
     )

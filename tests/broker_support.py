@@ -111,6 +111,10 @@ class Wire:
     def raw(self, data: bytes) -> None:
         self.sock.sendall(data)
 
+    def send_nothing_more(self) -> None:
+        """The other side sees the end."""
+        self.sock.shutdown(socket.SHUT_WR)
+
     def greet(self, **fields: Any) -> None:
         hello = {"client_id": "ignis", "farm_id": "local", "instance": "wire", **fields}
         self.send(Command.CONNECT, 1, pack_connect(Connect(**hello)))

@@ -98,6 +98,8 @@ class Broker:
         self.draining = False
         self.started_at_s = time.time()
         self.bytes_in = self.bytes_out = self.messages_in = 0
+        self.backlog_bytes = 0
+        """Of requests of all connections that wait for the store or are at it."""
         self.connections_seen = self.connections_refused = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
         self.sidelined = 0  # held by too many connections that were lost

@@ -6,20 +6,19 @@ import asyncio
 import logging
 import os
 import ssl
-from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from ignis.broker.access import Anyone, Credentials, Principal
+from ignis.broker.calling import Calling
 from ignis.broker.commands import FINISHING, Command
 from ignis.broker.consuming import Consuming
 from ignis.broker.holding import Held, Run
 from ignis.broker.payloads import Connect, Connected, TransferRequest, pack, unpack
 from ignis.broker.peers import common_name, keep_alive
 from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
-from ignis.broker.requests import BULKY, CALLS, QUEUE_OF, Reply
+from ignis.broker.requests import QUEUE_OF
 from ignis.broker.sending import Sending
 from ignis.errors import (
-    BadRequestError,
     BrokerError,
     DrainingError,
     IgnisError,
@@ -38,11 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 log = logging.getLogger("ignis.broker")
-
-_MOST_CALLS = 32
-"""Store calls of one connection at a time; the others wait in its backlog."""
-_MOST_BULKY = 4
-_MOST_WAIT_MS = 300_000
 
 
 class Session(asyncio.BufferedProtocol):
@@ -71,16 +65,12 @@ class Session(asyncio.BufferedProtocol):
         self._flush_planned = False
         self._paused_by: set[str] = set()
         self._paused_writing = False
-        self._backlog: deque[Request] = deque()
-        self._backlog_bytes = 0
-        """Of requests that wait for the store or are at it."""
-        self._running = 0
         self._starved = False
         """A delivery was held back: ask again when there is room."""
-        self._bulky = 0
         self._closing = False
         self.consuming = Consuming(self)
         self._sending = Sending(self)
+        self._calling = Calling(self)
 
     # -- what others look at
 
@@ -117,10 +107,11 @@ class Session(asyncio.BufferedProtocol):
     def takes_deliveries(self) -> bool:
         if self.closed or self._closing:
             return False
-        self._starved = self._paused_writing or self._over_outbound()
+        self._starved = self._paused_writing or self.over_outbound()
         return not self._starved
 
-    def _over_outbound(self) -> bool:
+    def over_outbound(self) -> bool:
+        """Whether it leaves more unread than it may: then it is given nothing more."""
         unread = self.broker.unread
         unread.look()
         return self.outbound_bytes > unread.allowed_bytes
@@ -163,7 +154,7 @@ class Session(asyncio.BufferedProtocol):
             self._broken(lost)
             return
         self.broker.receiving.read(self, bool(requests or at_once), self.heard_s)
-        if self._over_outbound():
+        if self.over_outbound():
             self.pause("outbound")
 
     def _broken(self, exc: IgnisError) -> None:
@@ -186,7 +177,7 @@ class Session(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
-        self._backlog.clear()
+        self._calling.end()
         self.consuming.end()
         self.broker.leave(self)
 
@@ -226,7 +217,7 @@ class Session(asyncio.BufferedProtocol):
         self.flush()
         self._out.clear()  # of a connection that is gone
         self._out_bytes = 0
-        if self._backlog or self._starved or self._paused_by:
+        if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
 
     def answer_run(self, count: int, frames: bytes) -> None:
@@ -298,20 +289,20 @@ class Session(asyncio.BufferedProtocol):
 
     def look(self, now: float) -> None:
         """Now and then: since when it reads nothing, and whether what was held back may go on."""
-        if self._over_outbound():
+        if self.over_outbound():
             self.stuck_since_s = self.stuck_since_s or now
             self.pause("outbound")
         elif not (self._paused_writing or self._closing):
             self.stuck_since_s = None
-        if self._paused_by or self._starved or self._backlog:
+        if self._paused_by or self._starved or self._calling.waiting:
             self.relieved()
 
     def relieved(self) -> None:
         """What was held back because too much was unread goes on, if that is over."""
-        if self._paused_writing or self._over_outbound() or self.closed or self._closing:
+        if self._paused_writing or self.over_outbound() or self.closed or self._closing:
             return
         self.resume("outbound")
-        self._run_backlog()
+        self._calling.run()
         if self._starved:
             self.consuming.poke()
 
@@ -336,11 +327,7 @@ class Session(asyncio.BufferedProtocol):
         try:
             self._check(command, request.payload)
             if not self.consuming.take(request) and not self._own(request):
-                self._backlog.append(request)
-                self._backlog_bytes += len(request.payload)
-                if self._backlog_bytes > self.broker.settings.max_outbound_bytes:
-                    self.pause("backlog")
-                self._run_backlog()
+                self._calling.put(request)
         except Exception as exc:
             self.refuse(request.request_id, exc)
 
@@ -396,45 +383,6 @@ class Session(asyncio.BufferedProtocol):
         self.broker.call(
             members, lambda found: self.result(request_id, found), None, lambda exc: self.refuse(request_id, exc)
         )
-
-    def _run_backlog(self) -> None:
-        while self._backlog and self._running < _MOST_CALLS and not self._over_outbound():
-            bulky = self._backlog[0].command in BULKY
-            if bulky and self._bulky >= (1 if self.broker.unread.crowded else _MOST_BULKY):
-                return
-            request = self._backlog.popleft()
-            self._running += 1
-            self._bulky += bulky
-            room = self.broker.unread.begin() if bulky else 0
-            self.broker.call(self._call, self._called, (request, room))
-
-    def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
-        """In a thread of the store's. ``room``: bytes that the answer may take."""
-        request, room = asked
-        assert self.application is not None
-        try:
-            call = CALLS.get(request.command)
-            if call is None:
-                raise BadRequestError(f"command {request.command} is not served")
-            return request, room, call(self.application, request.payload, room)
-        except Exception as exc:
-            return request, room, exc
-
-    def _called(self, done: tuple[Request, int, Reply | BaseException]) -> None:
-        request, room, reply = done
-        self._running -= 1
-        self._backlog_bytes -= len(request.payload)
-        if self._backlog_bytes <= self.broker.settings.max_outbound_bytes // 2:
-            self.resume("backlog")
-        self._bulky -= request.command in BULKY
-        self.broker.unread.made(room, 0 if isinstance(reply, BaseException) else len(reply.payload))
-        if isinstance(reply, BaseException):
-            self.refuse(request.request_id, reply)
-        else:
-            if reply.after is not None:
-                reply.after(self)
-            self.answer(reply.command, request.request_id, reply.payload)
-        self._run_backlog()
 
     # -- claims of this connection
 

@@ -40,6 +40,7 @@ LIMITS: dict[str, tuple[str, str]] = {
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
     "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_intake_holds_senders_back"),
     "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
+    "bytes of all connections' requests waiting for the store": (_HERE, "test_requests_of_all_are_bounded_in_bytes"),
     "bytes a connection has not read": (_LIMITS, "test_one_that_reads_nothing_is_closed"),
     "bytes that all connections together have not read": (_HERE, "test_what_all_leave_unread_together"),
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
@@ -205,40 +206,67 @@ def test_an_idle_connection_holds_nothing_of_its_last_frame(memory_url: str, uvl
 # -- what waits, and what is answered
 
 
+@contextlib.contextmanager
+def stuck_store(broker: RunningBroker) -> Iterator[threading.Event]:
+    """Array queues that wait for the event."""
+    store = broker.broker.applications[0].store
+    go_on = threading.Event()
+    enqueue = store.arrays.enqueue
+
+    def slow(*args: Any) -> Any:
+        assert go_on.wait(WAIT_S)
+        return enqueue(*args)
+
+    store.arrays.enqueue = slow  # type: ignore[method-assign]
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+        store.arrays.enqueue = enqueue  # type: ignore[method-assign]
+
+
+def sends_until_it_is_not_read(broker: RunningBroker, wire: Wire, frame: bytes) -> None:
+    """The frame over and over. What one read brings is taken, so a little more than the limit may be held."""
+    port = wire.sock.getsockname()[1]
+    session = next(one for one in broker.broker.sessions if one.peer.endswith(f":{port}"))
+    wire.sock.setblocking(False)
+    sent = 0
+
+    def stuck() -> bool:
+        nonlocal sent
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += wire.sock.send(frame[sent % len(frame) :])
+        return broker.on_loop(lambda: session.unread)
+
+    eventually(stuck)
+
+
 def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
     settings = {"max_outbound_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
-    with running(memory_url, settings=settings) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
-        store = broker.broker.applications[0].store
-        inside, go_on = threading.Event(), threading.Event()
-        enqueue = store.arrays.enqueue
+    ask = asks.array_enqueue("a", "b", [bytes(100_000)])
+    with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
+        sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
+        assert broker.on_loop(lambda: broker.broker.backlog_bytes) <= (1 << 20) + (512 << 10)
+        wire.send_nothing_more()
+        go_on.set()
+        eventually(lambda: broker.on_loop(lambda: broker.broker.backlog_bytes) == 0)
 
-        def slow(*args: Any) -> Any:
-            inside.set()
-            assert go_on.wait(WAIT_S)
-            return enqueue(*args)
 
-        store.arrays.enqueue = slow  # type: ignore[method-assign]
-        ask = asks.array_enqueue("a", "b", [bytes(100_000)])
-        with greeted(broker.port) as wire:
-            wire.sock.setblocking(False)
-            frame, sent = encode_frame(ask.command, 5, ask.payload), 0
-            session = next(one for one in broker.broker.sessions if one.instance == "wire")
-
-            def stuck() -> bool:
-                nonlocal sent
-                with contextlib.suppress(BlockingIOError):
-                    while True:
-                        sent += wire.sock.send(frame[sent % len(frame) :])
-                return inside.is_set() and broker.on_loop(lambda: session.unread)
-
-            eventually(stuck)
-            # A read may bring several; one that is over the limit is the last.
-            assert broker.on_loop(lambda: session._backlog_bytes) <= (1 << 20) + (512 << 10)
-            assert client.ping() < WAIT_S
+def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
+    """Eight connections, each of which may have 8 MiB waiting, where 1 MiB may wait in all."""
+    settings = {"max_receive_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
+    ask = asks.array_enqueue("a", "b", [bytes(100_000)])
+    with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(greeted(broker.port)) for _ in range(8)]
+        with stuck_store(broker) as go_on:
+            for wire in wires:
+                sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
+            assert broker.on_loop(lambda: broker.broker.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
+            for wire in wires:
+                wire.send_nothing_more()
             go_on.set()
-            eventually(lambda: not broker.on_loop(lambda: session.unread))
-        store.arrays.enqueue = enqueue  # type: ignore[method-assign]
+            eventually(lambda: broker.on_loop(lambda: broker.broker.backlog_bytes) == 0)
 
 
 def test_what_all_leave_unread_together(memory_url: str) -> None:
