@@ -191,6 +191,8 @@ def _connected(area: ReadArea, to_broker: bool) -> _CountingBroker | _CountingCl
 # -- clients that mean harm
 
 
+_MOST_BYTES, _MOST_EACH_BYTES = 600 << 20, 120 << 10
+"""Twice the default limits of what is unread over all connections, and what each may hold of its own."""
 _HELLO = encode_frame(Command.CONNECT, 1, pack_connect(Connect("ignis", "local", "hostile")))
 _PING = encode_frame(Command.PING, 1, bytes(4_000))
 _SCAN = encode_frame(Command.SCAN, 9, pack(["q", {}, 100, False]))
@@ -279,7 +281,7 @@ def _attack(outcome: Outcome, attack: Attack, connections: int, process: subproc
         })  # fmt: skip
         if process.poll() is not None:
             outcome.fault(f"{attack.name}: the broker ended with {process.returncode}")
-        if held > 2 << 30:
+        if held > _MOST_BYTES + connections * _MOST_EACH_BYTES:
             outcome.fault(f"{attack.name}: {held >> 20} MiB are held for {connections} clients")
 
 
