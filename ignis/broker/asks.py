@@ -6,7 +6,9 @@ The sync and the async client, and the ``ignis://`` store, are shells over these
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from ignis.broker import payloads
 from ignis.broker.commands import OWN_TTL, Command
@@ -39,7 +41,7 @@ Ttl = float | Literal["queue"] | None
 """Seconds; None = never expires; ``"queue"`` = as the queue's settings say."""
 
 
-class Ask(NamedTuple, Generic[T]):
+class Ask(msgspec.Struct, Generic[T], frozen=True):
     """One request.
 
     Attributes:
