@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 
 import ignis
 from ignis import errors
+from ignis.relay import Relay, carrier
 from ignis.relay.label import VERSION, Label
 from tests.relay_support import Place, finish, place, say, stop
 from tests.support import WAIT_S, eventually
@@ -87,6 +90,74 @@ def test_a_full_disk_under_the_store_makes_messages_wait(here: Place, tmp_path: 
         publisher.close(WAIT_S)
         assert Counter(map(len, here.stored())) == Counter({20_000: 300, 1: 1})
         stop(relay)
+
+
+@contextlib.contextmanager
+def relaying(here: Place, **settings: object) -> Iterator[Relay]:
+    """A relay in this process."""
+    with ignis.Ignis(here.store_url) as app:
+        relay = Relay(app, here.directory, **settings)
+        thread = threading.Thread(target=relay.run)
+        thread.start()
+        try:
+            yield relay
+        finally:
+            relay.request_stop()
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+def test_loads_that_fail_keep_the_order(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was copied while a load was at the store must not overtake it when that load fails."""
+    turns = itertools.cycle((False, False, True))
+    real = carrier.Load.store
+
+    def store(self: carrier.Load) -> Exception | None:
+        return errors.StoreBusyError("planted") if next(turns) else real(self)
+
+    monkeypatch.setattr(carrier.Load, "store", store)
+    with relaying(here, max_batch=500, retry_s=0.001, max_retry_s=0.002) as relay, ignis.Ignis(here.url) as app:
+        publisher = app.queue("q", bytes).publisher()
+        for n in range(40_000):
+            publisher.send(b"%d" % n, key=f"key {n % 7}", timeout=WAIT_S)
+        publisher.close(WAIT_S)
+        assert int(relay.stats()["store_errors"]) >= 20
+    with ignis.Ignis(here.store_url) as app:
+        seen: dict[str | None, list[int]] = {}
+        for one in app.queue("q", bytes).main.peek(100_000):
+            seen.setdefault(one.envelope.key, []).append(int(one.message))
+    assert seen == {f"key {k}": list(range(k, 40_000, 7)) for k in range(7)}
+
+
+def test_a_message_that_no_store_would_take_costs_its_own_channel_only(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = carrier.Load.store
+
+    def store(self: carrier.Load) -> Exception | None:
+        records = [record for _, batch in self._batches for record in batch.records()]
+        if any(ignis.Message.from_bytes(record).body == b"poison" for record in records):
+            return errors.MessageTooLargeError(6, 5)
+        return real(self)
+
+    monkeypatch.setattr(carrier.Load, "store", store)
+    with ignis.Ignis(here.url) as app:
+        publishers = [app.queue("q", bytes).publisher() for _ in range(3)]
+        for n in range(900):
+            publishers[n % 3].send(b"%d" % n)
+        receipt = publishers[1].send(b"poison")
+        with relaying(here) as relay:
+            with pytest.raises(errors.RelayRefusedError, match="limit"):
+                receipt.result(WAIT_S)
+            for publisher in (publishers[0], publishers[2]):
+                publisher.send(b"later").result(WAIT_S)
+                publisher.close(WAIT_S)
+            with pytest.raises(errors.PublishError):
+                publishers[1].close(WAIT_S)
+            assert relay.stats()["refused"] == 1
+    stored = Counter(here.stored())
+    assert stored == Counter([b"later", b"later", *(b"%d" % n for n in range(900) if n % 3 != 1)])
+    assert len(here.aside) == 1
 
 
 def test_a_stopped_producer_holds_up_nobody(here: Place) -> None:
