@@ -17,7 +17,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from ignis.native.channel cimport (
-    IGN_CONSUMER, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_channel, ign_channel_close, ign_channel_depth,
+    IGN_BYTERING_SLOT, IGN_CONSUMER, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_channel, ign_channel_close, ign_channel_depth,
     ign_channel_flush, ign_channel_give_back, ign_channel_open, ign_channel_survey, ign_channel_take,
     ign_channel_wait_any, ign_message, ign_now_ns, ign_prefetch, ign_region_check, ign_region_check_size,
     ign_region_label, ign_region_owner_state, ign_region_set_note,
@@ -221,7 +221,9 @@ cdef class Intake:
             # In this order, see ign_channel_take.
             ign_channel_take(self._channel, n)
             for i in range(n):
-                ign_channel_give_back(self._channel, self._at(i).slot, self._at(i).generation)
+                # Of the byte ring nothing goes home. For each of them a producer that sleeps would be woken once more.
+                if self._at(i).slot != IGN_BYTERING_SLOT:
+                    ign_channel_give_back(self._channel, self._at(i).slot, self._at(i).generation)
             ign_channel_flush(self._channel)
         self._first += n
         self._count -= n
