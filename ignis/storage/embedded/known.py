@@ -69,7 +69,10 @@ class LoadOnce(MagazineOperation):
         known = self._remember(txn, info.id, now_ms // _HOUR_MS, forget_hour(now_ms, self._until_ms))
         left: Sequence[PackedBatch | None] = self._batches
         repeats = [0] * len(left)
-        if known or self._repeated:
+        counts = [batch.count for batch in self._batches]
+        if len(known) == len(self._keys) and sum(counts) == len(self._keys) + self._repeated:
+            left, repeats = [None] * len(counts), counts  # as when a task or a program is run again
+        elif known or self._repeated:
             left, repeats = without_repeats(self._batches, known.__contains__)
         loading = [(shard, batch) for shard, batch in zip(self._shards, left, strict=True) if batch is not None]
         if self._expires_at_ms:
