@@ -28,7 +28,7 @@ def record_columns(records, *, lines=False):
     * ids: 16 bytes each; enqueued_at_us: int64 each; attempts, crashes: int32 each
     * the offsets: count + 1 times int32 into the bytes beside them
 
-    Raises ValueError when the keys, metas or bodies together have 2 GiB or more, TypeError.
+    Raises ValueError when the keys, metas or bodies together have 2 GiB or more, TypeError. Gives the GIL up for large ones.
     """
     cdef tuple held = all_bytes(records, "records", True)
     cdef PyObject *items = <PyObject *>held
@@ -55,15 +55,16 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
     """`record_columns` of records that still lie in their segments, each verified: no Python object is made for a record.
 
     Args:
-        parts: of each segment (data, last_pointer, start, stop, skip), see `unpack_segment`; nobody may change the data
-            during the call.
+        parts: of each segment (data, first_pointer, last_pointer, start, stop, skip): the pointers that its key names, and
+            what is wanted of them, see `unpack_segment`; nobody may change the data during the call.
         magazine_id, shard: where the segments are thought to be.
         lines: see `record_columns`.
 
     Returns what `record_columns` does, with ``bad`` the pointers of the records that do not match their checksum, of those of
-    another version, and of all in a segment whose header is damaged; and behind it the pointers of the others, int64 each.
+    another version, and of all in a segment whose header is damaged or contradicts its key; and behind it the pointers of
+    the others, int64 each.
 
-    Raises ValueError (see `record_columns`; a range that no segment with this key could have), TypeError.
+    Raises ValueError (see `record_columns`; a range outside the segment), TypeError. Gives the GIL up for large segments.
     """
     cdef list held = list(parts)
     cdef Place place
@@ -75,11 +76,11 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
     cdef bytes pointers
     place.magazine_id = <uint32_t>in_range(magazine_id, "magazine_id", 0, UINT32_MAX)
     place.shard = <uint16_t>in_range(shard, "shard", 0, UINT16_MAX)
-    for _, last, start, stop, _ in held:
-        in_range(last, "last_pointer", 0, POINTER_MAX)
-        in_range(start, "start", 0, POINTER_MAX + 1)
-        in_range(stop, "stop", start, <object>last + 1)
-        in_range(<object>stop - start, "the range", 0, IGN_SEGMENT_MAX_RECORDS)
+    for _, first, last, start, stop, _ in held:
+        in_range(first, "first_pointer", 0, POINTER_MAX)
+        in_range(last, "last_pointer", first, min(POINTER_MAX, first + <object>IGN_SEGMENT_MAX_RECORDS - 1))
+        in_range(start, "start", first, last + 1)
+        in_range(stop, "stop", start, last + 1)
         room += stop - start
     try:
         inputs = <Input *>malloc(<size_t>(len(held) + 1) * sizeof(Input))
@@ -88,10 +89,14 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
         bad = <int64_t *>malloc(<size_t>room * sizeof(int64_t))
         if inputs == NULL or taken == NULL or numbers == NULL or bad == NULL:
             raise MemoryError("segment_columns")
-        for data, last, start, stop, skip in held:
+        for data, first, last, start, stop, skip in held:
             take(data, &inputs[opened])
             opened += 1
-            take_part(&inputs[opened - 1], last, start, stop, skip, &place, taken, numbers, &n, bad, &bad_count)
+            place.first_pointer = <uint64_t>first
+            take_part(
+                &inputs[opened - 1], last - first + 1, start - first, stop - first, skip, &place, taken, numbers, &n, bad,
+                &bad_count,
+            )
         pointers = new_bytes(8 * n)
         memcpy(bytes_data(pointers), numbers, 8 * n)
         return (n, [bad[i] for i in range(bad_count)], pointers) + column_buffers(taken, n, bool(lines))
@@ -104,36 +109,43 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
         free(bad)
 
 
-cdef int take_part(Input *data, long long last, long long start, long long stop, bytes skip, Place *place,
+cdef int take_part(Input *data, uint32_t count, uint32_t low, uint32_t high, bytes skip, const Place *place,
                    ign_record *taken, int64_t *numbers, Py_ssize_t *n, int64_t *bad, Py_ssize_t *bad_count) except -1:
-    """Decodes the records start..stop-1 of a segment that are not skipped, behind what is there already."""
+    """Adds the records low..high-1 of a segment that are not skipped to what is there already."""
     cdef ign_segment seg
     cdef const uint8_t *bitmap = NULL
-    cdef size_t bitmap_len = 0, size = 0
-    cdef const uint8_t *record = NULL
-    cdef long long pointer, first = 0
-    cdef bint is_whole = ign_segment_open(data.data, data.size, &seg) == IGN_OK
+    cdef size_t bitmap_len = 0
+    cdef bint is_whole = ign_segment_open(data.data, data.size, &seg) == IGN_OK and seg.count == count
     if skip is not None:
         bitmap = <const uint8_t *>PyBytes_AS_STRING(<PyObject *>skip)
         bitmap_len = <size_t>PyBytes_GET_SIZE(<PyObject *>skip)
-    if is_whole:
-        first = last - <long long>seg.count + 1
-        is_whole = 0 <= first <= start
-        place.first_pointer = <uint64_t>first
-    with nogil:
-        for pointer in range(start, stop):
-            # Of a damaged segment nobody knows where it begins, so neither which of its records were deleted.
-            if is_whole and skipped(bitmap, bitmap_len, <uint32_t>(pointer - first)):
-                continue
-            if is_whole and ign_segment_get(
-                &seg, <uint32_t>(pointer - first), place.magazine_id, place.shard, place.first_pointer, &record, &size
-            ) == IGN_OK and ign_record_decode(record, size, &taken[n[0]]) == IGN_OK:
-                numbers[n[0]] = pointer
-                n[0] += 1
-            else:
-                bad[bad_count[0]] = pointer
-                bad_count[0] += 1
+    if data.size < NOGIL_FROM_BYTES:
+        decode_part(&seg if is_whole else NULL, low, high, bitmap, bitmap_len, place, taken, numbers, n, bad, bad_count)
+    else:
+        with nogil:
+            decode_part(
+                &seg if is_whole else NULL, low, high, bitmap, bitmap_len, place, taken, numbers, n, bad, bad_count)
     return 0
+
+
+cdef void decode_part(const ign_segment *seg, uint32_t low, uint32_t high, const uint8_t *skip, size_t skip_len,
+                      const Place *place, ign_record *taken, int64_t *numbers, Py_ssize_t *n, int64_t *bad,
+                      Py_ssize_t *bad_count) noexcept nogil:
+    """No segment: none of its records can be read."""
+    cdef const uint8_t *record = NULL
+    cdef size_t size = 0
+    cdef uint32_t i
+    for i in range(low, high):
+        if skipped(skip, skip_len, i):
+            continue
+        if seg != NULL and ign_segment_get(
+            seg, i, place.magazine_id, place.shard, place.first_pointer, &record, &size
+        ) == IGN_OK and ign_record_decode(record, size, &taken[n[0]]) == IGN_OK:
+            numbers[n[0]] = <int64_t>(place.first_pointer + i)
+            n[0] += 1
+        else:
+            bad[bad_count[0]] = <int64_t>(place.first_pointer + i)
+            bad_count[0] += 1
 
 
 cdef tuple column_buffers(const ign_record *taken, Py_ssize_t n, bint with_newline):
@@ -152,15 +164,25 @@ cdef tuple column_buffers(const ign_record *taken, Py_ssize_t n, bint with_newli
             new_bytes(key_bytes), new_bytes(4 * n + 4), new_bytes(meta_bytes), new_bytes(4 * n + 4), new_bytes(body_bytes)]
     for i in range(10):
         at[i] = bytes_data(made[i])
-    with nogil:
-        fill_columns(taken, n, at[0], <int64_t *>at[1], <int32_t *>at[2], <int32_t *>at[3], <int32_t *>at[4], at[5],
-                     <int32_t *>at[6], at[7], <int32_t *>at[8], at[9], with_newline)
+    if body_bytes < NOGIL_FROM_BYTES:
+        fill_columns(taken, n, at, with_newline)
+    else:
+        with nogil:
+            fill_columns(taken, n, at, with_newline)
     return tuple(made)
 
 
-cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t *ids, int64_t *stamps, int32_t *attempts,
-                       int32_t *crashes, int32_t *key_ends, uint8_t *keys, int32_t *meta_ends, uint8_t *metas,
-                       int32_t *body_ends, uint8_t *bodies, bint with_newline) noexcept nogil:
+cdef void fill_columns(const ign_record *taken, Py_ssize_t count, uint8_t **at, bint with_newline) noexcept nogil:
+    cdef uint8_t *ids = at[0]
+    cdef int64_t *stamps = <int64_t *>at[1]
+    cdef int32_t *attempts = <int32_t *>at[2]
+    cdef int32_t *crashes = <int32_t *>at[3]
+    cdef int32_t *key_ends = <int32_t *>at[4]
+    cdef int32_t *meta_ends = <int32_t *>at[6]
+    cdef int32_t *body_ends = <int32_t *>at[8]
+    cdef uint8_t *keys = at[5]
+    cdef uint8_t *metas = at[7]
+    cdef uint8_t *bodies = at[9]
     cdef Py_ssize_t i
     cdef const ign_record *rec
     key_ends[0] = meta_ends[0] = body_ends[0] = 0
@@ -200,10 +222,9 @@ def id_keys(batches, bytes prefix not None):
     Returns (keys, repeated): the keys, and how many ids were left out because they come again. What is no record of this
     version has no id.
 
-    Raises TypeError; ValueError for a batch that is empty or being sealed.
+    Raises TypeError; ValueError for a batch that is empty or being sealed. Gives the GIL up to sort many.
     """
     cdef list held = list(batches), keys = []
-    cdef PackedBatch batch
     cdef size_t room = 0, count = 0, i, repeated = 0, size = <size_t>len(prefix)
     cdef uint8_t *ids
     cdef uint8_t *key
@@ -218,8 +239,11 @@ def id_keys(batches, bytes prefix not None):
     try:
         for item in held:
             count += copy_ids(<PackedBatch>item, ids + count * ID_BYTES)
-        with nogil:
+        if count < NOGIL_FROM_RECORDS:
             sort_ids(ids, count)
+        else:
+            with nogil:
+                sort_ids(ids, count)
         for i in range(count):
             if i != 0 and compare_ids(ids + (i - 1) * ID_BYTES, ids + i * ID_BYTES) == 0:
                 repeated += 1

@@ -108,7 +108,7 @@ def record_columns(
     lines: bool = False,
 ) -> tuple[int, list[int], bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
 def segment_columns(
-    parts: Iterable[tuple[Buffer, int, int, int, bytes | None]],
+    parts: Iterable[tuple[Buffer, int, int, int, int, bytes | None]],
     magazine_id: int,
     shard: int,
     *,

@@ -307,7 +307,14 @@ class EmbeddedMagazines(MagazineStore):
         with self._env(info).reading() as txn:
             wanted = segments.walk(txn, info.id, shard, pointers.start, pointers.stop)
             parts = [
-                (value, found.last, low, high, segments.bitmap_bytes(bitmap, found.length) if bitmap else None)
+                (
+                    value,
+                    found.first,
+                    found.last,
+                    low,
+                    high,
+                    segments.bitmap_bytes(bitmap, found.length) if bitmap else None,
+                )
                 for found, low, high, bitmap, value in wanted
             ]
             return RecordColumns(*segment_columns(parts, info.id, shard, lines=lines))

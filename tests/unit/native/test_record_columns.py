@@ -211,8 +211,8 @@ class TestSegmentColumns:
     def test_like_record_by_record(self) -> None:
         one, two = self.segment(1, 40), self.segment(41, 10)
         deleted = bytes([0b101, 0, 0b1])
-        parts: Any = [(one, 40, 2, 38, deleted), (memoryview(two), 50, 41, 51, None)]
-        records = [unpack_segment(data, 7, 3, last, start, stop, skip) for data, last, start, stop, skip in parts]
+        parts: Any = [(one, 1, 40, 2, 38, deleted), (memoryview(two), 41, 50, 41, 51, None)]
+        records = [unpack_segment(data, 7, 3, last, start, stop, skip) for data, _, last, start, stop, skip in parts]
         pointers = [number for number in range(2, 38) if number not in (3, 17)] + list(range(41, 51))
         for lines in (False, True):
             count, bad, found, *buffers = segment_columns(parts, 7, 3, lines=lines)
@@ -224,30 +224,38 @@ class TestSegmentColumns:
         good, flipped, headless = self.segment(1, 5), bytearray(self.segment(6, 5)), bytearray(self.segment(11, 5))
         flipped[-1] ^= 1
         headless[5] ^= 1
-        parts: Any = [(good, 5, 1, 6, None), (flipped, 10, 6, 11, None), (headless, 15, 12, 16, b"\xff")]
+        parts: Any = [(good, 1, 5, 1, 6, None), (flipped, 6, 10, 6, 11, None), (headless, 11, 15, 12, 16, b"\x05")]
         count, bad, found, *_ = segment_columns(parts, 7, 3)
-        assert (count, bad) == (9, [10, 12, 13, 14, 15])
+        assert (count, bad) == (9, [10, 12, 14, 15]), "13 was deleted"
         assert struct.unpack("<9q", found) == tuple(range(1, 10))
         # Of another place, or under another key, none is what it should be.
-        assert segment_columns([(good, 5, 1, 6, None)], 8, 3)[:2] == (0, [1, 2, 3, 4, 5])
-        assert segment_columns([(good, 6, 2, 7, None)], 7, 3)[:2] == (0, [2, 3, 4, 5, 6])
-        assert segment_columns([(good, 9, 2, 4, None)], 7, 3)[:2] == (0, [2, 3])
+        assert segment_columns([(good, 1, 5, 1, 6, None)], 8, 3)[:2] == (0, [1, 2, 3, 4, 5])
+        assert segment_columns([(good, 2, 6, 2, 7, None)], 7, 3)[:2] == (0, [2, 3, 4, 5, 6])
+        assert segment_columns([(good, 1, 9, 2, 4, None)], 7, 3)[:2] == (0, [2, 3])
         other = PackedBatch.pack([b"no record"])
         other.seal(7, 3, 1)
-        assert segment_columns([(bytes(other), 1, 1, 2, None)], 7, 3)[:2] == (0, [1])
+        assert segment_columns([(bytes(other), 1, 1, 1, 2, None)], 7, 3)[:2] == (0, [1])
+
+    def test_large_ones_without_the_gil(self) -> None:
+        batch = PackedBatch.pack([encode_record(b"x" * 1_000)] * 4_000)
+        batch.seal(7, 3, 1)
+        count, bad, _, *buffers = segment_columns([(batch, 1, 4_000, 1, 4_001, None)], 7, 3)
+        assert (count, bad, buffers[-1]) == (4_000, [], b"x" * 4_000_000)
 
     def test_nothing(self) -> None:
         assert segment_columns([], 7, 3)[:3] == (0, [], b"")
-        assert segment_columns([(self.segment(1, 2), 2, 1, 1, None)], 7, 3)[:3] == (0, [], b"")
+        assert segment_columns([(self.segment(1, 2), 1, 2, 1, 1, None)], 7, 3)[:3] == (0, [], b"")
 
-    @pytest.mark.parametrize("part", [(5, 1, 7), (5, 3, 2), (5, 0, 1 << 63), (5, -1, 3), (1 << 62, 0, 1 << 61)])
-    def test_refused_ranges(self, part: tuple[int, int, int]) -> None:
+    @pytest.mark.parametrize(
+        "part", [(1, 5, 1, 7), (1, 5, 3, 2), (1, 5, 0, 2), (-1, 3, 1, 2), (1, 1 << 62, 1, 2), (1, 5, 1, 1 << 63)]
+    )
+    def test_refused_ranges(self, part: tuple[int, int, int, int]) -> None:
         with pytest.raises(ValueError, match="allowed are"):
             segment_columns([(self.segment(1, 5), *part, None)], 7, 3)
 
     def test_other_types(self) -> None:
         with pytest.raises(TypeError):
-            segment_columns([("text", 1, 1, 2, None)], 7, 3)  # type: ignore[list-item]
+            segment_columns([("text", 1, 1, 1, 2, None)], 7, 3)  # type: ignore[list-item]
 
 
 class TestPositionIds:
