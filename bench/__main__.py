@@ -69,6 +69,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         broker,
         broker_connections,
         channel,
+        handover,
         latency,
         locks,
         memory,
@@ -84,7 +85,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
         "broker": broker.run, "connections": broker_connections.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
-        "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
+        "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -118,6 +119,7 @@ _add("publish", ("publish",), "What a buffered publish costs its caller.")
 _add("relay", ("relay",), "Publishing through shared memory: what a call costs, and what is stored a second.")
 _add("broker", ("broker",), "The broker beside Redis, NATS, RabbitMQ and beanstalkd, over TCP.")
 _add("connections", ("connections",), "The last part of `broker`: 1,000 connections that send, 10,000 that are idle.")
+_add("handover", ("handover",), "A change of threads inside the broker, beside the write that it would be made for.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
