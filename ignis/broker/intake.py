@@ -109,9 +109,8 @@ class Loading:
     def to_thread(self) -> None:
         """It could not be made at once."""
         for write, many in self._writes:
-            batches = iter(
-                write.batches or ()
-            )  # others by now, if they had been sealed for a transaction that was given up
+            # Others by now, if they had been sealed for a transaction that was given up.
+            batches = iter(write.batches or ())
             for sent in many:
                 sent.batches = [(shard, next(batches)[1], ids) for shard, _, ids in sent.batches]
         self._intake.start(self._taken)

@@ -98,13 +98,12 @@ class Turns:
                 loads.append(loading)
         writes = [write for loading in loads for write in loading.writes]
         writes += (one.write for one in deletes)
-        if not writes:
-            return
+        unflushed = None
         try:
-            unflushed = self._application.store.magazines.try_together(writes)
+            if writes:
+                unflushed = self._application.store.magazines.try_together(writes)
         except Exception:
             log.exception("writing at once failed; tried again in a thread")
-            unflushed = None
         finishing: list[Callable[[BaseException | None], None]] = []
         for loading in loads:
             self._loaded(loading, finishing)

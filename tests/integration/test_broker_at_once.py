@@ -13,7 +13,7 @@ import pytest
 
 from ignis.broker import asks
 from ignis.broker.commands import Command
-from ignis.broker.payloads import Failure, unpack
+from ignis.broker.payloads import Failure, pack_send_batch, unpack
 from ignis.broker.session import Session
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.turns import Turns
@@ -153,6 +153,16 @@ def test_small_and_large_loads_of_a_magazine_keep_their_order(broker: RunningBro
         seen += [text.split(" ")[0] for text in texts(found)]
         client.ack("none", places(found))
     assert seen == [str(number) for number in range(len(sizes))]
+
+
+def test_a_request_that_is_refused_alone_is_answered(broker: RunningBroker, client: SyncClient) -> None:
+    """Nothing is left to write then."""
+    with Wire(broker.port) as wire:
+        wire.greet()
+        wire.send(Command.SEND_BATCH, 2, pack_send_batch(b"none", 1 << 63, [(0, batch("a"))]))
+        assert wire.failure().code == "bad_request"
+        wire.send(Command.SEND_BATCH, 3, pack_send_batch(b"none", 0, [(0, batch("b"))]))
+        assert wire.receive()[:2] == (Command.SEND_ACK, 3)
 
 
 def test_messages_older_than_the_subscription_come_before_new_ones(broker: RunningBroker, client: SyncClient) -> None:
