@@ -13,11 +13,12 @@ from ignis.storage.embedded.catalogue import Scope
 from ignis.storage.embedded.directory import Data, fork_generation, open_directory, release_directory
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.embedded.locks import EmbeddedLocks
-from ignis.storage.embedded.magazines import EmbeddedMagazines, Waits
+from ignis.storage.embedded.magazines import EmbeddedMagazines
 from ignis.storage.embedded.operations import announce, settle
 from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owner import owner_name
 from ignis.storage.embedded.queues import EmbeddedQueues
+from ignis.storage.embedded.waits import Waits
 
 __all__ = ["EmbeddedStore"]
 
