@@ -13,6 +13,7 @@ as everything does for stores that are not ``quick``. A magazine's loads keep th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -35,6 +36,9 @@ _SLOW_FLUSH_S = 0.002
 _NEWEST_COUNTS = 0.1
 """Of the running average of how long flushes take: one that is late now and then is no slow disk."""
 _CATCH_UP_S = 0.05
+_LOADS_GO_ON_S = 0.005
+_SHARES_S = 0.001
+"""So long acknowledgements wait for the flush of a load to share, while loads come at intervals of `_LOADS_GO_ON_S`."""
 
 
 class _Deleting(NamedTuple):
@@ -57,6 +61,8 @@ class Turns:
         self._planned = False
         self._unflushed: list[tuple[Unflushed, list[Callable[[BaseException | None], None]]]] = []
         self._flush_planned = False
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._loaded_at_s = 0.0
         self._flush_s = 0.0
         self._catching_up = False
 
@@ -111,9 +117,7 @@ class Turns:
             self._deleted(one, finishing)
         if unflushed is not None:
             self._unflushed.append((unflushed, finishing))
-            if not self._flush_planned:
-                self._flush_planned = True
-                self._broker.loop.call_soon(self._flush)
+            self._plan_flush(any(not write.durable for loading in loads for write in loading.writes))
         if deletes and not self._catching_up:
             self._catching_up = True
             self._broker.loop.call_later(_CATCH_UP_S, self._catch_up)
@@ -160,8 +164,24 @@ class Turns:
 
     # -- the flush
 
+    def _plan_flush(self, of_loads: bool) -> None:
+        now_s = time.monotonic()
+        if of_loads:
+            self._loaded_at_s = now_s
+            if self._flush_timer is not None:
+                self._flush_timer.cancel()
+                self._flush_timer = None
+                self._flush_planned = False
+        if self._flush_planned:
+            return
+        self._flush_planned = True
+        if of_loads or now_s - self._loaded_at_s > _LOADS_GO_ON_S:
+            self._broker.loop.call_soon(self._flush)
+        else:
+            self._flush_timer = self._broker.loop.call_later(_SHARES_S, self._flush)
+
     def _flush(self) -> None:
-        self._flush_planned = False
+        self._flush_planned, self._flush_timer = False, None
         unflushed, self._unflushed = self._unflushed, []
 
         def flush(_: None) -> float:
