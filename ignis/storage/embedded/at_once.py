@@ -133,8 +133,14 @@ class AtOnce:
         by_class: dict[str, list[tuple[Write, MagazineOperation]]] = {}
         for write in writes:
             info = self.remembered(write.magazine)
-            if info is not None:
-                by_class.setdefault(info.durability, []).append((write, self._operation(write, info)))
+            if info is None:
+                continue
+            try:
+                operation = self._operation(write, info)
+            except (IgnisError, ValueError) as exc:
+                _refuse(write, exc)
+            else:
+                by_class.setdefault(info.durability, []).append((write, operation))
         noted = None
         for durability, many in by_class.items():
             data = self._directory.opened().get(durability)
@@ -148,6 +154,12 @@ class AtOnce:
             except WouldWait:
                 for write, _ in many:
                     _unseal(write)
+                continue
+            except Exception as exc:
+                # Those of another class must be answered all the same.
+                log.exception("store: a commit of %s failed", durability)
+                for write, _ in many:
+                    _refuse(write, exc)
                 continue
             for write, operation in many:
                 self._take_over(write, operation, txnid is None)
@@ -283,6 +295,11 @@ class AtOnce:
         finally:
             self._store.leave()
         return True
+
+
+def _refuse(write: Write, exc: Exception) -> None:
+    write.done = write.durable = True
+    write.error = exc
 
 
 def _unseal(write: Write) -> None:
