@@ -498,6 +498,12 @@ class BadRequestError(BrokerError, ValueError):
     code = "bad_request"
 
 
+class TlsError(BrokerError):
+    """TLS with the broker fails, and would fail again: a certificate that is not accepted, or a side without TLS."""
+
+    code = "tls"
+
+
 class UnauthenticatedError(BrokerError):
     """The broker does not know who is asking, or the token or password is wrong. The connection is closed."""
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from ignis.broker.asks import Ask
+from ignis.broker.dialling import final_tls_error
 from ignis.broker.protocol import Answer, ClientMachine
 from ignis.broker.unwaited import Unwaited
 from ignis.config import ClientSettings
@@ -17,6 +19,7 @@ from ignis.native.wire import ReadArea
 __all__ = ["Connection", "Stream", "answer_in", "settle"]
 
 _AREA_BYTES = 256 * 1024
+_SPARE_BYTES = 16 * 1024
 
 
 TIMED_OUT = Answer(None, 0, b"", None)
@@ -85,6 +88,9 @@ class Connection(asyncio.BufferedProtocol):
         """Who waits until the broker reads again; None while it does."""
         self.unwaited = Unwaited()
         self.lost_because: str | None = None
+        self.tls_error: ssl.SSLError | None = None
+        """Why the other side ended it, if it was about TLS."""
+        self._spare: bytearray | None = None
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -100,11 +106,17 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.machine.receive_buffer()
+        try:
+            return self.machine.receive_buffer()
+        except BufferError:
+            # At the end of a TLS connection asyncio reads once more while it still holds the last buffer.
+            self._spare = bytearray(_SPARE_BYTES)
+            return memoryview(self._spare)
 
     def buffer_updated(self, nbytes: int) -> None:
+        spare, self._spare = self._spare, None
         try:
-            self._give(self.machine.received(nbytes))
+            self._give(self.machine.received(nbytes) if spare is None else self.machine.feed(bytes(spare[:nbytes])))
             self._undo()
             if self.machine.failure is not None:
                 self.lose(str(self.machine.failure), self.machine.failure)
@@ -140,6 +152,7 @@ class Connection(asyncio.BufferedProtocol):
                 raise ConnectionLostError("the broker does not read", sent=False)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self.tls_error = final_tls_error(exc)
         self.lose(f"the connection broke: {exc}" if exc else "the broker closed the connection")
         if not self.ended.done():
             self.ended.set_result(None)

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from ignis.broker import asks
 from ignis.broker.asks import Ask, Ttl
 from ignis.broker.async_connection import Connection, Stream, answer_in, settle
 from ignis.broker.commands import FINISHING, Command
+from ignis.broker.dialling import explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.protocol import Answer, State
 from ignis.broker.unwaited import MOST_OPEN
@@ -28,7 +30,6 @@ from ignis.errors import (
     IgnisError,
     StoreTimeoutError,
     StoreUnreachableError,
-    TooManyRequestsError,
 )
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.storage.base import FireResult, Pointers
@@ -36,6 +37,8 @@ from ignis.storage.base import FireResult, Pointers
 __all__ = ["AsyncClient", "AsyncSubscription"]
 
 T = TypeVar("T")
+
+_GRACE_S = 0.25
 
 
 class AsyncClient:
@@ -246,7 +249,8 @@ class AsyncClient:
                 self._dialling = loop.create_task(self._replace(left_s))
                 self._dialling.add_done_callback(self._dialled)
             attempt = self._dialling
-            if attempt is None or not (await asyncio.wait({attempt}, timeout=max(0.0, left_s)))[0]:
+            # The attempt ends by itself, and then says why; a little later than this may be.
+            if attempt is None or not (await asyncio.wait({attempt}, timeout=max(0.0, left_s) + _GRACE_S))[0]:
                 raise StoreUnreachableError(
                     f"{self._where()}: still connecting after {limit_s:g} s (client.connect_timeout_s)"
                 )
@@ -282,20 +286,12 @@ class AsyncClient:
         return f"broker {self.endpoint.host}:{self.endpoint.port}"
 
     async def _dial(self, limit_s: float) -> Connection:
-        settings = self.settings
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_delay(limit_s),
-            wait=tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
-            retry=tenacity.retry_if_exception_type(
-                (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
-            ),
-            reraise=True,
-        )
         deadline = asyncio.get_running_loop().time() + limit_s
+        retrying = tenacity.AsyncRetrying(**retry_rules(self.settings, limit_s))
         try:
             return await retrying(self._dial_once, deadline)
-        except (OSError, ConnectionLostError, StoreTimeoutError) as exc:
-            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
+        except (OSError, IgnisError) as exc:
+            raise explained(exc, self.endpoint) from exc
 
     async def _dial_once(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
@@ -326,6 +322,11 @@ class AsyncClient:
             raise StoreTimeoutError("CONNECT", int(left_s * 1000), "client.connect_timeout_s")
         if answer.error is not None:
             connection.lose("not let in")
+            cut_off = isinstance(answer.error, ConnectionLostError)
+            if cut_off and connection.tls_error is not None:
+                raise connection.tls_error
+            if cut_off and endpoint.tls is None and await asyncio.to_thread(speaks_tls, endpoint):
+                raise ssl.SSLError("cut off by a side that speaks TLS")
             raise answer.error
         return connection
 

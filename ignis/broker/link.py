@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
 
 from ignis.broker.commands import FINISHING
+from ignis.broker.dialling import final_tls_error
 from ignis.broker.payloads import Connect
 from ignis.broker.pipe import SLICE_S, open_pipe
 from ignis.broker.protocol import Answer, ClientMachine, State, Undo
@@ -91,6 +93,8 @@ class Link:
         """The thread that reads for all, or 0."""
         self._parked: deque[Slot] = deque()
         self._lost: str | None = None
+        self.tls_error: ssl.SSLError | None = None
+        """Why the other side ended the connection, if it was about TLS."""
 
     @property
     def alive(self) -> bool:
@@ -116,6 +120,8 @@ class Link:
                 frame = self.machine.connect(head, slot)
             self._push(frame, deadline)
         answer = self._answer(slot, deadline)
+        if self.tls_error is not None:
+            raise self.tls_error
         if answer is None:
             raise StoreTimeoutError("CONNECT", int(timeout_s * 1000), "client.connect_timeout_s")
         if answer.error is not None:
@@ -352,6 +358,7 @@ class Link:
         except (MalformedFrameError, IgnisError) as exc:
             self.lose(str(exc), exc)
         except (OSError, ValueError) as exc:
+            self.tls_error = final_tls_error(exc)
             self.lose(f"receiving failed: {exc}")
 
     def _undo(self) -> None:

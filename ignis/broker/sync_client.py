@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ import tenacity
 from ignis.broker import asks
 from ignis.broker.asks import Ask
 from ignis.broker.commands import FINISHING
+from ignis.broker.dialling import explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
 from ignis.config import ClientSettings, resolve
@@ -28,7 +30,6 @@ from ignis.errors import (
     IgnisError,
     StoreTimeoutError,
     StoreUnreachableError,
-    TooManyRequestsError,
 )
 from ignis.storage.base import FireResult, Pointers
 
@@ -217,23 +218,11 @@ class SyncClient:
         return f"broker {self.endpoint.host}:{self.endpoint.port}"
 
     def _dial(self, limit_s: float) -> Link:
-        settings = self.settings
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(limit_s),
-            wait=tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
-            retry=tenacity.retry_if_exception_type(
-                (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
-            ),
-            sleep=self._nap,
-            reraise=True,
-        )
         deadline = time.monotonic() + limit_s
         try:
-            return retrying(self._dial_once, deadline)
-        except OSError as exc:
-            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
-        except (ConnectionLostError, StoreTimeoutError) as exc:
-            raise StoreUnreachableError(f"{self._where()}: {exc}") from exc
+            return tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s))(self._dial_once, deadline)
+        except (OSError, IgnisError) as exc:
+            raise explained(exc, self.endpoint) from exc
 
     def _nap(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -252,6 +241,10 @@ class SyncClient:
             raise
         try:
             link.greet(self.endpoint.hello(self.instance), max(0.01, deadline - time.monotonic()))
+        except ConnectionLostError as exc:
+            if self.endpoint.tls is None and speaks_tls(self.endpoint):
+                raise ssl.SSLError("cut off by a side that speaks TLS") from exc
+            raise
         except BaseException:
             link.lose("not let in")
             raise

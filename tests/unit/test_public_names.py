@@ -90,6 +90,7 @@ ERRORS = {
     "StoreFormatError": "store_format",
     "StoreFullError": "store_full",
     "StoreUnreachableError": "store_unreachable",
+    "TlsError": "tls",
     "TooManyRejectedError": "too_many_rejected",
     "TooManyRequestsError": "too_many_requests",
     "UnauthenticatedError": "unauthenticated",
