@@ -62,12 +62,12 @@ def info(client: SyncClient) -> dict[str, int]:
 
 
 def refuse_deletes(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    magazines = type(next(iter(broker.broker.applications)).store.magazines)
+    application = next(iter(broker.broker.applications))
 
-    def refuse(*_: object) -> int:
-        raise StoreFailedError("no deletes today")
+    def refuse(name: str, runs: object, done: object, failed: Callable[[Exception], None]) -> None:
+        failed(StoreFailedError("no deletes today"))
 
-    monkeypatch.setattr(magazines, "delete", refuse)
+    monkeypatch.setattr(application.turns, "delete", refuse)
 
 
 def test_deliveries_are_acknowledged_without_waiting(client: SyncClient) -> None:
