@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import threading
 from collections.abc import Callable
@@ -409,3 +410,50 @@ def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path
         }  # fmt: skip
         other.stop()
         assert [member["broker"] for member in first.ask(asks.cluster_status())] == [one.broker.id]
+
+
+def test_threads_that_give_up_never_see_each_others_answers() -> None:
+    """Answers come late, in any order and in pieces, to threads that wait for them for a moment only."""
+    rng = random.Random(7)
+    held: list[tuple[int, bytes]] = []
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes:
+        held.append((request_id, payload))
+        rng.shuffle(held)
+        due = [held.pop() for _ in range(rng.randint(0, len(held)))]
+        return b"".join(encode_frame(Command.PONG, one, data) for one, data in due)
+
+    wrong: list[tuple[bytes, bytes]] = []
+    answered: list[bytes] = []
+    unsent: list[ConnectionLostError] = []
+
+    def ask(number: int) -> None:
+        own = random.Random(number)
+        for turn in range(150):
+            data = f"{number}/{turn}".encode()
+            try:
+                found = client.exchange(asks.Ask(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01]))
+            except StoreTimeoutError:
+                continue
+            except ConnectionLostError as exc:  # others were sending for as long as it had
+                unsent.append(exc)
+                continue
+            answered.append(found)
+            if found != data:
+                wrong.append((data, found))
+
+    with Puppet(script) as puppet, client_of(puppet.port) as client:
+        client.connect()
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert wrong == []
+        assert [one for one in unsent if one.sent] == []
+        assert len(set(answered)) == len(answered)
+        assert client.link is not None
+        machine = client.link.machine
+        late = 6 * 150 - len(answered) - len(unsent)
+        assert machine.late_answers + machine.pending == late, "every one is accounted for"
+        client.close(0.1)
