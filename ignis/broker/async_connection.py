@@ -129,8 +129,11 @@ class Connection(asyncio.BufferedProtocol):
         self._undo()
 
     def _undo(self) -> None:
-        if self.machine.owes:
-            self.write(self.machine.undo())
+        while self.machine.owes:
+            frames = self.machine.undo()
+            if not frames:
+                return  # as soon as there is room for more requests: with the next bytes
+            self.write(frames)
 
     def eof_received(self) -> bool:
         return False

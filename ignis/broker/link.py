@@ -165,7 +165,8 @@ class Link:
                 request_id, frame = self.machine.request(command, payload, slot, streams=streams, sent=True)
                 if slot is self.unwaited:
                     self.unwaited.open += 1
-                frame = self.machine.undo() + frame
+                if self.machine.owes:
+                    frame = self.machine.undo() + frame
             self._push(frame, deadline)
         finally:
             self._sending.release()

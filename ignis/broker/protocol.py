@@ -39,6 +39,8 @@ __all__ = ["Answer", "BrokerMachine", "ClientMachine", "Request", "State"]
 _ERROR, _RESULT = int(Command.ERROR), int(Command.RESULT)
 _SEND, _SEND_BATCH, _DELIVER = int(Command.SEND), int(Command.SEND_BATCH), int(Command.DELIVER)
 _STREAMED = (_DELIVER, _RESULT)
+_MOST_UNDONE = 16
+"""So few fit into what a socket that can be written to takes at once."""
 _KNOWN = frozenset(int(one) for one in Command) - {int(one) for one in ANSWERS}
 
 
@@ -310,10 +312,12 @@ class ClientMachine:
                 self._plan_undo(undo, request_id, answer.command, answer.payload)
 
     def undo(self) -> bytes:
-        """Requests that give back what late answers brought, to be sent; b"" when there are none. Call it after
-        `received`. Their own answers are of no interest."""
+        """Requests that give back what late answers brought, to be sent, a few at a time; b"" when there are none, or no
+        more requests may be open. Call it after `received` while `owes`. Their own answers are of no interest."""
         frames: list[bytes] = []
-        while self._undoing and len(self._waiting) < self.max_pending and self.state is State.READY:
+        while self._undoing and len(frames) < _MOST_UNDONE and len(self._waiting) < self.max_pending:
+            if self.state is not State.READY:
+                break
             ask, stream = self._undoing.popleft()
             request_id, frame = self.request(ask.command, ask.payload, None, sent=True)
             waiting = self._waiting[request_id]
