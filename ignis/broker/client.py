@@ -237,6 +237,7 @@ class AsyncClient:
         longest_s = self.settings.connect_timeout_s
         limit_s = longest_s if timeout_s is None else min(longest_s, timeout_s)
         deadline = loop.time() + limit_s
+        mine = False
         while True:
             if self._closed:
                 raise ClosedError("the client is closed")
@@ -246,6 +247,7 @@ class AsyncClient:
                 return connection
             left_s = deadline - loop.time()
             if self._dialling is None and left_s > 0:
+                mine = True
                 self._dialling = loop.create_task(self._replace(left_s))
                 self._dialling.add_done_callback(self._dialled)
             attempt = self._dialling
@@ -255,7 +257,8 @@ class AsyncClient:
                     f"{self._where()}: still connecting after {limit_s:g} s (client.connect_timeout_s)"
                 )
             error = None if attempt.cancelled() else attempt.exception()
-            if error is not None and (not isinstance(error, StoreUnreachableError) or loop.time() >= deadline):
+            # Another task's attempt may have had less time than this one has.
+            if error is not None and (mine or not isinstance(error, StoreUnreachableError)):
                 raise copy.copy(error) from error  # several tasks may raise it
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:

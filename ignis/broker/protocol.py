@@ -307,7 +307,7 @@ class ClientMachine:
             waiting.token = None
             waiting.undo = undo
         for answer in unseen:
-            if answer.error is None:
+            if answer.error is None and answer.command:
                 self.late_answers += 1
                 self._plan_undo(undo, request_id, answer.command, answer.payload)
 
@@ -383,7 +383,10 @@ class ClientMachine:
     def _plan_undo(self, undo: Undo | None, request_id: int, command: int, payload: bytes) -> None:
         if undo is None or command == _ERROR:
             return
-        ask = undo(request_id, command, payload)
+        try:
+            ask = undo(request_id, command, payload)
+        except IgnisError:
+            return  # an answer that cannot be read brought nothing
         if ask is not None:
             waiting = self._waiting.get(request_id)
             self._undoing.append((ask, request_id if waiting is not None and command == _RESULT else 0))

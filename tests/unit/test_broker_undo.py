@@ -157,3 +157,14 @@ def test_giving_back_waits_for_room() -> None:
     assert pair.back == [1]
     assert not pair.client.owes
     assert pair.client.late_answers == 1, "the answer to giving back is not counted"
+
+
+def test_what_cannot_be_read_brought_nothing() -> None:
+    pair = Pair()
+    pull = asks.consume("q", 1, 0, 1 << 20)
+    request_id = pair.ask(pull, "t")
+    nothing = Answer(None, 0, b"", None)  # a shell's own, in place of one that did not come
+    pair.client.cancel(request_id, pull.undo, [nothing])
+    assert pair.client.late_answers == 0
+    assert pair.receive(pair.broker.answer(Command.DELIVER, request_id, b"no delivery")) == []
+    assert (pair.back, pair.client.late_answers, pair.client.pending) == ([], 1, 0)
