@@ -8,7 +8,7 @@
 #include "ignis_record.h"
 #include "ignis_wire.h"
 
-#define FIRST_PIECES 64u
+#define FIRST_PIECES 16u
 #define SHARDS 65536u
 /* What a sorter keeps between two uses. A read buffer of 256 KiB holds fewer than 4,000 SENDs; only a frame run that
  * arrived in a large buffer needs more, and that is not held on to. */

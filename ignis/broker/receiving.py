@@ -6,7 +6,7 @@ until others gave some back. One at a time, the first in line, goes on regardles
 too. Time bounds the rest, so that nobody holds memory, or the others up, by being slow or by saying nothing:
 
 * a frame has ``frame_timeout_s`` to arrive, and as long again for every MiB of it;
-* while others stand in line, what came of it, if it is more than 4 KiB, must have come ten times as fast;
+* while others stand in line, what came of it, if it is 4 KiB or more, must have come ten times as fast;
 * who has stood in line for ``frame_timeout_s`` and is not the first makes room for those behind it. So one that came
   last among many who only hold memory is served when their time is over.
 """
@@ -103,7 +103,7 @@ class Receiving:
                 self._since[session] = min(now, since + passed)
             elif now - since > self._allowed_s(size):
                 late.append((session, f"a frame of {size} bytes did not arrive in time ({_TIME})"))
-            elif self._line and came > _NARROW_BYTES and now - since > self._allowed_s(came) / _HURRY:
+            elif self._line and came >= _NARROW_BYTES and now - since > self._allowed_s(came) / _HURRY:
                 late.append((session, f"others wait for the memory of a frame that arrives slowly ({_BOTH})"))
         room += sum(session.arriving.buffered_bytes for session, _ in late)
         for place, (session, since) in enumerate(self._line.items()):

@@ -130,15 +130,16 @@ cdef object pointers_of(const ign_wire_claim *claim):
     """A range where the pointers are one run, else a list."""
     cdef ign_wire_run run
     cdef uint32_t i
-    cdef list many = []
+    cdef list many
     if claim.runs == 0:
         return range(0)
-    for i in range(claim.runs):
+    ign_wire_claim_run(claim, 0, &run)
+    if claim.runs == 1:
+        return range(run.first, run.first + run.count)
+    many = list(range(run.first, run.first + run.count))
+    for i in range(1, claim.runs):
         ign_wire_claim_run(claim, i, &run)
-        one = range(run.first, run.first + run.count)
-        if claim.runs == 1:
-            return one
-        many.extend(one)
+        many.extend(range(run.first, run.first + run.count))
     return many
 
 

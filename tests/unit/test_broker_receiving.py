@@ -190,7 +190,7 @@ def test_the_last_is_served_when_the_time_of_those_before_is_over() -> None:
     broker.late(0)
     good = 29
     for number in range(29):
-        broker.read(number, frame(60_000)[:4_000])
+        broker.read(number, frame(60_000)[:5_000])
     broker.now = 0.1
     rest = broker.read(good, frame(50_000))
     now = 0.2
