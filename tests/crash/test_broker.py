@@ -38,5 +38,7 @@ def test_damaged_frames() -> None:
 
 def test_hostile_clients() -> None:
     outcome = broker_wire.hostile(100)
+    if outcome.skipped:
+        pytest.skip(outcome.skipped)
     assert outcome.ok, outcome.faults
     assert outcome.figures["idle_connections"] == 100
