@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ignis.broker import asks
@@ -225,7 +226,7 @@ def test_what_comes_for_a_cancelled_pull_goes_back(client: SyncClient, broker: R
 def test_what_comes_after_the_time_goes_back(client: SyncClient, broker: RunningBroker) -> None:
     with broker.client(timeout_s=WAIT_S) as late:
         with pytest.raises(StoreTimeoutError):
-            late.ask(asks.consume("q", 5, WAIT_S, 1 << 20)._replace(extra_s=0.0), 0.05)
+            late.ask(msgspec.structs.replace(asks.consume("q", 5, WAIT_S, 1 << 20), extra_s=0.0), 0.05)
         publish(client, 2)
         assert late.link is not None
         machine = late.link.machine

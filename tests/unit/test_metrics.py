@@ -76,7 +76,7 @@ def test_buffers_in_use_by_class(memory_app: ignis.Ignis, monkeypatch: pytest.Mo
         return real(batches)
 
     monkeypatch.setattr(queue.main, "load_batches", slow)
-    exposition = Exposition(memory_app.stats)
+    exposition = Exposition(Collector(memory_app.stats))
     before = parsed(exposition.text()).get(("ignis_pool_slots", blob), 0)
     with queue.publisher() as publisher:
         publisher.send(b"small")
