@@ -220,7 +220,13 @@ class Consuming:
                 session.result(request.request_id, count)
             application.poke(head.name)
 
-        application.turns.delete(head.name, mine, deleted, self._refused(request, head.name, mine))
+        application.turns.delete(
+            head.name,
+            mine,
+            deleted,
+            self._refused(request, head.name, mine),
+            may_wait=not session.held.count_of(head.name),
+        )
 
     def _settle(
         self,

@@ -46,6 +46,7 @@ class _Deleting(NamedTuple):
     runs: list[Run]
     done: Callable[[int], None]
     failed: Callable[[BaseException], None]
+    may_wait: bool
 
 
 class Turns:
@@ -72,10 +73,19 @@ class Turns:
         self._plan()
 
     def delete(
-        self, magazine: str, runs: list[Run], done: Callable[[int], None], failed: Callable[[BaseException], None]
+        self,
+        magazine: str,
+        runs: list[Run],
+        done: Callable[[int], None],
+        failed: Callable[[BaseException], None],
+        *,
+        may_wait: bool = False,
     ) -> None:
-        """Retires messages; ``done`` is called with how many were still there when that is durable."""
-        deleting = _Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed)
+        """Retires messages; ``done`` is called with how many were still there when that is durable.
+
+        ``may_wait``: a moment, for a flush to share. Not for a client that has more to do and may be waiting for the answer.
+        """
+        deleting = _Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait)
         if len(runs) > _MOST_RUNS or not self._application.quick:
             self._delete_in_thread(deleting)
             return
@@ -117,7 +127,8 @@ class Turns:
             self._deleted(one, finishing)
         if unflushed is not None:
             self._unflushed.append((unflushed, finishing))
-            self._plan_flush(any(not write.durable for loading in loads for write in loading.writes))
+            of_loads = any(not write.durable for loading in loads for write in loading.writes)
+            self._plan_flush(of_loads, of_loads or not all(one.may_wait for one in deletes))
         if deletes and not self._catching_up:
             self._catching_up = True
             self._broker.loop.call_later(_CATCH_UP_S, self._catch_up)
@@ -164,18 +175,18 @@ class Turns:
 
     # -- the flush
 
-    def _plan_flush(self, of_loads: bool) -> None:
+    def _plan_flush(self, of_loads: bool, now: bool) -> None:
         now_s = time.monotonic()
         if of_loads:
             self._loaded_at_s = now_s
-            if self._flush_timer is not None:
-                self._flush_timer.cancel()
-                self._flush_timer = None
-                self._flush_planned = False
+        if now and self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+            self._flush_planned = False
         if self._flush_planned:
             return
         self._flush_planned = True
-        if of_loads or now_s - self._loaded_at_s > _LOADS_GO_ON_S:
+        if now or now_s - self._loaded_at_s > _LOADS_GO_ON_S:
             self._broker.loop.call_soon(self._flush)
         else:
             self._flush_timer = self._broker.loop.call_later(_SHARES_S, self._flush)
