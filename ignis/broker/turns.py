@@ -32,6 +32,8 @@ log = logging.getLogger("ignis.broker")
 
 _MOST_RUNS = 64
 """Of one acknowledgement; each may be a page of the store."""
+_MOST_MESSAGES = 256
+"""Of one acknowledgement: who consumes in batches does not count microseconds, and threads share the work of many."""
 _SLOW_FLUSH_S = 0.002
 _NEWEST_COUNTS = 0.1
 """Of the running average of how long flushes take: one that is late now and then is no slow disk."""
@@ -86,7 +88,8 @@ class Turns:
         ``may_wait``: a moment, for a flush to share. Not for a client that has more to do and may be waiting for the answer.
         """
         deleting = _Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait)
-        if len(runs) > _MOST_RUNS or not self._application.quick:
+        count = sum(stop - start for _, start, stop in runs)
+        if len(runs) > _MOST_RUNS or count > _MOST_MESSAGES or not self._application.quick:
             self._delete_in_thread(deleting)
             return
         self._deletes.append(deleting)
