@@ -218,6 +218,7 @@ class PublisherSettings(_Settings):
     linger_s: float = _setting(0, "how long the flusher lets a batch grow once it has a message", 0, 10)
     max_batch: int = _setting(16_384, "most messages in one store transaction", 1, 1 << 20)
     max_batch_bytes: int = _setting(16 << 20, "most bytes in one store transaction", 1 << 10, 1 << 30)
+    loads_in_flight: int = _setting(4, "transactions on their way to a broker at a time; without a linger", 1, 16)
     send_timeout_s: float = _setting(30, "how long send() waits for room before it raises", 0, 86_400)
     close_timeout_s: float = _setting(60, "how long leaving the publisher waits for durability", 0, 86_400)
 

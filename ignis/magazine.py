@@ -17,6 +17,7 @@ from ignis.errors import ConfigError, MessageTooLargeError, UnreadableMessageErr
 from ignis.message import BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import MagazineStore, ShardState, Store, group_pointers
+from ignis.storage.underway import Loading
 
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
 
@@ -190,6 +191,10 @@ class Magazine(Generic[M]):
     def load_batches(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
         """Packed batches in one transaction; returns the first pointer of each."""
         return self._magazines.load(self.name, batches, self.ttl_s)
+
+    def begin_load(self, batches: Sequence[tuple[int, PackedBatch]], after: Loading | None = None) -> Loading | None:
+        """See `BeginsLoads.begin_load`."""
+        return self._magazines.begin_load(self.name, batches, self.ttl_s, after)
 
     def fire(self, limit: int = 1) -> list[Fired[M]]:
         """Claims up to ``limit`` messages; ``[]`` when nothing is pending. The caller now owes each a `delete`,

@@ -1,7 +1,8 @@
 """The buffered publisher: a message is encoded into the native ring and the caller goes on; a flusher thread moves what
 gathers there into the store, one transaction per batch, and then completes the receipts.
 
-The batch grows by itself with the load: while one transaction is being made durable, the next batch gathers.
+The batch grows by itself with the load: while one transaction is being made durable, the next batch gathers. To a store
+that is far away a few transactions are on their way at a time, in order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -21,7 +23,8 @@ from ignis.config import PublisherSettings
 from ignis.errors import ChannelFullError, ClosedError, ForkedHandleError, PublishError, WaitTimeoutError
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
-from ignis.native import ANY_SHARD, Outbox, Receipt, shard_for_key
+from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
+from ignis.storage.underway import Loading
 
 __all__ = ["Publisher", "pending_messages"]
 
@@ -188,30 +191,71 @@ class Publisher(Generic[M]):
 
     def _flush_loop(self) -> None:
         outbox, settings, shards = self._outbox, self._settings, self._shards
+        most = 1 if settings.linger_s else settings.loads_in_flight
+        under_way: deque[tuple[int, Loading]] = deque()
         while True:
+            if len(under_way) >= most:
+                self._finish(under_way)
             try:
                 count, batches = outbox.drain(
-                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards, _IDLE_S
-                )
+                    settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards,
+                    0 if under_way else _IDLE_S,
+                )  # fmt: skip
             except ClosedError:
+                while under_way:
+                    self._finish(under_way)
                 return
-            if not count:
-                if self._closing and not outbox.pending:
-                    return
+            if count:
+                self._load(count, batches, under_way)
+            elif under_way:
+                self._finish(under_way)
                 continue
-            try:
-                self._magazine.load_batches(batches)
-            except Exception as exc:
-                log.error("%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc)
-                outbox.fail(count, exc)
+            elif self._closing and not outbox.pending:
+                return
             else:
-                outbox.settle(count)
-                if self._on_stored is not None:
-                    self._on_stored(count)
+                continue
             if settings.linger_s:
+                while under_way:
+                    self._finish(under_way)
                 self._hurry.clear()
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
+
+    def _load(self, count: int, batches: list[tuple[int, PackedBatch]], under_way: deque[tuple[int, Loading]]) -> None:
+        """Begins a load behind those that are under way; where that is not possible, after they are done."""
+        try:
+            loading = self._magazine.begin_load(batches, under_way[-1][1] if under_way else None)
+            if loading is not None:
+                under_way.append((count, loading))
+                return
+            while under_way:
+                self._finish(under_way)
+            self._magazine.load_batches(batches)
+        except Exception as exc:
+            while under_way:
+                self._finish(under_way)
+            self._refused(count, exc)
+        else:
+            self._settle(count)
+
+    def _finish(self, under_way: deque[tuple[int, Loading]]) -> None:
+        """Waits for the oldest load."""
+        count, loading = under_way.popleft()
+        try:
+            loading.result()
+        except Exception as exc:
+            self._refused(count, exc)
+        else:
+            self._settle(count)
+
+    def _refused(self, count: int, exc: Exception) -> None:
+        log.error("%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc)
+        self._outbox.fail(count, exc)
+
+    def _settle(self, count: int) -> None:
+        self._outbox.settle(count)
+        if self._on_stored is not None:
+            self._on_stored(count)
 
     def __enter__(self) -> Publisher[M]:
         return self

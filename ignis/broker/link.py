@@ -377,6 +377,11 @@ class Link:
 
     # -- the end
 
+    def give_notice(self) -> None:
+        """No new requests on this one: the broker has said, by refusing one, that it is going."""
+        with self._lock:
+            self.machine.draining = True
+
     def lose(self, why: str, exc: IgnisError | None = None) -> None:
         """The connection is gone: everybody who waits is told. Idempotent."""
         with self._lock:

@@ -19,6 +19,7 @@ from ignis.broker.asks import Ask
 from ignis.broker.commands import DEFAULT_PORT, Command
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
+from ignis.broker.loading import begin
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.tls import client_context
 from ignis.config import ClientSettings, resolve
@@ -55,6 +56,7 @@ from ignis.storage.base import (
 )
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.gate import Gate
+from ignis.storage.underway import Loading
 
 __all__ = ["BrokerStore", "open_store"]
 
@@ -114,7 +116,7 @@ class BrokerStore(Store):
         self.farm_id = endpoint.farm_id
         self.client = SyncClient(endpoint, settings)
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._gate = Gate("store", settings.timeout_s)
+        self.gate = Gate("store", settings.timeout_s)
         self._closing = False
         self._waits: dict[Slot, Link] = {}
         self._waits_lock = threading.Lock()
@@ -131,21 +133,21 @@ class BrokerStore(Store):
         """A call that `close` waits for. Raises ForkedHandleError, ClosedError."""
         if self.client.forked:
             self.client.check()
-        self._gate.enter()
+        self.gate.enter()
         try:
             yield self.client
         finally:
-            self._gate.leave()
+            self.gate.leave()
 
     def ask(self, ask: Ask[T]) -> T:
         """One request. Raises what the broker answers, and what `SyncClient.ask` raises."""
         if self.client.forked:
             self.client.check()
-        self._gate.enter()
+        self.gate.enter()
         try:
             return self.client.ask(ask)
         finally:
-            self._gate.leave()
+            self.gate.leave()
 
     def wait(self, ask: Ask[int], seen: int) -> int:
         """A request that the broker holds back for long: `close` ends it. A lost connection is no error, but an
@@ -205,7 +207,7 @@ class BrokerStore(Store):
         if self.client.forked:
             return  # the parent's
         self._closing = True
-        self._gate.close()
+        self.gate.close()
         deadline = time.monotonic() + timeout
         while True:
             with self._waits_lock:
@@ -213,7 +215,7 @@ class BrokerStore(Store):
             for slot, link in waits:
                 link.interrupt(slot, ClosedError("store is closed"))
             try:
-                self._gate.wait_empty(min(0.05, max(0.0, deadline - time.monotonic())))
+                self.gate.wait_empty(min(0.05, max(0.0, deadline - time.monotonic())))
                 break
             except WaitTimeoutError:
                 if time.monotonic() >= deadline:
@@ -262,6 +264,18 @@ class BrokerMagazines(MagazineStore):
         for (shard, batch), first in zip(batches, firsts, strict=True):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return firsts
+
+    def begin_load(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        after: Loading | None = None,
+    ) -> Loading | None:
+        self._check(batches)
+        ask = asks.send_batch(magazine, batches, ttl_s=ttl_s)
+        self._check_size(len(ask.payload))
+        return begin(self._store, ask, batches, after)
 
     @staticmethod
     def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:

@@ -25,6 +25,7 @@ from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.together import AtOnce
+from ignis.storage.underway import BeginsLoads
 
 __all__ = [
     "Abandoned",
@@ -171,7 +172,7 @@ class QueueRecord:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class MagazineStore(AtOnce, abc.ABC):
+class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
     """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
 
     @abc.abstractmethod
