@@ -36,13 +36,14 @@ class RunningBroker:
             raise self._failure
 
     def _run(self) -> None:
-        loop = self._loop()
+        loop = self.new_loop()
         try:
             loop.run_until_complete(self._serve())
         finally:
             loop.close()
 
-    def _loop(self) -> asyncio.AbstractEventLoop:
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """One of the kind that the broker runs on."""
         if self._uvloop:
             with contextlib.suppress(ImportError):
                 import uvloop

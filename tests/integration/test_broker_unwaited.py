@@ -8,7 +8,7 @@ import socket
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import msgspec
@@ -49,6 +49,16 @@ def publish(client: SyncClient, count: int) -> None:
 
 def texts(found: FireResult) -> list[str]:
     return [Record(one).body.decode() for claim in found.claims for one in claim.records if one is not None]
+
+
+def run_in_loop(broker: RunningBroker, work: Coroutine[None, None, None]) -> None:
+    """On an event loop of the broker's kind."""
+    loop = broker.new_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(work, WAIT_S))
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
 
 
 async def come_true(condition: Callable[[], bool]) -> None:
@@ -198,7 +208,7 @@ def test_coroutines_do_not_wait_either(broker: RunningBroker) -> None:
                 figures = await client.ask(asks.queue_info(name))
                 assert (figures["pending"], figures["in_flight"]) == (0, 0)
 
-    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    run_in_loop(broker, run())
 
 
 # -- who gives up
@@ -219,7 +229,7 @@ def test_what_comes_for_a_cancelled_pull_goes_back(client: SyncClient, broker: R
                 await asyncio.to_thread(client.ack, "q", asks.pointers_of(found))
             assert sorted(seen) == ["0", "1", "2"]
 
-    asyncio.run(run())
+    run_in_loop(broker, run())
     assert info(client)["in_flight"] == 0
 
 
@@ -260,7 +270,7 @@ def test_a_cancelled_subscription_holds_nothing(client: SyncClient, broker: Runn
             await asyncio.to_thread(eventually, lambda: info(client)["in_flight"] == 0)
             assert (await giving_up.ask(asks.queue_info("q")))["pending"] == 20
 
-    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    run_in_loop(broker, run())
 
 
 # -- coroutines that come and go
@@ -276,7 +286,7 @@ def test_requests_under_way_end_with_their_client(broker: RunningBroker) -> None
         found = await asyncio.wait_for(asyncio.gather(*pulls, return_exceptions=True), WAIT_S)
         assert [type(one) for one in found] == [ClosedError] * 3
 
-    asyncio.run(run())
+    run_in_loop(broker, run())
 
 
 def test_one_attempt_to_connect_serves_all_and_survives_a_cancelled_one(broker: RunningBroker) -> None:
@@ -291,7 +301,7 @@ def test_one_attempt_to_connect_serves_all_and_survives_a_cancelled_one(broker: 
         assert client.connects == 1
         await client.close()
 
-    asyncio.run(run())
+    run_in_loop(broker, run())
 
 
 def test_closing_ends_an_attempt_to_connect() -> None:
