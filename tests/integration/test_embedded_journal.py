@@ -18,6 +18,7 @@ from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.storage.embedded import journal as journal_module
 from ignis.storage.embedded.recorder import MAX_RECORD_BYTES, Recorder, put_new
+from ignis.storage.embedded.steady import Steady
 
 pytestmark = pytest.mark.integration
 
@@ -142,6 +143,38 @@ def test_a_transaction_without_a_record_is_made_steady_instead(
     machine.remember_tree()
     with machine.cut_power() as after:
         assert [pointer for _, pointer in pointers(after)] == [1, 2, 3]
+
+
+def test_nothing_is_built_on_a_gap_while_the_state_is_made_steady(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died left a gap, and another one's background flush comes first, not its commit."""
+    magazines = machine.store.magazines
+    machine.remember_tree()
+    magazines.load_records("m", 0, [body(0)])
+    with monkeypatch.context() as patched:
+        patched.setattr(journal_module.Journal, "append", lambda self, txnid, recorder: True)
+        magazines.load_records("m", 0, [body(1)])
+    data = machine.store.directory.data("sync")  # type: ignore[attr-defined]
+    meanwhile: list[list[tuple[int, int]]] = []
+
+    def make_steady(steady: Steady, txnid: int, pages: bytes) -> None:
+        if steady is data.steady and not meanwhile and not data.env._threads.locked():
+            # Whoever commits now is told that it is durable, and the state is not steady yet.
+            magazines.load_records("m", 1, [body(2)])
+            with machine.cut_power() as after:
+                meanwhile.append(pointers(after))
+        original(steady, txnid, pages)
+
+    original = Steady._make_steady
+    monkeypatch.setattr(Steady, "_make_steady", make_steady)
+    assert data.steady.flush(5.0)
+    assert meanwhile == [] or (1, 1) in meanwhile[0]
+    magazines.load_records("m", 1, [body(3)])
+    expected = pointers(machine.store)
+    machine.remember_tree()
+    with machine.cut_power() as after:
+        assert pointers(after) == expected
 
 
 def test_large_commits_and_a_full_journal_go_through_the_tree(

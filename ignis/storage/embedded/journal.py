@@ -34,8 +34,8 @@ All little-endian. The rules:
    later one of this process counts; another process that has the file open is told of the failure by its own flush, and
    whoever opens it later makes the state steady before anything else.
 3. When the state *n* is about to be made steady, appending moves to the other file, with base *n*. The records of the one
-   that is left are flushed first, whoever wrote them; the other's old records must be behind the steady state already.
-   Otherwise, and for large commits, the state is made steady under the writer lock.
+   that is left are flushed first, whoever wrote them, and must reach *n*; the other's old records must be behind the steady
+   state already. Otherwise, and for large commits, the state is made steady under the writer lock.
 4. Recovery runs the records behind the steady state in order, each file as far as its numbers and checksums go. Running
    them again after another power cut gives the same, since nothing is steady and no file is used anew before the end.
 """
@@ -185,12 +185,16 @@ class Journal:
 
     def move_on(self, txnid: int, steady: int) -> bool:
         """Begins the other file behind ``txnid``, the state that is about to be made steady; ``steady`` is the one on the
-        disk now. False when the other file is still needed."""
+        disk now. False when the other file is still needed, or the records do not reach ``txnid``."""
         current, base = self._newest()
         if base != txnid:  # else nothing was committed since
             if base > steady:
                 return False
             if steady < txnid:
+                if self._last != txnid or (current, base) != (self._current, self._base):
+                    self._catch_up()
+                    if self._last != txnid:
+                        return False  # a process died before its record: nothing may begin behind that gap
                 with self._flushing:
                     self._flush_file(current)
             self._begin(1 - current, txnid)

@@ -144,7 +144,7 @@ class Steady:
                     return False
                 held.callback(self._mutex.release)
                 if self._journal is not None and not self._journal.move_on(txnid, self._saved()):
-                    # A process died at this: both of the journal's files are needed until the state is steady.
+                    # A process died at this, or before its record: the journal alone does not hold what is not steady.
                     self._flush_held(locked=True)
                     return True
                 fresh = self._env.pin()
