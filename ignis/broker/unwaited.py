@@ -51,8 +51,10 @@ class Unwaited:
         return retired
 
     def take_error(self) -> IgnisError | None:
-        """The first refusal since the last call."""
+        """The first refusal since the last call, if any; what was retired until then is not counted any more."""
         error, self._error = self._error, None
+        if error is not None:
+            self._retired = 0
         return error
 
     def inherit(self, other: Unwaited) -> None:

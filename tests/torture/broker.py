@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 import tempfile
@@ -92,19 +93,14 @@ def _read(report: Reporter, found: FireResult) -> tuple[list[int], dict[int, lis
     return ids, places
 
 
-def consuming(port: int, *, pull: bool) -> Role:
-    """Sees and acknowledges, by subscription or by pulling."""
+def consuming(port: int) -> Role:
+    """Sees and acknowledges by subscription, each delivery before the next."""
 
     def role(report: Reporter) -> None:
         client = _client(port)
         report.note("opened")
         while True:
             try:
-                if pull:
-                    ids, places = _read(report, client.consume(QUEUE, 50, wait_s=0.2))
-                    if ids and client.ack(QUEUE, places) == len(ids):
-                        report.finished(ids)
-                    continue
                 with client.subscribe(QUEUE, credit=100) as subscription:
                     for found in subscription:
                         ids, places = _read(report, found)
@@ -112,6 +108,33 @@ def consuming(port: int, *, pull: bool) -> Role:
                             report.finished(ids)
             except IgnisError as exc:
                 report.note("error", exc)
+                time.sleep(0.005)
+
+    return role
+
+
+def pulling(port: int) -> Role:
+    """Sees by pulls, and waits for the acknowledgements of many at a time."""
+
+    def role(report: Reporter) -> None:
+        client = _client(port)
+        report.note("opened")
+        unsettled: list[int] = []
+        while True:
+            try:
+                ids, places = _read(report, client.consume(QUEUE, 50, wait_s=0.2))
+                if ids:
+                    client.ack_soon(QUEUE, places)
+                    unsettled += ids
+                if len(unsettled) >= 300 or not ids:
+                    if client.settle() == len(unsettled):
+                        report.finished(unsettled)
+                    unsettled = []
+            except IgnisError as exc:
+                report.note("error", exc)
+                unsettled = []
+                with contextlib.suppress(IgnisError):
+                    client.settle()  # of these it is not known which were retired
                 time.sleep(0.005)
 
     return role
@@ -178,8 +201,8 @@ def _round(
     roles: dict[str, Callable[[], Role]] = {
         "sender": lambda: sending(port, next(numbers), 1),
         "sender of batches": lambda: sending(port, next(numbers), 40),
-        "subscriber": lambda: consuming(port, pull=False),
-        "puller": lambda: consuming(port, pull=True),
+        "subscriber": lambda: consuming(port),
+        "puller": lambda: pulling(port),
     }
     living = {"broker": _start(serving(url, port), "broker", prepare)}
     dead: list[Child] = []
