@@ -75,7 +75,7 @@ def info(client: SyncClient) -> dict[str, int]:
 def refuse_deletes(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     application = next(iter(broker.broker.applications))
 
-    def refuse(name: str, runs: object, done: object, failed: Callable[[Exception], None]) -> None:
+    def refuse(name: str, runs: object, done: object, failed: Callable[[Exception], None], **_: bool) -> None:
         failed(StoreFailedError("no deletes today"))
 
     monkeypatch.setattr(application.turns, "delete", refuse)
