@@ -18,7 +18,7 @@ from ignis.broker import asks
 from ignis.broker.asks import Ask, Ttl
 from ignis.broker.async_connection import Connection, Stream, answer_in, settle
 from ignis.broker.commands import FINISHING, Command
-from ignis.broker.dialling import explained, retry_rules, speaks_tls
+from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.protocol import Answer, State
 from ignis.broker.unwaited import MOST_OPEN
@@ -290,11 +290,12 @@ class AsyncClient:
 
     async def _dial(self, limit_s: float) -> Connection:
         deadline = asyncio.get_running_loop().time() + limit_s
-        retrying = tenacity.AsyncRetrying(**retry_rules(self.settings, limit_s))
+        telling = Telling()
+        retrying = tenacity.AsyncRetrying(**retry_rules(self.settings, limit_s, telling))
         try:
             return await retrying(self._dial_once, deadline)
         except (OSError, IgnisError) as exc:
-            raise explained(exc, self.endpoint) from exc
+            raise explained(exc, self.endpoint, telling) from exc
 
     async def _dial_once(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()

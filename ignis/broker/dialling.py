@@ -27,16 +27,31 @@ from ignis.errors import (
     TooManyRequestsError,
 )
 
-__all__ = ["explained", "final_tls_error", "retry_rules", "speaks_tls"]
+__all__ = ["Telling", "explained", "final_tls_error", "retry_rules", "speaks_tls"]
 
 _AGAIN = (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
+_TIME_UP = (StoreTimeoutError, TimeoutError)
 _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _PROBE_S = 2.0
 
 
-def retry_rules(settings: ClientSettings, limit_s: float) -> dict[str, Any]:
+class Telling:
+    """The last failure of an attempt that says more than that its time was up."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+
+    def note(self, state: tenacity.RetryCallState) -> None:
+        """After each attempt that failed."""
+        failure = None if state.outcome is None else state.outcome.exception()
+        if not isinstance(failure, _TIME_UP):
+            self.failure = failure
+
+
+def retry_rules(settings: ClientSettings, limit_s: float, telling: Telling) -> dict[str, Any]:
     """For ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
     return {
+        "after": telling.note,
         "stop": tenacity.stop_before_delay(limit_s),
         "wait": tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
         "retry": tenacity.retry_if_exception(_worth_another_try),
@@ -53,8 +68,11 @@ def final_tls_error(exc: BaseException | None) -> ssl.SSLError | None:
     return exc if isinstance(exc, ssl.SSLError) and not isinstance(exc, _CUT_OFF) else None
 
 
-def explained(exc: BaseException, endpoint: Endpoint) -> IgnisError:
-    """What the user is told: where, why, and which option is about it."""
+def explained(exc: BaseException, endpoint: Endpoint, telling: Telling) -> IgnisError:
+    """What the user is told: where, why, and which option is about it. An attempt that had next to no time left says
+    nothing that an earlier one did not say better."""
+    if isinstance(exc, _TIME_UP) and telling.failure is not None:
+        exc = telling.failure
     where = f"broker {endpoint.host}:{endpoint.port}"
     tls = final_tls_error(exc)
     if tls is not None:

@@ -18,7 +18,7 @@ import tenacity
 from ignis.broker import asks
 from ignis.broker.asks import Ask
 from ignis.broker.commands import FINISHING
-from ignis.broker.dialling import explained, retry_rules, speaks_tls
+from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
 from ignis.config import ClientSettings, resolve
@@ -219,10 +219,12 @@ class SyncClient:
 
     def _dial(self, limit_s: float) -> Link:
         deadline = time.monotonic() + limit_s
+        telling = Telling()
+        retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s, telling))
         try:
-            return tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s))(self._dial_once, deadline)
+            return retrying(self._dial_once, deadline)
         except (OSError, IgnisError) as exc:
-            raise explained(exc, self.endpoint) from exc
+            raise explained(exc, self.endpoint, telling) from exc
 
     def _nap(self, seconds: float) -> None:
         time.sleep(seconds)
