@@ -393,7 +393,7 @@ class BrokerSettings(_Settings):
 
     max_frame_bytes: int = _setting(64 << 20, "largest frame after the handshake", 1 << 16, 1 << 30)
     max_pending: int = _setting(1_024, "requests of one connection that may wait for their answer", 1, 1_000_000)
-    max_intake_bytes: int = _setting(
+    max_inbox_bytes: int = _setting(
         64 << 20, "bytes of one queue that may wait for the store; above it its senders are not read", 1 << 16, 1 << 36
     )
     max_outbound_bytes: int = _setting(

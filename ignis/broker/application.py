@@ -17,7 +17,7 @@ from ignis.app import Ignis
 from ignis.broker.crashes import count_crash
 from ignis.broker.delivery import Pump
 from ignis.broker.holding import Run, as_pointers
-from ignis.broker.intake import Intake
+from ignis.broker.inbox import Inbox
 from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
 from ignis.errors import IgnisError, QueueNotFoundError, TooManyRequestsError
@@ -62,7 +62,7 @@ class Application:
         self.closed = False
         self.sessions = 0
         self.turns = Turns(self)
-        self._intakes: dict[str, Intake] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._pumps: dict[str, Pump] = {}
         self._watches: dict[str, Watch] = {}
         self._turn = itertools.count()
@@ -85,10 +85,10 @@ class Application:
 
     # -- parts
 
-    def intake(self, magazine: str) -> Intake:
-        found = self._intakes.get(magazine)
+    def inbox(self, magazine: str) -> Inbox:
+        found = self._inboxes.get(magazine)
         if found is None:
-            found = self._intakes[magazine] = Intake(self, magazine)
+            found = self._inboxes[magazine] = Inbox(self, magazine)
         return found
 
     def pump(self, magazine: str) -> Pump:
@@ -113,8 +113,8 @@ class Application:
         return found
 
     @property
-    def intakes(self) -> Iterable[Intake]:
-        return self._intakes.values()
+    def inboxes(self) -> Iterable[Inbox]:
+        return self._inboxes.values()
 
     @property
     def pumps(self) -> Iterable[Pump]:
@@ -122,8 +122,8 @@ class Application:
 
     def tidy(self) -> None:
         """Forgets what nobody uses: names come from clients."""
-        for name in [name for name, one in self._intakes.items() if one.idle]:
-            del self._intakes[name]
+        for name in [name for name, one in self._inboxes.items() if one.idle]:
+            del self._inboxes[name]
         for name in [name for name, one in self._pumps.items() if one.idle]:
             self.broker.delivered += self._pumps[name].delivered
             del self._pumps[name]

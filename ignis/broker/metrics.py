@@ -45,7 +45,7 @@ class BrokerMetrics:
     def figures(self) -> list[Figure]:
         """What METRICS answers. Counters rise from the broker's start; the rate is since the last call."""
         broker = self._broker
-        intakes = [intake for application in broker.applications for intake in application.intakes]
+        inboxes = [inbox for application in broker.applications for inbox in application.inboxes]
         pumps = [pump for application in broker.applications for pump in application.pumps]
         at_s, before = self._drained_at
         now_s = time.monotonic()
@@ -63,8 +63,8 @@ class BrokerMetrics:
             ("ignis_redelivered_total", {}, broker.redelivered),
             ("ignis_sidelined_total", {"reason": "crash"}, broker.sidelined),
             ("ignis_drain_rate", {}, rate),
-            ("ignis_ring_depth", {}, sum(one.waiting for one in intakes)),
-            ("ignis_direct_used_bytes", {}, sum(one.bytes for one in intakes)),
+            ("ignis_ring_depth", {}, sum(one.waiting for one in inboxes)),
+            ("ignis_direct_used_bytes", {}, sum(one.bytes for one in inboxes)),
             ("ignis_receive_bytes", {}, broker.receiving.held_bytes),
             ("ignis_outbound_bytes", {}, sum(one.outbound_bytes for one in broker.sessions)),
             ("ignis_connections_refused_total", {}, broker.connections_refused),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ignis.broker.access import Anyone
 from ignis.broker.commands import Command
-from ignis.broker.intake import Sent
+from ignis.broker.inbox import Sent
 from ignis.broker.payloads import pack_send_ack
 from ignis.broker.protocol import Request
 from ignis.errors import BadRequestError, IgnisError
@@ -25,7 +25,7 @@ class Sending:
         self._session = session
 
     def take(self, request: Request) -> None:
-        """Puts what was sent into its magazine's intake; while that is full the connection is not read."""
+        """Puts what was sent into its magazine's inbox; while that is full the connection is not read."""
         session = self._session
         name, ttl_ms, batches = request.payload
         assert session.application is not None
@@ -44,11 +44,11 @@ class Sending:
         else:
             session.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
             return
-        intake = session.application.intake(magazine)
-        intake.put(sent)
-        if intake.full:
+        inbox = session.application.inbox(magazine)
+        inbox.put(sent)
+        if inbox.full:
             session.pause(magazine)
-            intake.when_room(lambda: session.resume(magazine))
+            inbox.when_room(lambda: session.resume(magazine))
 
     def _stored_run(self, sent: Sent) -> None:
         session = self._session

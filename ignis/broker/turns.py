@@ -8,7 +8,7 @@ the next turn, so that deliveries have left and other requests may join, one flu
 then the answers. Nothing is answered before it is as durable as its queue promises.
 
 What cannot be done at once (somebody else holds a lock, a file has to grow) and what is large goes to the store's threads,
-as everything does for stores that are not ``quick``. A magazine's loads keep their order: see `Intake`.
+as everything does for stores that are not ``quick``. A magazine's loads keep their order: see `Inbox`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ignis.storage.together import Unflushed, Write
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
-    from ignis.broker.intake import Intake, Loading
+    from ignis.broker.inbox import Inbox, Loading
 
 __all__ = ["Turns"]
 
@@ -59,7 +59,7 @@ class Turns:
         """Writes that were made without a thread."""
         self._application = application
         self._broker = application.broker
-        self._intakes: list[Intake] = []
+        self._inboxes: list[Inbox] = []
         self._deletes: list[_Deleting] = []
         self._planned = False
         self._unflushed: list[tuple[Unflushed, list[Callable[[BaseException | None], None]]]] = []
@@ -69,9 +69,9 @@ class Turns:
         self._flush_s = 0.0
         self._catching_up = False
 
-    def load(self, intake: Intake) -> None:
-        """At the end of this turn what waits in the intake is loaded."""
-        self._intakes.append(intake)
+    def load(self, inbox: Inbox) -> None:
+        """At the end of this turn what waits in the inbox is loaded."""
+        self._inboxes.append(inbox)
         self._plan()
 
     def delete(
@@ -97,7 +97,7 @@ class Turns:
 
     @property
     def idle(self) -> bool:
-        return not (self._intakes or self._deletes or self._unflushed)
+        return not (self._inboxes or self._deletes or self._unflushed)
 
     def _plan(self) -> None:
         if not self._planned:
@@ -108,11 +108,11 @@ class Turns:
 
     def _run(self) -> None:
         self._planned = False
-        intakes, self._intakes = self._intakes, []
+        inboxes, self._inboxes = self._inboxes, []
         deletes, self._deletes = self._deletes, []
         loads: list[Loading] = []
-        for intake in intakes:
-            loading = intake.try_take()
+        for inbox in inboxes:
+            loading = inbox.try_take()
             if loading is not None:
                 loads.append(loading)
         writes = [write for loading in loads for write in loading.writes]

@@ -38,7 +38,7 @@ LIMITS: dict[str, tuple[str, str]] = {
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
-    "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_intake_holds_senders_back"),
+    "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_inbox_holds_senders_back"),
     "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
     "bytes of all connections' requests waiting for the store": (_HERE, "test_requests_of_all_are_bounded_in_bytes"),
     "bytes a connection has not read": (_LIMITS, "test_one_that_reads_nothing_is_closed"),
@@ -78,7 +78,7 @@ def big_batch(size: int, shard: int = 0) -> bytes:
 def narrow(memory_url: str) -> Iterator[RunningBroker]:
     """Little memory for frames that are arriving."""
     settings = {
-        "max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "max_intake_bytes": 1 << 30, "frame_timeout_s": 60,
+        "max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "max_inbox_bytes": 1 << 30, "frame_timeout_s": 60,
     }  # fmt: skip
     with RunningBroker(memory_url, settings=settings) as one:
         with one.client() as client:
@@ -410,7 +410,7 @@ def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int],
         "MAX_RECEIVE_BYTES": 4 << 20,
         "MAX_OUTBOUND_BYTES": 1 << 18,
         "MAX_UNAUTHENTICATED": 1_000,
-        "MAX_INTAKE_BYTES": 1 << 20,
+        "MAX_INBOX_BYTES": 1 << 20,
         "MAX_UNREAD_BYTES": 8 << 20,
     }
     with pytest.MonkeyPatch.context() as patch:

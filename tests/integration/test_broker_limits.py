@@ -234,8 +234,8 @@ def test_a_quiet_subscriber_and_one_at_work_are_left_alone(memory_url: str) -> N
         assert client.connects == 1
 
 
-def test_a_full_intake_holds_senders_back(memory_url: str) -> None:
-    with running(memory_url, settings={"max_intake_bytes": 1 << 16}) as broker, broker.client() as client:
+def test_a_full_inbox_holds_senders_back(memory_url: str) -> None:
+    with running(memory_url, settings={"max_inbox_bytes": 1 << 16}) as broker, broker.client() as client:
         client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
         store = broker.broker.applications[0].store
         inside, go_on = threading.Event(), threading.Event()
@@ -260,7 +260,7 @@ def test_a_full_intake_holds_senders_back(memory_url: str) -> None:
                         break
                     time.sleep(0.01)
             waiting = broker.on_loop(
-                lambda: sum(one.bytes for app in broker.broker.applications for one in app.intakes)
+                lambda: sum(one.bytes for app in broker.broker.applications for one in app.inboxes)
             )
             assert 1 << 16 < waiting < (1 << 16) + (512 << 10)
             go_on.set()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ignis.broker import asks, delivery
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.intake import Intake, Placed, Sent
+from ignis.broker.inbox import Inbox, Placed, Sent
 from ignis.broker.server import Broker
 from ignis.broker.sync_client import SyncClient
 from ignis.errors import IgnisError
@@ -251,15 +251,15 @@ def _round(
 
 def answers_before_storing() -> None:
     """A broker that acknowledges what it has not stored yet."""
-    put = Intake.put
+    put = Inbox.put
 
-    def early(self: Intake, sent: Sent) -> None:
+    def early(self: Inbox, sent: Sent) -> None:
         sent.placed = [Placed(shard % 3, 1, batch.count, ids) for shard, batch, ids in sent.batches]
         sent.done(sent)
         sent.done = lambda _: None  # type: ignore[method-assign]
         self._application.broker.loop.call_later(0.2, put, self, sent)
 
-    Intake.put = early  # type: ignore[method-assign]
+    Inbox.put = early  # type: ignore[method-assign]
 
 
 def deletes_on_delivery() -> None:

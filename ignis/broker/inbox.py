@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ignis.broker.application import Application
     from ignis.broker.delivery import Taking
 
-__all__ = ["Intake", "Loading", "Placed", "Sent"]
+__all__ = ["Inbox", "Loading", "Placed", "Sent"]
 
 log = logging.getLogger("ignis.broker")
 
@@ -78,13 +78,13 @@ class _UnknownError(Exception):
 class Loading:
     """A load that the event loop makes itself: what was taken, and the writes that it became."""
 
-    __slots__ = ("_intake", "_taken", "_taking", "_writes", "magazine")
+    __slots__ = ("_inbox", "_taken", "_taking", "_writes", "magazine")
 
     def __init__(
-        self, intake: Intake, taken: list[Sent], writes: list[tuple[Write, list[Sent]]], taking: Taking | None
+        self, inbox: Inbox, taken: list[Sent], writes: list[tuple[Write, list[Sent]]], taking: Taking | None
     ) -> None:
-        self.magazine = intake.magazine
-        self._intake = intake
+        self.magazine = inbox.magazine
+        self._inbox = inbox
         self._taken = taken
         self._writes = writes
         self._taking = taking
@@ -113,13 +113,13 @@ class Loading:
             batches = iter(write.batches or ())
             for sent in many:
                 sent.batches = [(shard, next(batches)[1], ids) for shard, _, ids in sent.batches]
-        self._intake.start(self._taken)
+        self._inbox.start(self._taken)
 
     def finish(self, error: BaseException | None) -> None:
         """It is durable, or ``error``."""
         for write, many in self._writes:
             _tell(many, write.firsts, error or write.error)
-        self._intake.finish(self._taken)
+        self._inbox.finish(self._taken)
 
 
 def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) -> None:
@@ -132,7 +132,7 @@ def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) 
         sent.placed = [Placed(shard, next(pointers), batch.count, ids) for shard, batch, ids in sent.batches]
 
 
-class Intake:
+class Inbox:
     """Of one magazine. Everything but `_load` runs on the event loop."""
 
     def __init__(self, application: Application, magazine: str) -> None:
@@ -167,7 +167,7 @@ class Intake:
     @property
     def full(self) -> bool:
         """Whether senders are to wait: see `when_room`."""
-        return self.bytes > self._application.broker.settings.max_intake_bytes
+        return self.bytes > self._application.broker.settings.max_inbox_bytes
 
     def when_room(self, call: Callable[[], None]) -> None:
         """Calls back, once, when what waits went down to half the limit."""
@@ -302,7 +302,7 @@ class Intake:
         self.bytes -= sum(sent.nbytes for sent in taken)
         for sent in taken:
             sent.done(sent)
-        if self._blocked and self.bytes <= self._application.broker.settings.max_intake_bytes // 2:
+        if self._blocked and self.bytes <= self._application.broker.settings.max_inbox_bytes // 2:
             blocked, self._blocked = self._blocked, []
             for call in blocked:
                 call()
