@@ -74,21 +74,24 @@ def work(
     gate: Gate, peer: Peer, sizes: Sequence[int], runs: int, seconds: float, consume_s: float, together: Barrier
 ) -> list[list[Cycle]]:
     """For each size so many runs. All processes publish together; each begins to consume when it is done with that."""
-    session = peer.session()
     gate()
     done = []
     for size in sizes:
         cycles = []
-        for _ in range(runs):
+        for run in range(runs):
+            # A fresh one each time: a client that consumed before would be sent messages while it still publishes.
+            session = peer.session()
             together.wait(_SLACK_S)
             cycles.append(_cycle(session, size, seconds, consume_s))
+            if run < runs - 1:
+                session.close()
         # What was not consumed in time must not be taken for messages of another size.
         end, left = time.monotonic() + _EMPTYING_S, 0
         while time.monotonic() < end and (got := session.drain(BATCHES[size], _ignore)):
             left += got
+        session.close()
         cycles[-1] = replace(cycles[-1], left=left)
         done.append(cycles)
-    session.close()
     return done
 
 
