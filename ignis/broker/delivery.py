@@ -30,7 +30,10 @@ __all__ = ["Consumer", "Packed", "Pump", "Taking", "packed"]
 log = logging.getLogger("ignis.broker")
 
 _MOST_AT_ONCE = 1_024
+_MOST_BYTES_AT_ONCE = 2 << 20
+"""Of a claim by the event loop, which does nothing else meanwhile."""
 _FEW = 64
+"""After a claim of fewer the next one may follow in the same turn of the loop."""
 _RETRY_S = 0.5
 
 
@@ -114,8 +117,9 @@ class Pump:
         self._consumers: deque[Consumer] = deque()
         self._firing = False
         self._again = False
-        self._deep = True
-        """There may be many messages to claim: that is for a thread."""
+        self._by_thread = True
+        """The next claim is a thread's, which also takes back what brokers that died have held."""
+        self._planned = False
         self._empty_at = -1
         """The magazine's sequence number when a claim last left nothing: as long as it stays there is nothing to claim."""
         self._retry: asyncio.TimerHandle | None = None
@@ -167,7 +171,7 @@ class Pump:
             return
         while (consumer := self._next()) is not None:
             limit = min(consumer.room, _MOST_AT_ONCE)
-            if self._deep or not self._application.quick:
+            if self._by_thread or not self._application.quick:
                 self._fire_in_thread(consumer, limit)
                 return
             try:
@@ -182,11 +186,24 @@ class Pump:
                 self.hand_over(consumer, found)
             if not (found.more and found.messages):
                 return
+            if found.messages >= _FEW:
+                self._go_on()
+                return
+
+    def _go_on(self) -> None:
+        """The next claim in the next turn: a deep queue must not keep other connections waiting."""
+        if not self._planned:
+            self._planned = True
+            self._application.broker.loop.call_soon(self._planned_poke)
+
+    def _planned_poke(self) -> None:
+        self._planned = False
+        self.poke()
 
     def taker(self, messages: int, nbytes: int) -> Taking | None:
         """Who can be given so many messages that are about to be loaded; None when nobody has room for them all, or others
         may be pending, which go first."""
-        if self._firing or self._deep or not self._consumers or self._application.broker.draining:
+        if self._firing or self._by_thread or not self._consumers or self._application.broker.draining:
             return None
         consumer = self._next()
         if consumer is None or consumer.room < messages or consumer.max_bytes < nbytes:
@@ -197,7 +214,7 @@ class Pump:
 
     def look(self) -> None:
         """As `poke`, by a thread in any case: it also takes back what brokers that died have held."""
-        self._deep = True
+        self._by_thread = True
         self.poke()
 
     def _fire_at_once(self, consumer: Consumer, limit: int) -> Packed | None:
@@ -206,14 +223,13 @@ class Pump:
         sequence = magazines.wait(self.magazine, -1, 0)
         if sequence == self._empty_at:
             return _NOTHING
-        result = magazines.try_fire(self.magazine, limit, self._application.broker.owner, max_bytes=consumer.max_bytes)
+        max_bytes = min(consumer.max_bytes, _MOST_BYTES_AT_ONCE)
+        result = magazines.try_fire(self.magazine, limit, self._application.broker.owner, max_bytes=max_bytes)
         if result is None:
             return None
         if not result.more:
             self._empty_at = sequence
-        found = packed(result)
-        self._deep = found.more and found.messages >= _FEW
-        return found
+        return packed(result)
 
     def _fire_in_thread(self, consumer: Consumer, limit: int) -> None:
         self._firing, self._again = True, False
@@ -245,7 +261,7 @@ class Pump:
         if claimed.error is not None:
             self._failed(claimed.error)
             return
-        self._deep = claimed.more or claimed.messages >= _FEW
+        self._by_thread = False
         if claimed.messages:
             if consumer.ended or consumer.session.closed:
                 self._application.give_back(self.magazine, claimed.runs)

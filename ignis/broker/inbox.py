@@ -28,7 +28,7 @@ __all__ = ["Inbox", "Loading", "Placed", "Sent"]
 
 log = logging.getLogger("ignis.broker")
 
-_SMALL_BYTES = 32 << 10
+_SMALL_BYTES = 1 << 20
 """What the event loop loads itself. More is worth a thread, whose work on it the loop need not wait for."""
 _SMALL_BATCHES = 256
 _MOST_BYTES = 16 << 20
@@ -142,7 +142,6 @@ class Inbox:
         self.requests = 0
         self._application = application
         self._waiting: deque[Sent] = deque()
-        self._waiting_bytes = 0
         self._busy = False
         self._planned = False
         self._blocked: list[Callable[[], None]] = []
@@ -150,7 +149,6 @@ class Inbox:
     def put(self, sent: Sent) -> None:
         """Takes a request; its ``done`` is called when it is durable or refused."""
         self._waiting.append(sent)
-        self._waiting_bytes += sent.nbytes
         self.bytes += sent.nbytes
         self.requests += 1
         self._begin()
@@ -158,7 +156,7 @@ class Inbox:
     def _begin(self) -> None:
         if self._busy or self._planned or not self._waiting:
             return
-        if self._application.quick and self._waiting_bytes <= _SMALL_BYTES:
+        if self._application.quick and self._waiting[0].nbytes <= _SMALL_BYTES:
             self._planned = True
             self._application.turns.load(self)
         else:
@@ -188,7 +186,10 @@ class Inbox:
         self._planned = False
         if self._busy or not self._waiting:
             return None
-        taken = self._take()
+        taken = self._take(_SMALL_BYTES, _SMALL_BATCHES)
+        if self._waiting:
+            # More than one turn of the loop should be held up by. Not at once: what was taken goes first.
+            self._application.broker.loop.call_soon(self._begin)
         small = sum(sent.nbytes for sent in taken) <= _SMALL_BYTES
         if small and sum(len(sent.batches) for sent in taken) <= _SMALL_BATCHES:
             try:
@@ -213,17 +214,16 @@ class Inbox:
         batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
         return Write(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None, taker=taking)
 
-    def _take(self) -> list[Sent]:
+    def _take(self, most_bytes: int = _MOST_BYTES, most_batches: int = _MOST_BATCHES) -> list[Sent]:
         taken: list[Sent] = []
-        room, batches = _MOST_BYTES, 0
+        room, batches = most_bytes, 0
         while self._waiting:
             following = self._waiting[0]
             room -= following.nbytes
             batches += len(following.batches)
-            if taken and (room < 0 or batches > _MOST_BATCHES):
+            if taken and (room < 0 or batches > most_batches):
                 break
             taken.append(self._waiting.popleft())
-            self._waiting_bytes -= following.nbytes
         return taken
 
     def start(self, taken: list[Sent]) -> None:
