@@ -34,6 +34,8 @@ _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which does nothing else meanwhile."""
 _FEW = 64
 """After a claim of fewer the next one may follow in the same turn of the loop."""
+_MOST_CLAIMS = 16
+"""In one turn of the loop, however small they are: there may be a thousand consumers with room for one message each."""
 _RETRY_S = 0.5
 
 
@@ -169,6 +171,7 @@ class Pump:
             return
         if self._application.broker.draining:
             return
+        claims = 0
         while (consumer := self._next()) is not None:
             limit = min(consumer.room, _MOST_AT_ONCE)
             if self._by_thread or not self._application.quick:
@@ -186,7 +189,8 @@ class Pump:
                 self.hand_over(consumer, found)
             if not (found.more and found.messages):
                 return
-            if found.messages >= _FEW:
+            claims += 1
+            if found.messages >= _FEW or claims == _MOST_CLAIMS:
                 self._go_on()
                 return
 
