@@ -22,8 +22,8 @@ CHANNEL = ["channel", "region", "bytering", "ring", "slab", "wait", "error"]
 # of those files (fork counter, SIGBUS registry) are made to exist several times in a process.
 SOURCES = {
     "record": ["record", "column", "crc32c"],
-    "slab": ["slab", "error"],
-    "ring": ["ring", "error"],
+    "slab": ["slab", "wait", "error"],
+    "ring": ["ring", "wait", "error"],
     "frame": ["frame", "error"],
     "wait": ["board", *CHANNEL[1:]],
     "channel": CHANNEL,

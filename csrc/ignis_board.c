@@ -80,6 +80,20 @@ typedef struct shape {
     size_t bytes;
 } shape;
 
+#ifdef __linux__
+static int init_lock(pthread_mutex_t *lock)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+    int rc = pthread_mutex_init(lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+    return rc;
+}
+#endif
+
 static int format_file(void *memory, void *arg)
 {
     const shape *s = arg;
@@ -87,13 +101,7 @@ static int format_file(void *memory, void *arg)
     *head = (file_head){.magic = s->magic, .version = FILE_VERSION, .count = s->count, .bytes = s->bytes};
 #ifdef __linux__
     if (s->magic == MUTEX_MAGIC) {
-        pthread_mutexattr_t attr;
-        pthread_mutexattr_init(&attr);
-        pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
-        pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
-        pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
-        int rc = pthread_mutex_init(&((shared_mutex *)memory)->lock, &attr);
-        pthread_mutexattr_destroy(&attr);
+        int rc = init_lock(&((shared_mutex *)memory)->lock);
         if (rc != 0) {
             errno = rc;
             return IGN_E_IO;
@@ -140,6 +148,10 @@ int ign_board_open(ign_board *board, const char *path, uint32_t events)
         if (rc != IGN_OK)
             return rc;
         board->guard = ign_guard_add(board->memory, board->bytes);
+        if (board->guard == NULL) {
+            ign_board_close(board);
+            return IGN_E_NOMEM;
+        }
     }
     board->events = (ign_event *)(void *)((char *)board->memory + EVENTS_OFFSET);
     board->fork_generation = ign_fork_generation();
@@ -175,12 +187,23 @@ int ign_mutex_open(ign_mutex *mutex, const char *path)
 {
     memset(mutex, 0, sizeof *mutex);
     mutex->fd = -1;
+#ifdef __GLIBC__
+    pthread_mutex_t like;
+    if (init_lock(&like) != 0)
+        return IGN_E_NOMEM;
+    mutex->kind = like.__data.__kind;
+    pthread_mutex_destroy(&like);
+#endif
     ign_fork_watch();
     shape s = {.magic = MUTEX_MAGIC, .count = 1, .bytes = MUTEX_BYTES};
     int rc = open_or_create(path, s, &mutex->fd, &mutex->memory);
     if (rc != IGN_OK)
         return rc;
     mutex->guard = ign_guard_add(mutex->memory, MUTEX_BYTES);
+    if (mutex->guard == NULL) {
+        ign_mutex_close(mutex);
+        return IGN_E_NOMEM;
+    }
     mutex->fork_generation = ign_fork_generation();
     return IGN_OK;
 }
@@ -210,6 +233,22 @@ uint32_t ign_mutex_holder(const ign_mutex *mutex)
     return atomic_load_explicit(&shared->holder_pid, memory_order_relaxed); /* a hint: nothing is ordered by it */
 }
 
+/* Is this still the file that was opened? After it was cut the mapping is zeros of our own (the SIGBUS guard), and a file that was
+ * cut and grew again is zeros that all see: in both a lock is free for everybody. */
+static int check_file(const ign_mutex *mutex)
+{
+    const shared_mutex *shared = mutex->memory;
+    bool ours = *(volatile const uint64_t *)&shared->head.magic == MUTEX_MAGIC; /* touches the page: so the guard knows */
+    if (!ours || ign_guard_poisoned(mutex->guard))
+        return IGN_E_TRUNCATED;
+#ifdef __GLIBC__
+    /* Anything else in here, and glibc ends the process. */
+    return *(volatile const int *)&shared->lock.__data.__kind == mutex->kind ? IGN_OK : IGN_E_CORRUPT;
+#else
+    return IGN_OK;
+#endif
+}
+
 #ifdef __linux__
 
 static int lock_until(pthread_mutex_t *lock, uint64_t timeout_ns)
@@ -236,13 +275,21 @@ static int lock_until(pthread_mutex_t *lock, uint64_t timeout_ns)
 int ign_mutex_acquire(ign_mutex *mutex, uint64_t timeout_ns)
 {
     shared_mutex *shared = mutex->memory;
+    int file = check_file(mutex);
+    if (file != IGN_OK)
+        return file;
     int rc = lock_until(&shared->lock, timeout_ns);
     if (rc == EOWNERDEAD) {
         pthread_mutex_consistent(&shared->lock); /* it guards nothing in the file itself, so there is nothing to repair */
-        mutex->recovered++;
+        atomic_fetch_add_explicit(&mutex->recovered, 1, memory_order_relaxed);
         rc = 0;
     }
     if (rc == 0) {
+        file = check_file(mutex); /* cut while we waited: what we locked is ours alone */
+        if (file != IGN_OK) {
+            pthread_mutex_unlock(&shared->lock);
+            return file;
+        }
         atomic_store_explicit(&shared->holder_pid, (uint32_t)getpid(), memory_order_relaxed);
         return IGN_OK;
     }
@@ -259,6 +306,9 @@ int ign_mutex_release(ign_mutex *mutex)
     shared_mutex *shared = mutex->memory;
     /* Only the holder may clear the pid, and the lock knows who that is only when it is asked to let go; a wrong
      * caller's clearing is put back. The word is a hint. */
+    int file = check_file(mutex);
+    if (file != IGN_OK)
+        return file;
     uint32_t before = atomic_exchange_explicit(&shared->holder_pid, 0, memory_order_relaxed);
     if (pthread_mutex_unlock(&shared->lock) == 0)
         return IGN_OK;
@@ -274,6 +324,9 @@ int ign_mutex_acquire(ign_mutex *mutex, uint64_t timeout_ns)
 {
     shared_mutex *shared = mutex->memory;
     uint64_t until = ign_now_ns() + timeout_ns;
+    int file = check_file(mutex);
+    if (file != IGN_OK)
+        return file;
     while (flock(mutex->fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK && errno != EINTR)
             return IGN_E_IO;
@@ -282,6 +335,11 @@ int ign_mutex_acquire(ign_mutex *mutex, uint64_t timeout_ns)
         struct timespec pause = {.tv_sec = 0, .tv_nsec = 500000};
         nanosleep(&pause, NULL);
     }
+    file = check_file(mutex);
+    if (file != IGN_OK) {
+        flock(mutex->fd, LOCK_UN);
+        return file;
+    }
     atomic_store_explicit(&shared->holder_pid, (uint32_t)getpid(), memory_order_relaxed);
     return IGN_OK;
 }
@@ -289,6 +347,9 @@ int ign_mutex_acquire(ign_mutex *mutex, uint64_t timeout_ns)
 int ign_mutex_release(ign_mutex *mutex)
 {
     shared_mutex *shared = mutex->memory;
+    int file = check_file(mutex);
+    if (file != IGN_OK)
+        return file;
     atomic_store_explicit(&shared->holder_pid, 0, memory_order_relaxed);
     return flock(mutex->fd, LOCK_UN) == 0 ? IGN_OK : IGN_E_IO;
 }

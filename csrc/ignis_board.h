@@ -34,16 +34,19 @@ typedef struct ign_mutex {
     int fd;
     uint32_t fork_generation;
     ign_guard *guard;
-    uint64_t recovered; /* times that a dead holder's lock was taken over */
+    int kind; /* of the lock, as it must be: a word of glibc's */
+    _Atomic uint64_t recovered; /* times that a dead holder's lock was taken over */
 } ign_mutex;
 
 int ign_mutex_open(ign_mutex *mutex, const char *path);
 /* Not while held by the calling process. */
 void ign_mutex_close(ign_mutex *mutex);
 int ign_mutex_check(const ign_mutex *mutex);
-/* IGN_OK | IGN_TIMEOUT | IGN_E_BUSY (this thread holds it) | IGN_E_IO (errno). Also IGN_OK after a holder's death. */
+/* IGN_OK | IGN_TIMEOUT | IGN_E_BUSY (this thread holds it) | IGN_E_IO (errno) | IGN_E_TRUNCATED (the file was cut, and may have
+ * grown again: it locks nothing) | IGN_E_CORRUPT (it was written over). Also IGN_OK after a holder's death. */
 int ign_mutex_acquire(ign_mutex *mutex, uint64_t timeout_ns);
-/* By the thread that acquired it: IGN_OK | IGN_E_INVALID (it is not the holder). */
+/* By the thread that acquired it: IGN_OK | IGN_E_INVALID (it is not the holder) | IGN_E_TRUNCATED | IGN_E_CORRUPT: then the thread's
+ * list of locks may still hold this one, and the mapping must stay. */
 int ign_mutex_release(ign_mutex *mutex);
 uint32_t ign_mutex_holder(const ign_mutex *mutex); /* pid, 0 = free; a hint for messages */
 

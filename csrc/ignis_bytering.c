@@ -77,7 +77,10 @@ void ign_bytering_free(ign_bytering *self, uint64_t read_pos, uint64_t next_pos)
 void ign_bytering_turn(ign_bytering *self, uint32_t size)
 {
     uint32_t at = (uint32_t)(self->head & (self->bytes - 1));
+    uint32_t need = (size + IGN_BYTERING_ALIGN - 1) & ~(IGN_BYTERING_ALIGN - 1);
     uint32_t lap = IGN_BYTERING_LAP < self->bytes ? IGN_BYTERING_LAP : self->bytes;
+    if (lap < need)
+        lap = need;
     if (at + size + IGN_BYTERING_ALIGN <= self->limit)
         return; /* it was not the lap's end, the ring is full */
     uint64_t began = self->head - at;

@@ -52,7 +52,7 @@ uint32_t ign_bytering_default_bytes(uint32_t ring_capacity);
  * of the next message. The caller has read `read_pos` with acquire: R2 in ignis_ring.h. */
 void ign_bytering_free(ign_bytering *self, uint64_t read_pos, uint64_t next_pos);
 
-/* Room for `size` <= IGN_BYTERING_MAX_MESSAGE bytes: the offset, or UINT32_MAX: free some, turn, ask again. What is
+/* Room for `size` bytes, at most half of all: the offset, or UINT32_MAX: free some, turn, ask again. What is
  * reserved and never sent is free again when the next message is. */
 static inline uint32_t ign_bytering_reserve(ign_bytering *self, uint32_t size)
 {

@@ -21,7 +21,8 @@ static int open_producer(ign_channel *ch)
         if ((words[slot].generation & 1u) != 0 && !published)
             words[slot].generation++;
     }
-    ch->swept_pos = ch->back_in.read_pos == 0 && ch->forward_out.write_pos == 0 ? 0 : UINT64_MAX;
+    bool unused = ch->back_in.read_pos == 0 && ch->forward_out.write_pos == 0;
+    atomic_store_explicit(&ch->swept_pos, unused ? 0 : UINT64_MAX, memory_order_relaxed);
     ch->until_drain = DRAIN_EVERY;
     ch->until_free = 1;
     ch->small_bytes = IGN_BYTERING_MAX_MESSAGE;
@@ -151,7 +152,7 @@ int ign_channel_collect(ign_channel *ch)
                 ch->bad_returns++; /* a hostile or broken peer; the slab is unharmed */
     if (rc != IGN_EMPTY)
         return rc;
-    if (began == ch->swept_pos)
+    if (began == atomic_load_explicit(&ch->swept_pos, memory_order_relaxed))
         return IGN_OK;
     if (ch->forward_out.write_pos - began > INT64_MAX)
         return IGN_E_CORRUPT; /* a consumer that began where nothing was ever sent */
@@ -160,7 +161,7 @@ int ign_channel_collect(ign_channel *ch)
         if ((word->generation & 1u) != 0 && word->sent_pos != IGN_SLAB_HELD && began - word->sent_pos - 1 < INT64_MAX)
             (void)ign_slab_release(&ch->slab, slot, word->generation);
     }
-    ch->swept_pos = began;
+    atomic_store_explicit(&ch->swept_pos, began, memory_order_relaxed);
     return IGN_OK;
 }
 
@@ -173,17 +174,25 @@ bool ign_channel_set_small(ign_channel *ch, uint32_t size)
     return true;
 }
 
-/* UINT32_MAX: it goes into the slab, or waits. */
-static uint32_t reserve_small(ign_channel *ch, uint32_t size)
+/* IGN_FULL, and for the wait that follows what was lacking when the consumer was at `read_pos`. */
+static int full(ign_channel *ch, uint32_t lacked, uint64_t read_pos)
+{
+    atomic_store_explicit(&ch->lacked, lacked, memory_order_relaxed);
+    atomic_store_explicit(&ch->full_read_pos, read_pos, memory_order_relaxed);
+    return IGN_FULL;
+}
+
+/* UINT32_MAX: it goes into the slab, or waits. *read_pos: where the consumer was, if that was looked at. */
+static uint32_t reserve_small(ign_channel *ch, uint32_t size, uint64_t *read_pos)
 {
     uint32_t offset = ign_bytering_reserve(&ch->bytering, size);
     if (offset == UINT32_MAX && --ch->until_free == 0) {
         /* Not at every message: while the consumer is far behind, this line is the other core's. */
         ch->until_free = ch->small_waits ? 1 : DRAIN_EVERY;
-        uint64_t read_pos = atomic_load_explicit(&ch->forward_out.control->read_pos, memory_order_acquire); /* R2 */
+        *read_pos = atomic_load_explicit(&ch->forward_out.control->read_pos, memory_order_acquire); /* R2 */
         uint64_t next_pos = ch->forward_out.write_pos + ch->staged;
-        if (next_pos - read_pos <= ch->region.ring_capacity) {
-            ign_bytering_free(&ch->bytering, read_pos, next_pos);
+        if (next_pos - *read_pos <= ch->region.ring_capacity) {
+            ign_bytering_free(&ch->bytering, *read_pos, next_pos);
             uint32_t limit;
             do { /* a lap grows by less than a message may need */
                 limit = ch->bytering.limit;
@@ -197,26 +206,34 @@ static uint32_t reserve_small(ign_channel *ch, uint32_t size)
     return offset;
 }
 
+static void reserved_small(const ign_channel *ch, uint32_t offset, size_t size, ign_slab_ref *ref, uint8_t **at)
+{
+    *ref = (ign_slab_ref){.slot = IGN_BYTERING_SLOT, .generation = offset, .length = (uint32_t)size};
+    *at = ch->bytering.data + offset;
+}
+
 int ign_channel_reserve(ign_channel *ch, size_t size, ign_slab_ref *ref, uint8_t **at)
 {
     if (size > ch->region.max_message_bytes)
         return IGN_E_TOO_LARGE;
     uint32_t room;
     int rc = ign_ring_reserve_spsc(&ch->forward_out, ch->staged + 1, &room);
-    if (rc != IGN_OK)
+    if (rc < 0)
         return rc;
-    if (room <= ch->staged)
-        return IGN_FULL;
-    if (ch->bytering.bytes != 0) {
+    if (rc == IGN_FULL || room <= ch->staged)
+        return full(ch, 0, ch->forward_out.cached_read_pos);
+    bool small = ch->bytering.bytes != 0 && size <= ch->small_bytes;
+    uint64_t read_pos = 0;
+    if (ch->bytering.bytes != 0)
         ign_bytering_mark(&ch->bytering, ch->forward_out.write_pos + ch->staged);
-        uint32_t offset = size <= ch->small_bytes ? reserve_small(ch, (uint32_t)size) : UINT32_MAX;
+    if (small) {
+        uint32_t offset = reserve_small(ch, (uint32_t)size, &read_pos);
         if (offset != UINT32_MAX) {
-            *ref = (ign_slab_ref){.slot = IGN_BYTERING_SLOT, .generation = offset, .length = (uint32_t)size};
-            *at = ch->bytering.data + offset;
+            reserved_small(ch, offset, size, ref, at);
             return IGN_OK;
         }
-        if (ch->small_waits && size <= ch->small_bytes)
-            return IGN_FULL;
+        if (ch->small_waits)
+            return full(ch, IGN_LACKED_BYTES, read_pos);
     }
     if (--ch->until_drain == 0) {
         /* Now and then, not only when a class is empty: the buffers that came home last are the ones to use next, and
@@ -230,8 +247,17 @@ int ign_channel_reserve(ign_channel *ch, size_t size, ign_slab_ref *ref, uint8_t
         rc = ign_channel_collect(ch);
         if (rc == IGN_OK)
             rc = ign_slab_allocate(&ch->slab, size, ref);
+        if (rc == IGN_E_EXHAUSTED && small) {
+            ch->until_free = 1; /* neither: now the other core's line is worth its price, here and when it is tried again */
+            uint32_t offset = reserve_small(ch, (uint32_t)size, &read_pos);
+            ch->until_free = 1;
+            if (offset != UINT32_MAX) {
+                reserved_small(ch, offset, size, ref, at);
+                return IGN_OK;
+            }
+        }
         if (rc == IGN_E_EXHAUSTED)
-            return IGN_FULL;
+            return full(ch, small ? IGN_LACKED_SLOTS | IGN_LACKED_BYTES : IGN_LACKED_SLOTS, read_pos);
     }
     if (rc != IGN_OK)
         return rc;
@@ -397,10 +423,16 @@ int ign_channel_give_back(ign_channel *ch, uint32_t slot, uint32_t generation)
 void ign_channel_flush(ign_channel *ch)
 {
     if (ch->pending != 0) {
-        ign_ring_commit_spsc(&ch->back_out, ch->pending); /* W1 of the return ring */
+#ifdef IGN_MUTANT_RETURN_RELEASE
+        ign_ring_commit_spsc(&ch->back_out, ch->pending);
+#else
+        /* W1 of the return ring, and S1 of it: a producer that sleeps for slots looks at this position (S4) and at no other,
+         * so a release here and S1 below would order nothing between that look and our look at the flag. */
+        ign_ring_commit_ordered_spsc(&ch->back_out, ch->pending);
+#endif
         ch->pending = 0;
     }
-    ign_ring_announce_spsc(&ch->forward_in); /* S1; it also orders the store above before the look at the flag */
+    ign_ring_announce_spsc(&ch->forward_in); /* S1 of the forward ring */
     ign_event_notify(&ch->region.header->space); /* S3 */
 }
 
@@ -418,16 +450,24 @@ static bool has_items(ign_channel *ch)
 static bool has_space(ign_channel *ch, bool slots)
 {
     ign_region *r = &ch->region;
-    ign_ring_control *ring = ign_region_at(r, slots ? r->return_offset : r->ring_offset);
-    uint64_t read_pos = atomic_load_explicit(&ring->read_pos, memory_order_seq_cst);   /* S4 for the ring */
-    uint64_t write_pos = atomic_load_explicit(&ring->write_pos, memory_order_seq_cst); /* S4 for the slots */
-    return slots ? write_pos != read_pos : write_pos - read_pos < r->ring_capacity;
+    ign_ring_control *ring = ign_region_at(r, r->ring_offset), *back = ign_region_at(r, r->return_offset);
+    uint32_t lacked = atomic_load_explicit(&ch->lacked, memory_order_relaxed);
+    if (slots && atomic_load_explicit(&back->write_pos, memory_order_seq_cst) != /* S4 for the slots */
+                     atomic_load_explicit(&back->read_pos, memory_order_relaxed))
+        return true;
+    if (slots && (lacked & IGN_LACKED_BYTES) == 0)
+        return false;
+    uint64_t read_pos = atomic_load_explicit(&ring->read_pos, memory_order_seq_cst); /* S4 for the ring and the byte ring */
+    if ((lacked & IGN_LACKED_BYTES) != 0)
+        return read_pos != atomic_load_explicit(&ch->full_read_pos, memory_order_relaxed);
+    return atomic_load_explicit(&ring->write_pos, memory_order_relaxed) - read_pos < r->ring_capacity;
 }
 
 /* Orphans are space too, but nobody announces them: a new consumer's start position is the sign. */
 static bool has_orphans(ign_channel *ch)
 {
-    return atomic_load_explicit(&ch->region.header->owners[IGN_CONSUMER].attach_pos, memory_order_acquire) != ch->swept_pos;
+    return atomic_load_explicit(&ch->region.header->owners[IGN_CONSUMER].attach_pos, memory_order_acquire) !=
+           atomic_load_explicit(&ch->swept_pos, memory_order_relaxed);
 }
 
 typedef struct wait_request {
@@ -497,6 +537,13 @@ static int wait_slice(const wait_request *w, uint64_t timeout_ns, bool spin)
     return IGN_TIMEOUT;
 }
 
+/* Not what the caller makes of the ring's depth: by the time it looks, the consumer has made room in the ring, and a sleep for
+ * slots would be one that nothing ends. */
+static bool lacks_slots(const ign_channel *ch)
+{
+    return (atomic_load_explicit(&ch->lacked, memory_order_relaxed) & IGN_LACKED_SLOTS) != 0;
+}
+
 int ign_channel_wait_items(ign_channel *ch, uint64_t timeout_ns, bool spin)
 {
     wait_request w = {.ch = ch, .event = &ch->region.header->items, .peer = IGN_PRODUCER, .for_items = true};
@@ -505,7 +552,7 @@ int ign_channel_wait_items(ign_channel *ch, uint64_t timeout_ns, bool spin)
 
 int ign_channel_wait_space(ign_channel *ch, uint64_t timeout_ns, bool spin, bool slots)
 {
-    wait_request w = {.ch = ch, .event = &ch->region.header->space, .peer = IGN_CONSUMER, .slots = slots};
+    wait_request w = {.ch = ch, .event = &ch->region.header->space, .peer = IGN_CONSUMER, .slots = slots && lacks_slots(ch)};
     return wait_slice(&w, timeout_ns, spin);
 }
 
@@ -521,6 +568,7 @@ int ign_channel_wait_progress(ign_channel *ch, uint64_t seen, bool slots, uint64
 {
     ign_event *event = &ch->region.header->space;
     int rc = ign_region_check(&ch->region);
+    slots = slots && lacks_slots(ch);
     if (rc != IGN_OK || progressed(ch, seen, slots))
         return rc;
     uint32_t announced = ign_event_announce(event); /* S2 */

@@ -23,6 +23,8 @@
 #define IGN_CHANNEL_AHEAD 64u
 #define IGN_CHANNEL_SPIN_NS 20000u
 #define IGN_CHANNEL_SLICE_NS 100000000u
+#define IGN_LACKED_SLOTS 1u /* a slot, not a place in the ring */
+#define IGN_LACKED_BYTES 2u /* room in the byte ring: any move of the read position may bring some */
 #define IGN_NOTE_REFUSED 7u /* the note of a region whose consumer will take no more of it: not 0 */
 
 typedef struct ign_message {
@@ -50,7 +52,10 @@ typedef struct ign_channel {
     uint32_t until_free;  /* small messages that go into the slab until the full byte ring is looked at again */
     uint32_t staged;      /* entries written behind the write position */
     uint32_t until_drain; /* reservations until returned buffers are looked for */
-    uint64_t swept_pos;   /* orphans of consumers that began at or before this were taken back */
+    /* Written by reserve, read by waits that may go on in other threads meanwhile: relaxed, each a word of its own. */
+    _Atomic uint64_t swept_pos;     /* orphans of consumers that began at or before this were taken back */
+    _Atomic uint32_t lacked;        /* what the last IGN_FULL was for want of: IGN_LACKED_* */
+    _Atomic uint64_t full_read_pos; /* and the consumer's position that it had seen by then */
     uint64_t sent;
     uint64_t bad_returns; /* references that came home wrong: refused, counted */
 
@@ -82,7 +87,7 @@ void ign_channel_interrupt(ign_channel *channel);
 int ign_channel_reserve(ign_channel *channel, size_t size, ign_slab_ref *ref, uint8_t **at);
 /* For a consumer that takes messages in order and holds none beyond its read position: those of up to `size` bytes go into
  * the byte ring and nowhere else. Its room is then every size's, and what does not fit waits (reserve: IGN_FULL) until the
- * read position has moved on. At most a quarter of the byte ring; before the first message. */
+ * read position has moved on. At most a quarter of the byte ring; before the first message. false: `size` is out of range. */
 bool ign_channel_set_small(ign_channel *channel, uint32_t size);
 /* Takes home all buffers that the consumer is done with, and those that a dead one lost. IGN_OK | IGN_E_CORRUPT | IGN_E_THREAD. */
 int ign_channel_collect(ign_channel *channel);
@@ -121,7 +126,8 @@ void ign_channel_flush(ign_channel *channel);
  * died, or closed, or this handle was interrupted) | IGN_E_TRUNCATED | IGN_E_FORKED.
  * Before the first slice of a wait pass spin = true. */
 int ign_channel_wait_items(ign_channel *channel, uint64_t timeout_ns, bool spin);
-/* The same for room: in the ring, and for `slots` in the return ring (a full size class). */
+/* The same for what the last IGN_FULL lacked: a place in the ring, room in the byte ring, or with `slots` a slot that comes
+ * home. Without `slots` no slot is waited for, whatever was lacking. */
 int ign_channel_wait_space(ign_channel *channel, uint64_t timeout_ns, bool spin, bool slots);
 
 /* For a producer whose messages must survive the consumer: waits until the read position is not `seen`, or with `slots`

@@ -38,11 +38,37 @@ static pthread_mutex_t guards_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction previous_action;
 static uintptr_t page_mask;
 
+#ifdef __linux__
+#define RAISED_CODE SI_TKILL
+#else
+#define RAISED_CODE SI_USER
+#endif
+#define RAISED_AGAIN_NS 1000000000u
+
+/* A handler that was installed over ours (Python's faulthandler.enable() after our import) reports a fault, puts ours back and
+ * hands the signal on by raise(), which has no address. Nothing to be done with it: the fault comes again as soon as we return,
+ * with its address, and now to us. Only the last of the chain does so, where the answer would be the end of the process; a
+ * second raise within a second is what it looks like, and ends it. */
+static bool handed_on(const siginfo_t *info)
+{
+    static _Atomic uint64_t before;
+    bool last = (previous_action.sa_flags & SA_SIGINFO) == 0 &&
+                (previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN);
+    if (!last || info->si_code != RAISED_CODE || info->si_pid != getpid())
+        return false;
+    uint64_t now = ign_now_ns();
+    uint64_t earlier = atomic_exchange_explicit(&before, now, memory_order_relaxed);
+    return earlier == 0 || now - earlier > RAISED_AGAIN_NS;
+}
+
 static void on_sigbus(int signal_number, siginfo_t *info, void *context)
 {
     int saved_errno = errno;
     uintptr_t address = (uintptr_t)info->si_addr;
-    for (ign_guard *g = atomic_load_explicit(&guards, memory_order_acquire); g != NULL; g = g->next) {
+    if (handed_on(info))
+        return;
+    bool fault = info->si_code > 0; /* else somebody sent it, and there is no address */
+    for (ign_guard *g = atomic_load_explicit(&guards, memory_order_acquire); fault && g != NULL; g = g->next) {
         uintptr_t base = atomic_load_explicit(&g->base, memory_order_acquire);
         size_t bytes = atomic_load_explicit(&g->bytes, memory_order_relaxed);
         if (base == 0 || address - base >= bytes)
@@ -63,11 +89,14 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
     } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
         previous_action.sa_handler(signal_number);
     } else {
-        /* A synchronous fault cannot be ignored: return to it with the default action and let it end the process. */
+        /* A synchronous fault cannot be ignored: return to it with the default action and let it end the process. One that was
+         * sent does not come again by itself. */
         struct sigaction fallback;
         memset(&fallback, 0, sizeof fallback);
         fallback.sa_handler = SIG_DFL;
         sigaction(SIGBUS, &fallback, NULL);
+        if (!fault)
+            raise(SIGBUS);
     }
 }
 

@@ -315,6 +315,46 @@ static void what_does_not_fit_waits(void)
     free(c);
 }
 
+/* A message may be longer than the laps of one that keeps up. */
+static void one_longer_than_a_lap_fits(void)
+{
+    for (uint32_t size = IGN_BYTERING_LAP - 8; size <= 2 * IGN_BYTERING_LAP; size += IGN_BYTERING_LAP / 4 + 8) {
+        ign_channel *c = blank();
+        ign_region_config config = config_of(64, 8u << 20);
+        config.max_message_bytes = config.slot_bytes[0] = 2 * IGN_BYTERING_LAP;
+        config.slot_counts[0] = 1;
+        config.class_count = 1;
+        CHECK_EQ(ign_channel_heap(c, &config), IGN_OK);
+        CHECK(ign_channel_set_small(c, size));
+        for (uint32_t n = 0; n < 100; n++) {
+            ign_slab_ref ref;
+            uint8_t *at;
+            uint32_t sent = 0;
+            while (ign_channel_reserve(c, n % 2 ? size : 100, &ref, &at) == IGN_OK) {
+                CHECK_EQ(ref.slot, IGN_BYTERING_SLOT);
+                CHECK(ref.generation + ref.length <= 8u << 20);
+                at[0] = at[ref.length - 1] = (uint8_t)n;
+                ign_channel_stage(c, &ref, 0);
+                ign_channel_publish(c);
+                sent++;
+                if (n % 7 != 0)
+                    break;
+            }
+            CHECK(sent > 0); /* one at a time, and as many as there is room for */
+            for (; sent > 0; sent--) {
+                const ign_message *m;
+                uint32_t got;
+                CHECK_EQ(ign_channel_peek(c, &m, &got), IGN_OK);
+                CHECK(m->length == (n % 2 ? size : 100) && m->bytes[0] == (uint8_t)n && m->bytes[m->length - 1] == (uint8_t)n);
+                ign_channel_advance(c, 1);
+            }
+            ign_channel_flush(c);
+        }
+        ign_channel_close(c);
+        free(c);
+    }
+}
+
 static void *produce_and_wait(void *arg)
 {
     job *j = arg;
@@ -428,6 +468,7 @@ MAIN("bytering", {
     RUN(laps);
     RUN(a_full_byte_ring_is_no_full_channel);
     RUN(what_does_not_fit_waits);
+    RUN(one_longer_than_a_lap_fits);
     RUN(waiting_stress);
     RUN(stress_small);
     RUN(stress_large);

@@ -243,6 +243,9 @@ cdef class PackedBatch:
     def __init__(self):
         raise TypeError("a PackedBatch is made by PackedBatch.pack or PackedBatch.pack_bodies")
 
+    def __reduce__(self):
+        raise TypeError("a PackedBatch cannot be pickled or copied; send bytes(batch)")
+
     def __dealloc__(self):
         free(self._segment)
 
@@ -405,7 +408,9 @@ cdef class PackedBatch:
         return self._sealed
 
     cdef int _to_change(self) except -1:
-        if self._sealed or self._segment == NULL:
+        if self._segment == NULL:
+            raise ValueError("the batch is empty")
+        if self._sealed:
             raise ValueError("the batch is sealed already")
         if self._exports != 0:
             raise BufferError(f"the batch has {self._exports} view(s) of its memory")
@@ -433,8 +438,8 @@ cdef class PackedBatch:
         """
         cdef uint32_t magazine = <uint32_t>in_range(magazine_id, "magazine_id", 0, UINT32_MAX)
         cdef uint16_t place = <uint16_t>in_range(shard, "shard", 0, UINT16_MAX)
-        self._to_change()
         cdef uint64_t first = <uint64_t>in_range(first_pointer, "first_pointer", 0, POINTER_MAX - self._count + 1)
+        self._to_change()  # last: a number's own code may have sealed it
         self._sealed = True     # before the work, so that a second thread is refused
         if self._count < NOGIL_FROM_RECORDS:
             ign_segment_finish(self._segment)
@@ -497,9 +502,6 @@ cdef class PackedBatch:
 
     def __repr__(self):
         return f"<PackedBatch count={self._count} nbytes={self._nbytes} sealed={bool(self._sealed)}>"
-
-    def __reduce__(self):
-        raise TypeError("a PackedBatch cannot be pickled; send bytes(batch)")
 
 
 # -- reading a stored segment ---------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 cdef extern from "ignis_column.h" nogil:
     struct ArrowSchema:
         const char *format
+        void *release
 
     struct ArrowArray:
         int64_t length
+        void *release
 
     ctypedef struct ign_column:
         int64_t count
@@ -40,10 +42,13 @@ cdef int take_column(object array, str name, Source *source, list held) except -
         export = array.__arrow_c_array__
     except AttributeError:
         raise TypeError(f"{name} is {type(array).__name__}, expected a column with __arrow_c_array__") from None
-    capsules = export()
-    held.append(capsules)
-    schema = <const ArrowSchema *>PyCapsule_GetPointer(capsules[0], "arrow_schema")
-    values = <const ArrowArray *>PyCapsule_GetPointer(capsules[1], "arrow_array")
+    schema_capsule, array_capsule = export()
+    held.append(schema_capsule)  # themselves: what they came in may change or go
+    held.append(array_capsule)
+    schema = <const ArrowSchema *>PyCapsule_GetPointer(schema_capsule, "arrow_schema")
+    values = <const ArrowArray *>PyCapsule_GetPointer(array_capsule, "arrow_array")
+    if schema.release == NULL or values.release == NULL:
+        raise ValueError(f"{name} is a column that was released already")
     code = ign_column_open(schema, values, &source.column)
     if code == IGN_E_INVALID:
         raise TypeError(f"{name} is a column of Arrow type {schema.format.decode()!r}, expected binary or text")

@@ -33,6 +33,7 @@ def record_columns(records, *, lines=False):
     cdef tuple held = all_bytes(records, "records", True)
     cdef PyObject *items = <PyObject *>held
     cdef Py_ssize_t i, n = 0, total = PyTuple_GET_SIZE(items)
+    cdef bint with_newline = bool(lines)
     cdef size_t size = 0
     cdef const uint8_t *data
     cdef list bad = []
@@ -46,9 +47,13 @@ def record_columns(records, *, lines=False):
                 bad.append(i)
                 continue
             n += 1
-        return (n, bad) + column_buffers(taken, n, bool(lines))
+        return (n, bad) + column_buffers(taken, n, with_newline)
     finally:
         free(taken)
+
+
+cdef struct Part:
+    long long first, last, start, stop      # pointers: of the segment, and those wanted of it
 
 
 def segment_columns(parts, magazine_id, shard, *, lines=False):
@@ -66,9 +71,13 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
 
     Raises ValueError (see `record_columns`; a range outside the segment), TypeError. Gives the GIL up for large segments.
     """
-    cdef list held = list(parts)
+    cdef list asked = list(parts)
+    cdef Part *wanted = NULL
+    cdef list held = []         # what the inputs lend from, and the bitmaps
+    cdef bytes bitmap
+    cdef bint with_newline = bool(lines)
     cdef Place place
-    cdef Py_ssize_t i, n = 0, bad_count = 0, room = 1, opened = 0
+    cdef Py_ssize_t i, n = 0, bad_count = 0, room = 1, opened = 0, count = len(asked)
     cdef Input *inputs = NULL
     cdef ign_record *taken = NULL
     cdef int64_t *numbers = NULL
@@ -76,42 +85,53 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
     cdef bytes pointers
     place.magazine_id = <uint32_t>in_range(magazine_id, "magazine_id", 0, UINT32_MAX)
     place.shard = <uint16_t>in_range(shard, "shard", 0, UINT16_MAX)
-    for _, first, last, start, stop, _ in held:
-        in_range(first, "first_pointer", 0, POINTER_MAX)
-        in_range(last, "last_pointer", first, min(POINTER_MAX, first + <object>IGN_SEGMENT_MAX_RECORDS - 1))
-        in_range(start, "start", first, last + 1)
-        in_range(stop, "stop", start, last + 1)
-        room += stop - start
     try:
-        inputs = <Input *>malloc(<size_t>(len(held) + 1) * sizeof(Input))
+        inputs = <Input *>malloc(<size_t>(count + 1) * sizeof(Input))
+        wanted = <Part *>malloc(<size_t>(count + 1) * sizeof(Part))
+        if inputs == NULL or wanted == NULL:
+            raise MemoryError("segment_columns")
+        # Each part is asked once, and what it said then is what counts: a second answer might be another one.
+        for i in range(count):
+            data, first, last, start, stop, skip = asked[i]
+            if skip is not None and type(skip) is not bytes:
+                raise TypeError(f"skip is {type(skip).__name__}, expected bytes or None")
+            wanted[i].first = in_range(first, "first_pointer", 0, POINTER_MAX)
+            wanted[i].last = in_range(
+                last, "last_pointer", wanted[i].first,
+                min(POINTER_MAX, wanted[i].first + <long long>IGN_SEGMENT_MAX_RECORDS - 1))
+            wanted[i].start = in_range(start, "start", wanted[i].first, wanted[i].last + 1)
+            wanted[i].stop = in_range(stop, "stop", wanted[i].start, wanted[i].last + 1)
+            room += wanted[i].stop - wanted[i].start
+            held.append((data, skip))
+            take(data, &inputs[i])
+            opened += 1
         taken = <ign_record *>malloc(<size_t>room * sizeof(ign_record))
         numbers = <int64_t *>malloc(<size_t>room * sizeof(int64_t))
         bad = <int64_t *>malloc(<size_t>room * sizeof(int64_t))
-        if inputs == NULL or taken == NULL or numbers == NULL or bad == NULL:
+        if taken == NULL or numbers == NULL or bad == NULL:
             raise MemoryError("segment_columns")
-        for data, first, last, start, stop, skip in held:
-            take(data, &inputs[opened])
-            opened += 1
-            place.first_pointer = <uint64_t>first
-            take_part(
-                &inputs[opened - 1], last - first + 1, start - first, stop - first, skip, &place, taken, numbers, &n, bad,
-                &bad_count,
-            )
+        for i in range(count):
+            bitmap = held[i][1]
+            place.first_pointer = <uint64_t>wanted[i].first
+            take_part(&inputs[i], &wanted[i], bitmap, &place, taken, numbers, &n, bad, &bad_count)
         pointers = new_bytes(8 * n)
         memcpy(bytes_data(pointers), numbers, 8 * n)
-        return (n, [bad[i] for i in range(bad_count)], pointers) + column_buffers(taken, n, bool(lines))
+        return (n, [bad[i] for i in range(bad_count)], pointers) + column_buffers(taken, n, with_newline)
     finally:
         for i in range(opened):
             give_back(&inputs[i])
         free(inputs)
+        free(wanted)
         free(taken)
         free(numbers)
         free(bad)
 
 
-cdef int take_part(Input *data, uint32_t count, uint32_t low, uint32_t high, bytes skip, const Place *place,
-                   ign_record *taken, int64_t *numbers, Py_ssize_t *n, int64_t *bad, Py_ssize_t *bad_count) except -1:
-    """Adds the records low..high-1 of a segment that are not skipped to what is there already."""
+cdef int take_part(Input *data, const Part *wanted, bytes skip, const Place *place, ign_record *taken, int64_t *numbers,
+                   Py_ssize_t *n, int64_t *bad, Py_ssize_t *bad_count) except -1:
+    """Adds the wanted records of a segment that are not skipped to what is there already."""
+    cdef uint32_t count = <uint32_t>(wanted.last - wanted.first + 1)
+    cdef uint32_t low = <uint32_t>(wanted.start - wanted.first), high = <uint32_t>(wanted.stop - wanted.first)
     cdef ign_segment seg
     cdef const uint8_t *bitmap = NULL
     cdef size_t bitmap_len = 0

@@ -1,13 +1,29 @@
 # The second half of channel.pyx: messages that are read where they lie.
 
+cdef View new_view():
+    global _making
+    _making = True
+    try:
+        made = View.__new__(View)
+    finally:
+        _making = False
+    return made
+
+
+@cython.final
+# Not the collector's: it would empty the view (tp_clear) before the slot is sent home, and its making would start a collection
+# between the look at a message and the taking of it. What it refers to refers to nothing further.
+@cython.no_gc
 cdef class View:
     """A received message in place. Supports the buffer protocol (read-only), ``len`` and ``with``.
 
-    ``release`` sends the slot home; so does the end of the object. Threads of the process may release views at any time.
+    ``release`` sends the slot home; so does the end of the object. Threads of the process may release views at any time. A view
+    cannot be copied or pickled; ``tobytes`` makes a copy of the message.
     """
 
-    def __init__(self):
-        raise TypeError("views come from Channel.recv_views()")
+    def __cinit__(self):
+        if not _making:
+            raise TypeError("views come from Channel.recv_views()")
 
     def __dealloc__(self):
         if self._owner is not None:
@@ -19,7 +35,7 @@ cdef class View:
         owner._views -= 1
         if ign_region_check(&owner._channel.region) == IGN_OK:
             ign_channel_give_back(owner._channel, self._slot, self._generation)
-            owner._finish()
+        owner._finish()
 
     def __len__(self) -> int:
         return self._size

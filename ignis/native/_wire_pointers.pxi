@@ -15,7 +15,7 @@ cdef int add_pointers(ign_wire_runs *runs, uint16_t shard, object many) except -
         code = ign_wire_runs_add(runs, shard, <uint64_t>first, <uint32_t>(end - first))
     else:
         for one in many:
-            first = one
+            first = one  # may run others' code; the runs are the caller's alone
             if first < 0 or first == <long long>0x7FFFFFFFFFFFFFFF:
                 raise ValueError(f"pointer {one} is outside 0..2**63-2")
             code = ign_wire_runs_add(runs, shard, <uint64_t>first, 1)
@@ -24,6 +24,17 @@ cdef int add_pointers(ign_wire_runs *runs, uint16_t shard, object many) except -
     if code != IGN_OK:
         raise MemoryError("pointers")
     return 0
+
+
+cdef uint16_t shard_of(object shard) except? 0xFFFF:
+    cdef long long number
+    try:
+        number = shard
+    except OverflowError:
+        number = -1
+    if not 0 <= number <= 0xFFFF:
+        raise ValueError(f"shard {shard} is outside 0..65535")
+    return <uint16_t>number
 
 
 def pack_pointers(pointers) -> bytes:
@@ -40,9 +51,7 @@ def pack_pointers(pointers) -> bytes:
     memset(&runs, 0, sizeof(runs))
     try:
         for shard, many in (pointers.items() if hasattr(pointers, "items") else pointers):
-            if not 0 <= shard <= 0xFFFF:
-                raise ValueError(f"shard {shard} is outside 0..65535")
-            add_pointers(&runs, <uint16_t>shard, many)
+            add_pointers(&runs, shard_of(shard), many)
         out = PyBytes_FromStringAndSize(NULL, 4 + <Py_ssize_t>runs.count * IGN_WIRE_RUN_BYTES)
         ign_wire_runs_put(&runs, <uint8_t *>PyBytes_AS_STRING(out))
         return out
@@ -84,19 +93,23 @@ def pack_claims(claims) -> bytes:
     Args:
         claims: (shard, pointers, records) each, as many pointers as records; records are bytes or None.
 
-    Raises ValueError for a number outside its range.
+    Raises ValueError for a number outside its range, TypeError for a record that is something else.
     """
     cdef ign_wire_runs runs
     cdef list pieces = [None]
-    cdef list records
+    cdef list records           # our own: an iteration below may change the caller's
     cdef bytes head
     cdef uint8_t *at
+    cdef uint16_t number
     cdef uint32_t count = 0
     cdef Py_ssize_t i, n
     memset(&runs, 0, sizeof(runs))
     try:
         for shard, pointers, found in claims:
-            records = found if type(found) is list else list(found)
+            number = shard_of(shard)
+            if type(pointers) is not range:
+                pointers = list(pointers)
+            records = list(found)
             n = len(records)
             if n != len(pointers):
                 raise ValueError(f"a claim of {len(pointers)} pointers and {n} records")
@@ -105,7 +118,7 @@ def pack_claims(claims) -> bytes:
             head = PyBytes_FromStringAndSize(
                 NULL, <Py_ssize_t>IGN_WIRE_CLAIM_BYTES + <Py_ssize_t>runs.count * <Py_ssize_t>IGN_WIRE_CLAIM_RUN_BYTES + n * 4)
             at = <uint8_t *>PyBytes_AS_STRING(head)
-            ign_wire_put_claim(at, <uint16_t>shard, <uint32_t>n, runs.count)
+            ign_wire_put_claim(at, number, <uint32_t>n, runs.count)
             at += IGN_WIRE_CLAIM_BYTES
             ign_wire_runs_put_bare(&runs, at)
             at += <size_t>runs.count * IGN_WIRE_CLAIM_RUN_BYTES
@@ -114,6 +127,8 @@ def pack_claims(claims) -> bytes:
                 record = records[i]
                 if record is None:
                     ign_put32(at + i * 4, IGN_WIRE_NO_RECORD)
+                elif not PyBytes_CheckExact(record):
+                    raise TypeError(f"records[{i}] is {type(record).__name__}, expected bytes or None")
                 else:
                     ign_put32(at + i * 4, <uint32_t>len(record))
                     pieces.append(record)

@@ -8,12 +8,15 @@ cdef class ReadArea:
 
     Args:
         size: bytes, 4,096 to 16 MiB.
+
+    While one of its readers takes frames out, none of them may be read into or read from: NativeError. Cannot be copied or
+    pickled.
     """
 
     def __cinit__(self, Py_ssize_t size=256 * 1024):
         if not 4096 <= size <= 16 * 1024 * 1024:
             raise ValueError(f"a read area of {size} bytes, allowed are 4096..16777216")
-        self._data = <uint8_t *>malloc(<size_t>size)
+        self._data = <uint8_t *>calloc(<size_t>size, 1)
         if self._data == NULL:
             raise MemoryError("read area")
         self._size = self._read = size
@@ -21,6 +24,14 @@ cdef class ReadArea:
     def __dealloc__(self):
         ign_wire_sorter_free(&self._sorter)
         free(self._data)
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    cdef int _check(self) except -1:
+        if self._busy:
+            raise_code(IGN_E_THREAD, "read area")
+        return 0
 
     @property
     def carried_bytes(self):
@@ -70,13 +81,31 @@ cdef class FrameReader:
         max_frame_bytes: limit of one frame, header included; may be changed between two reads.
         sends: take SEND and SEND_BATCH apart into packed batches, as a broker does.
 
-    One thread at a time. After an error the stream is lost: every later call raises it again.
+    One thread at a time. After an error the stream is lost: every later call raises it again. Cannot be copied or pickled.
     """
 
     def __cinit__(self, ReadArea area not None, Py_ssize_t max_frame_bytes, bint sends=False):
         self._area = area
-        self.max_frame_bytes = max_frame_bytes
+        self._limit(max_frame_bytes)
         self._sends = sends
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    cdef int _limit(self, Py_ssize_t value) except -1:
+        if value < FRAME_HEADER:
+            raise ValueError(f"max_frame_bytes must be at least {<int>FRAME_HEADER}, got {value}")
+        self._max_frame_bytes = value
+        return 0
+
+    @property
+    def max_frame_bytes(self):
+        """Limit of one frame, header included; may be changed between two reads."""
+        return self._max_frame_bytes
+
+    @max_frame_bytes.setter
+    def max_frame_bytes(self, Py_ssize_t value):
+        self._limit(value)
 
     def __dealloc__(self):
         if self._carry is not None:
@@ -100,6 +129,27 @@ cdef class FrameReader:
     def close(self):
         """Gives the memory back. What was buffered is lost."""
         self._drop()
+
+    def head(self, Py_ssize_t most) -> bytes:
+        """The first bytes of the frame that is not complete yet, ``most`` at most."""
+        if most < 0:
+            raise ValueError(f"{most} bytes of a head")
+        self._area._check()
+        if self._carry is None:
+            return b""
+        return PyBytes_FromStringAndSize(<const char *>self._carry.data, min(most, self._carry.filled))
+
+    def skip(self):
+        """Drops the frame that is not complete yet, and what is still to come of it. Returns how many bytes that is.
+
+        Raises ValueError while its size is not known."""
+        cdef Py_ssize_t size = self.frame_bytes
+        self._area._check()
+        if size <= 0 or size <= self._carry.filled:
+            raise ValueError("there is no frame of which more is to come")
+        self._skipping = size - self._carry.filled
+        self._drop()
+        return self._skipping
 
     @property
     def lost(self):
@@ -125,6 +175,7 @@ cdef class FrameReader:
         """Writable memory for the next read: a view that must be released before the one after."""
         cdef uint8_t *grown
         cdef Py_ssize_t want
+        self._area._check()
         if self._exports or (self._carry is not None and self._carry.exports):
             raise BufferError("the last buffer is still in use")
         if self._carry is None:
@@ -156,16 +207,21 @@ cdef class FrameReader:
         Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it are returned first: then
         `lost` says so already.
         """
-        cdef list out = []
-        cdef Py_ssize_t used, room
-        cdef _Carry carry = self._carry
+        cdef list out = []  # made before the look, as it may run others' code
+        cdef Py_ssize_t used, room, skipped = 0
+        cdef _Carry carry
         if self._error is not None:
             raise self.lost
+        self._area._check()
+        carry = self._carry
         room = self._area._size if carry is None else carry.room - carry.filled
         if size < 0 or size > room:
             raise ValueError(f"{size} bytes were received into {room}")
         if carry is None:
-            used = self._parse(out, self._area._data, size)
+            if self._skipping:
+                skipped = min(self._skipping, size)
+                self._skipping -= skipped
+            used = skipped + self._parse(out, self._area._data + skipped, size - skipped)
             if used < size and self._error is None:
                 self._keep(self._area._data + used, size - used)
         else:
@@ -214,22 +270,30 @@ cdef class FrameReader:
         return 0
 
     cdef Py_ssize_t _parse(self, list out, const uint8_t *src, Py_ssize_t size) except -1:
+        # The bytes and the sorter are the area's: whoever is called back while frames become Python objects is refused.
+        self._area._busy = True
+        try:
+            return self._parse_alone(out, src, size)
+        finally:
+            self._area._busy = False
+
+    cdef Py_ssize_t _parse_alone(self, list out, const uint8_t *src, Py_ssize_t size) except -1:
         cdef Py_ssize_t used = 0
         cdef ign_frame frame
         cdef size_t consumed = 0
         cdef int rc
         while used < size:
-            rc = ign_frame_decode(src + used, <size_t>(size - used), <size_t>self.max_frame_bytes, &frame, &consumed)
+            rc = ign_frame_decode(src + used, <size_t>(size - used), <size_t>self._max_frame_bytes, &frame, &consumed)
             if rc == IGN_NEED_MORE:
                 break
             if rc == IGN_E_TOO_LARGE:
-                self._error = _errors.FrameTooLargeError, (consumed, self.max_frame_bytes)
+                self._error = _errors.FrameTooLargeError, (consumed, self._max_frame_bytes)
                 break
             if rc != IGN_OK:
                 self._error = _errors.MalformedFrameError, ("the bytes are not a frame",)
                 break
             if self._sends and frame.command == IGN_WIRE_SEND:
-                used += decode_sends(out, &self._area._sorter, src + used, size - used, <size_t>self.max_frame_bytes)
+                used += decode_sends(out, &self._area._sorter, src + used, size - used, <size_t>self._max_frame_bytes)
                 continue
             if self._sends and frame.command == IGN_WIRE_SEND_BATCH:
                 try:

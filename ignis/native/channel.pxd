@@ -1,6 +1,7 @@
 # cython: language_level=3
 """``csrc/ignis_region.h`` and ``csrc/ignis_channel.h``."""
 
+cimport cython
 from libc.stdint cimport int16_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from ignis.native.ring cimport ign_ring_consumer, ign_ring_entry, ign_ring_producer
@@ -114,11 +115,10 @@ cdef extern from "ignis_channel.h" nogil:
 cdef class Channel:
     cdef object __weakref__
     cdef ign_channel *_channel
-    cdef object _path
+    cdef str _path
     cdef bint _closing      # set by close(): no new call begins
     cdef int _waiting       # threads of this process inside a wait without the GIL
     cdef int _views         # views that still hold a slot
-    cdef bint _slots        # the last IGN_FULL was for want of slots, not of ring entries
 
     cdef int _check(self) except -1
     cdef int _as(self, ign_role role) except -1
@@ -126,8 +126,9 @@ cdef class Channel:
     cdef int _push(self, const uint8_t *data, size_t size, uint16_t kind) noexcept
     cdef int _fail(self, int rc, size_t size) except -1
     cdef int _wait(self, ign_role role, uint64_t until, bint spin) except -1
-    cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, object timeout) except -1
-    cdef const ign_message *_next(self, object timeout) except? NULL
+    cdef int _send(self, object data, uint16_t kind, uint64_t wait_ns, bint waits) except -1
+    cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, uint64_t wait_ns) except -1
+    cdef const ign_message *_next(self, uint64_t wait_ns, bint waits) except? NULL
     cdef bytes _take(self, const ign_message *message)
 
 

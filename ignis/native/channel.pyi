@@ -1,10 +1,10 @@
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 from _typeshed import ReadableBuffer
-from typing_extensions import Buffer, Self, disjoint_base
+from typing_extensions import Buffer, Self
 
 DEFAULT_CAPACITY: int
 DEFAULT_MAX_MESSAGE_BYTES: int
@@ -13,10 +13,9 @@ DEFAULT_TIMEOUT_S: float
 _Path = str | os.PathLike[str]
 _Classes = Sequence[tuple[int, int]] | None
 
-@disjoint_base
+@final
 class View(Buffer):
     kind: int
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def tobytes(self) -> bytes: ...
@@ -28,9 +27,8 @@ class View(Buffer):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None: ...
 
-@disjoint_base
+@final
 class Channel:
-    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @staticmethod
     def heap(
         *,

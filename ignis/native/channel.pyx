@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, auto_pickle=False, annotation_typing=False
 """Channels: one direction of messages between two threads or two processes.
 
 A channel is a region (heap, or a file that both sides map) with a slab of buffers, a ring of references to them, and a return
@@ -9,11 +9,11 @@ and ``recv_views`` return an empty list. 0 does not wait; None is the default bo
 """
 
 import errno
-import os
 import time
 
 from ignis.native._pools import register
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -21,11 +21,13 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from ignis.native.slab cimport ign_slab, ign_slab_active, ign_slab_table, ign_slab_table_build
+from ignis.native.slab cimport ign_slab, ign_slab_active, ign_slab_stats, ign_slab_table, ign_slab_table_build
 
 include "_errors.pxi"
 include "_time.pxi"
 include "_pool.pxi"
+include "_path.pxi"
+include "_whole.pxi"
 
 DEFAULT_CAPACITY = 65536
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
@@ -40,40 +42,45 @@ cdef enum:
 cdef int fill_config(
     ign_region_config *config, object capacity, object size_classes, object max_message_bytes, object bytering_bytes
 ) except -1:
-    if not 0 < capacity <= 1 << 24 or capacity & (capacity - 1):
-        raise ValueError(f"capacity must be a power of two from 1 to 2**24, got {capacity}")
-    if not 0 < max_message_bytes <= 1 << 30:
-        raise ValueError(f"max_message_bytes must be 1..2**30, got {max_message_bytes}")
-    cdef uint32_t small = ign_bytering_default_bytes(capacity)
+    # Each argument is asked for its number once: what was checked is what is used.
+    cdef long long places = whole(capacity, "capacity", 1, 1 << 24)
+    cdef long long most = whole(max_message_bytes, "max_message_bytes", 1, 1 << 30)
+    cdef long long small = ign_bytering_default_bytes(<uint32_t>places) if places & (places - 1) == 0 else 0
+    cdef ign_slab_table table
+    cdef list pairs = []
+    if places & (places - 1):
+        raise ValueError(f"capacity must be a power of two from 1 to 2**24, got {places}")
     if bytering_bytes is not None:
-        if not 0 <= bytering_bytes <= IGN_BYTERING_MAX_BYTES or not ign_bytering_size_valid(bytering_bytes):
+        small = whole(bytering_bytes, "bytering_bytes", 0, IGN_BYTERING_MAX_BYTES)
+        if not ign_bytering_size_valid(small):
             raise ValueError(
                 f"bytering_bytes must be 0 or a power of two from {2 * IGN_BYTERING_MAX_MESSAGE} to "
-                f"{IGN_BYTERING_MAX_BYTES}, got {bytering_bytes}"
+                f"{IGN_BYTERING_MAX_BYTES}, got {small}"
             )
-        small = bytering_bytes
     if size_classes is None:
-        if ign_region_config_default(config, capacity, max_message_bytes) != IGN_OK:
-            raise ValueError(f"no layout for capacity={capacity}, max_message_bytes={max_message_bytes}")
-        config.bytering_bytes = small
+        if ign_region_config_default(config, <uint32_t>places, <uint64_t>most) != IGN_OK:
+            raise ValueError(f"no layout for capacity={places}, max_message_bytes={most}")
+        config.bytering_bytes = <uint32_t>small
         return 0
+    for size, count in size_classes:
+        if len(pairs) == <int>IGN_SLAB_MAX_CLASSES:
+            raise ValueError(f"size_classes: at most {IGN_SLAB_MAX_CLASSES} pairs")
+        pairs.append((whole(size, "size_classes: slot bytes", 1, 1 << 30), whole(count, "size_classes: slots", 1, 1 << 24)))
+    if not pairs:
+        raise ValueError(f"size_classes: 1..{IGN_SLAB_MAX_CLASSES} pairs, got none")
     memset(config, 0, sizeof(ign_region_config))
-    pairs = list(size_classes)
-    if not 0 < len(pairs) <= <int>IGN_SLAB_MAX_CLASSES:
-        raise ValueError(f"size_classes: 1..{IGN_SLAB_MAX_CLASSES} pairs, got {len(pairs)}")
-    largest = max(size for size, _ in pairs)
-    if max_message_bytes > largest:
-        raise ValueError(f"max_message_bytes={max_message_bytes} is over the largest size class, {largest}")
-    config.ring_capacity = capacity
-    config.bytering_bytes = small
-    config.max_message_bytes = max_message_bytes
+    config.ring_capacity = <uint32_t>places
+    config.bytering_bytes = <uint32_t>small
+    config.max_message_bytes = <uint64_t>most
     for size, count in pairs:
         config.slot_bytes[config.class_count] = size
         config.slot_counts[config.class_count] = count
         config.class_count += 1
-    cdef ign_slab_table table
     if ign_slab_table_build(&table, config.slot_bytes, config.slot_counts, config.class_count) != IGN_OK:
         raise ValueError(f"size_classes must rise and have 1..2**24 slots in all, got {pairs!r}")
+    size, count = pairs[len(pairs) - 1]
+    if most > size:
+        raise ValueError(f"max_message_bytes={most} is over the largest size class, {size}")
     return 0
 
 
@@ -85,8 +92,25 @@ cdef ign_role role_of(object role) except *:
     raise ValueError(f"role must be 'producer' or 'consumer', got {role!r}")
 
 
-cdef Channel new_channel(object path):
-    cdef Channel self = Channel.__new__(Channel)
+cdef uint32_t note_index(object index) except? 0xFFFFFFFF:
+    cdef Py_ssize_t i = small_index(index)
+    if not 0 <= i < <Py_ssize_t>IGN_REGION_NOTES:
+        raise IndexError(f"note {index}, there are {IGN_REGION_NOTES}")
+    return <uint32_t>i
+
+
+# True while this module makes an object itself. Nothing of Python runs meanwhile, so nobody else sees it.
+cdef bint _making = False
+
+
+cdef Channel new_channel(str path):
+    global _making
+    _making = True
+    try:
+        made = Channel.__new__(Channel)
+    finally:
+        _making = False
+    cdef Channel self = made
     # The C struct keeps its parts on cache lines of their own; Python's allocator aligns to 16 bytes only.
     self._channel = <ign_channel *>aligned_alloc(128, sizeof(ign_channel))
     if self._channel == NULL:
@@ -107,18 +131,21 @@ cdef Channel opened(Channel self):
     return self
 
 
+@cython.final
+@cython.no_gc  # it refers to text only, so it is part of no cycle and its making starts no collection
 cdef class Channel:
     """One direction of messages. Made by :meth:`heap`, :meth:`create` or :meth:`open`.
 
     Sending and receiving are each for one thread at a time; several Python threads of one process may call ``send`` because the
     GIL makes them take turns. Every wait releases the GIL and handles signals every 100 ms. A channel made before ``fork()``
-    raises ForkedHandleError in the child.
+    raises ForkedHandleError in the child. A channel cannot be copied, pickled or made a base class: it owns memory that C points to.
 
     What was sent is in the region: it survives ``kill -9`` of either side when the region is a file.
     """
 
-    def __init__(self):
-        raise TypeError("use Channel.heap(), Channel.create() or Channel.open()")
+    def __cinit__(self):
+        if not _making:
+            raise TypeError("use Channel.heap(), Channel.create() or Channel.open()")
 
     @staticmethod
     def heap(
@@ -154,13 +181,15 @@ cdef class Channel:
             RegionIOError: the file exists (``errno`` EEXIST), or there is no room for it (ENOSPC).
         """
         cdef ign_region_config config
-        cdef bytes encoded = os.fsencode(path)
+        cdef str name
+        cdef bytes encoded
+        name, encoded = path_pair(path)
         cdef ign_role c_role = role_of(role)
         fill_config(&config, capacity, size_classes, max_message_bytes, bytering_bytes)
-        cdef Channel self = new_channel(path)
+        cdef Channel self = new_channel(name)
         cdef int rc = ign_channel_create(self._channel, encoded, &config, c_role)
         if rc != IGN_OK:
-            raise_code(rc, str(path))
+            raise_code(rc, name)
         return opened(self)
 
     @staticmethod
@@ -174,17 +203,20 @@ cdef class Channel:
             RegionFormatError, RegionTruncatedError: not a region of this version. RegionBusyError: the role has a living owner.
             RegionIOError: with ``errno`` ENOENT when there is no such file.
         """
-        cdef bytes encoded = os.fsencode(path)
+        cdef str name
+        cdef bytes encoded
+        name, encoded = path_pair(path)
         cdef ign_role c_role = role_of(role)
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
-        cdef Channel self = new_channel(path)
+        cdef uint64_t until = timeout_ns(timeout)
+        until += ign_now_ns()
+        cdef Channel self = new_channel(name)
         cdef int rc
         pause_s = 0.001
         while True:
             rc = ign_channel_open(self._channel, encoded, c_role)
             if rc == IGN_OK:
                 return opened(self)
-            error = error_of(rc, str(path))
+            error = error_of(rc, name)
             missing = rc == IGN_E_IO and error.errno == errno.ENOENT
             if not (missing or rc == IGN_E_BUSY) or ign_now_ns() >= until:
                 raise error
@@ -233,15 +265,15 @@ cdef class Channel:
         """One slice. 1: look again; 0: time is up. The role's own calls may go on in other threads meanwhile."""
         cdef uint64_t now = ign_now_ns()
         cdef uint64_t left = until - now if until > now else 0
-        cdef bint slots = self._slots
         cdef int rc
         self._waiting += 1
         with nogil:
             if role == IGN_CONSUMER:
                 rc = ign_channel_wait_items(self._channel, left, spin)
             else:
-                rc = ign_channel_wait_space(self._channel, left, spin, slots)
+                rc = ign_channel_wait_space(self._channel, left, spin, True)
         self._waiting -= 1
+        self._finish()
         PyErr_CheckSignals()
         if self._closing:
             rc = IGN_E_CLOSED
@@ -265,15 +297,14 @@ cdef class Channel:
             ign_channel_stage(self._channel, &ref, kind)
         return rc
 
-    cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, object timeout) except -1:
-        """The ring or a size class is full. Returns 0 when the message was sent."""
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+    cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, uint64_t wait_ns) except -1:
+        """The ring, the byte ring or a size class is full. Returns 0 when the message was sent."""
+        cdef uint64_t until = ign_now_ns() + wait_ns
         cdef bint spin = True
         cdef int rc
         while True:
-            self._slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
             if self._wait(IGN_PRODUCER, until, spin) == 0:
-                raise _errors.WaitTimeoutError(f"{self._name()}: no room for {size} bytes within {timeout} s")
+                raise _errors.WaitTimeoutError(f"{self._name()}: no room for {size} bytes within {wait_ns / 1e9:g} s")
             spin = False
             self._check()
             rc = self._push(data, size, kind)
@@ -282,6 +313,35 @@ cdef class Channel:
                 return 0
             if rc != IGN_FULL:
                 self._fail(rc, size)
+
+    cdef int _send(self, object data, uint16_t kind, uint64_t wait_ns, bint waits) except -1:
+        """1: sent; 0: no room, and not to wait for any. The buffer is taken before the channel is looked at: taking it may run
+        Python, which may close the channel."""
+        cdef Py_buffer view
+        cdef const uint8_t *at
+        cdef size_t size
+        cdef bint exported = not PyBytes_CheckExact(data)
+        cdef int rc
+        if exported:
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            at, size = <const uint8_t *>view.buf, <size_t>view.len
+        else:
+            at, size = <const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data)
+        try:
+            self._as(IGN_PRODUCER)
+            rc = self._push(at, size, kind)
+            if rc == IGN_OK:
+                ign_channel_publish(self._channel)
+            elif rc != IGN_FULL:
+                self._fail(rc, size)
+            elif waits:
+                self._send_slow(at, size, kind, wait_ns)
+            else:
+                return 0
+            return 1
+        finally:
+            if exported:
+                PyBuffer_Release(&view)
 
     def send(self, data, kind: int = 0, timeout=30.0) -> None:
         """Copies one message into the channel; waits while there is no room.
@@ -293,47 +353,14 @@ cdef class Channel:
             WaitTimeoutError, MessageTooLargeError, ClosedError (also when the consumer closed), PeerDiedError (no room, and the
             consumer died), RegionTruncatedError, ForkedHandleError.
         """
-        cdef Py_buffer view
-        cdef uint16_t c_kind = kind
-        cdef int rc
-        self._as(IGN_PRODUCER)
-        if PyBytes_CheckExact(data):
-            rc = self._push(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), c_kind)
-            if rc == IGN_OK:
-                ign_channel_publish(self._channel)
-                return
-            if rc != IGN_FULL:
-                self._fail(rc, <size_t>PyBytes_GET_SIZE(data))
-            self._send_slow(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), c_kind, timeout)
-            return
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            rc = self._push(<const uint8_t *>view.buf, <size_t>view.len, c_kind)
-            if rc == IGN_OK:
-                ign_channel_publish(self._channel)
-            elif rc == IGN_FULL:
-                self._send_slow(<const uint8_t *>view.buf, <size_t>view.len, c_kind, timeout)
-            else:
-                self._fail(rc, <size_t>view.len)
-        finally:
-            PyBuffer_Release(&view)
+        cdef uint16_t c_kind = kind if type(kind) is int else _as_index(kind)
+        cdef uint64_t wait_ns = timeout_ns(timeout)
+        self._send(data, c_kind, wait_ns, True)
 
     def try_send(self, data, kind: int = 0) -> bool:
         """``send`` that answers False instead of waiting."""
-        cdef Py_buffer view
-        cdef uint16_t c_kind = kind
-        cdef int rc
-        self._as(IGN_PRODUCER)
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            rc = self._push(<const uint8_t *>view.buf, <size_t>view.len, c_kind)
-            if rc == IGN_OK:
-                ign_channel_publish(self._channel)
-            elif rc != IGN_FULL:
-                self._fail(rc, <size_t>view.len)
-        finally:
-            PyBuffer_Release(&view)
-        return rc == IGN_OK
+        cdef uint16_t c_kind = kind if type(kind) is int else _as_index(kind)
+        return self._send(data, c_kind, 0, False) == 1
 
     def send_many(self, items, kind: int = 0, timeout=30.0) -> int:
         """Sends a sequence of messages, publishing many with one store; waits while there is no room.
@@ -344,33 +371,31 @@ cdef class Channel:
         Raises:
             MessageTooLargeError: one of them is over the limit; none was sent. The others as for ``send``, when none was sent.
         """
-        cdef uint16_t c_kind = kind
+        cdef uint16_t c_kind = kind if type(kind) is int else _as_index(kind)
+        cdef uint64_t wait_ns = timeout_ns(timeout)
         cdef Py_ssize_t n, sent = 0, i, size
         cdef uint64_t until = 0, limit
         cdef bint spin
         cdef int rc, staged = 0
         cdef object item
-        self._as(IGN_PRODUCER)
-        limit = self._channel.region.max_message_bytes
-        cdef list many = items if type(items) is list else list(items)
-        cdef list checked = many
-        for i in range(len(many)):
+        cdef list many = list(items)  # our own: the caller's may change under the next lines, and while we wait
+        n = len(many)
+        for i in range(n):
             item = many[i]
             if not PyBytes_CheckExact(item):
-                if checked is many:
-                    checked = many[:]  # the caller's list stays as it is
-                item = checked[i] = bytes(memoryview(item))
-            size = PyBytes_GET_SIZE(item)
+                many[i] = bytes(memoryview(item))
+        # From here on nothing of Python runs but in a wait.
+        self._as(IGN_PRODUCER)
+        limit = self._channel.region.max_message_bytes
+        for i in range(n):
+            size = PyBytes_GET_SIZE(many[i])
             if <uint64_t>size > limit:
                 raise _errors.MessageTooLargeError(size, limit)
-        if checked is items:
-            checked = many[:]  # other threads may change the caller's list while we wait
-        n = len(checked)
         while sent < n:
             rc = IGN_OK
             staged = 0
             while sent + staged < n:
-                item = checked[sent + staged]
+                item = many[sent + staged]
                 rc = self._push(<const uint8_t *>PyBytes_AS_STRING(item), <size_t>PyBytes_GET_SIZE(item), c_kind)
                 if rc != IGN_OK:
                     break
@@ -388,12 +413,11 @@ cdef class Channel:
                     self._fail(rc, 0)
                 return sent
             if until == 0:
-                until = ign_now_ns() + timeout_ns(timeout)
+                until = ign_now_ns() + wait_ns
             spin = True
             try:
-                self._slots = ign_channel_depth(self._channel) < self._channel.region.ring_capacity
                 if self._wait(IGN_PRODUCER, until, spin) == 0:
-                    raise _errors.WaitTimeoutError(f"{self._name()}: no room within {timeout} s")
+                    raise _errors.WaitTimeoutError(f"{self._name()}: no room within {wait_ns / 1e9:g} s")
                 self._check()
             except _errors.IgnisError:
                 if sent == 0:
@@ -403,19 +427,24 @@ cdef class Channel:
 
     # -- receiving --------------------------------------------------------------------------------------------------
 
-    cdef const ign_message *_next(self, object timeout) except? NULL:
-        """The next message, not taken yet; NULL when the time is up. A negative timeout does not wait at all."""
+    cdef const ign_message *_next(self, uint64_t wait_ns, bint waits) except? NULL:
+        """The next message, not taken yet; NULL when the time is up, or at once without `waits`.
+
+        Nothing may be made that the collector watches between this and taking the message: a collection can run Python that
+        receives from this very channel.
+        """
         cdef const ign_message *message = NULL
         cdef uint32_t got
         cdef uint64_t until
+        cdef uint32_t slot
         cdef bint spin = True
         cdef int rc = ign_channel_peek(self._channel, &message, &got)
         if rc == IGN_EMPTY:
             # Nothing more to do for now: let the producer have what we are done with.
             ign_channel_flush(self._channel)
-            if timeout is _NO_WAIT:
+            if not waits:
                 return NULL
-            until = ign_now_ns() + timeout_ns(timeout)
+            until = ign_now_ns() + wait_ns
             while rc == IGN_EMPTY:
                 if self._wait(IGN_CONSUMER, until, spin) == 0:
                     return NULL
@@ -425,9 +454,9 @@ cdef class Channel:
         if rc != IGN_OK:
             self._fail(rc, 0)
         if message.code != IGN_OK:
-            rc = message.code
+            rc, slot = message.code, message.slot
             ign_channel_advance(self._channel, 1)
-            raise_code(rc, f"{self._name()}: slot {message.slot}")
+            raise_code(rc, f"{self._name()}: slot {slot}")
         return message
 
     cdef bytes _take(self, const ign_message *message):
@@ -449,26 +478,29 @@ cdef class Channel:
             WaitTimeoutError; ClosedError or PeerDiedError when the producer closed or died and everything it had sent was
             received; ForeignReferenceError for a reference outside the slab (it is skipped); RegionTruncatedError, ForkedHandleError.
         """
+        cdef uint64_t wait_ns = timeout_ns(timeout)
         self._as(IGN_CONSUMER)
-        cdef const ign_message *message = self._next(timeout)
+        cdef const ign_message *message = self._next(wait_ns, True)
         if message == NULL:
-            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {timeout} s")
+            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {wait_ns / 1e9:g} s")
         return self._take(message)
 
     def try_recv(self):
         """The next message, or None when there is none at the moment."""
         self._as(IGN_CONSUMER)
-        cdef const ign_message *message = self._next(_NO_WAIT)
+        cdef const ign_message *message = self._next(0, False)
         return None if message == NULL else self._take(message)
 
     def recv_with_kind(self, timeout=30.0):
         """``recv`` that returns (kind, message)."""
+        cdef uint64_t wait_ns = timeout_ns(timeout)
         self._as(IGN_CONSUMER)
-        cdef const ign_message *message = self._next(timeout)
+        cdef const ign_message *message = self._next(wait_ns, True)
         if message == NULL:
-            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {timeout} s")
+            raise _errors.WaitTimeoutError(f"{self._name()}: nothing received within {wait_ns / 1e9:g} s")
         cdef int kind = message.kind
-        return kind, self._take(message)
+        cdef bytes data = self._take(message)
+        return kind, data
 
     def recv_many(self, max_messages: int, timeout=30.0) -> list:
         """Up to ``max_messages`` messages: waits for the first, never for more. An empty list when the time is up.
@@ -476,13 +508,14 @@ cdef class Channel:
         Raises:
             As ``recv``, when there is nothing to return before the error.
         """
-        cdef Py_ssize_t limit = max_messages
+        cdef Py_ssize_t limit = _as_index(max_messages)
+        cdef uint64_t wait_ns = timeout_ns(timeout)
         cdef const ign_message *messages
         cdef uint32_t got, i, taken
         cdef int rc
         cdef list out = []
         self._as(IGN_CONSUMER)
-        if limit <= 0 or self._next(timeout) == NULL:
+        if limit <= 0 or self._next(wait_ns, True) == NULL:
             return out
         while len(out) < limit and ign_channel_peek(self._channel, &messages, &got) == IGN_OK:
             if <Py_ssize_t>got > limit - len(out):
@@ -514,18 +547,19 @@ cdef class Channel:
 
         Hold few of them for long: what is held is not available to the producer.
         """
-        cdef Py_ssize_t limit = max_messages
+        cdef Py_ssize_t limit = _as_index(max_messages)
+        cdef uint64_t wait_ns = timeout_ns(timeout)
         cdef const ign_message *messages
         cdef uint32_t got
         cdef View view
         cdef list out = []
         self._as(IGN_CONSUMER)
-        if limit <= 0 or self._next(timeout) == NULL:
+        if limit <= 0 or self._next(wait_ns, True) == NULL:
             return out
         while len(out) < limit and ign_channel_peek(self._channel, &messages, &got) == IGN_OK:
             if messages.code != IGN_OK:
                 break
-            view = View.__new__(View)
+            view = new_view()
             if messages.slot == IGN_BYTERING_SLOT:
                 view._copy = PyBytes_FromStringAndSize(<const char *>messages.bytes, <Py_ssize_t>messages.length)
                 view._bytes = <const uint8_t *>PyBytes_AS_STRING(view._copy)
@@ -545,17 +579,16 @@ cdef class Channel:
 
     def set_note(self, index: int, value: int) -> None:
         """Sets one of eight 64-bit words that both sides can read at any time (release)."""
+        cdef uint32_t i = note_index(index)
+        cdef uint64_t c_value = _as_index(value)
         self._check()
-        if not 0 <= index < <int>IGN_REGION_NOTES:
-            raise IndexError(f"note {index}, there are {IGN_REGION_NOTES}")
-        ign_region_set_note(&self._channel.region, index, value)
+        ign_region_set_note(&self._channel.region, i, c_value)
 
     def get_note(self, index: int) -> int:
         """Reads a note (acquire); 0 before it was set."""
+        cdef uint32_t i = note_index(index)
         self._check()
-        if not 0 <= index < <int>IGN_REGION_NOTES:
-            raise IndexError(f"note {index}, there are {IGN_REGION_NOTES}")
-        return ign_region_get_note(&self._channel.region, index)
+        return ign_region_get_note(&self._channel.region, i)
 
     def peer_alive(self):
         """True or False for the process in the other role; None when nobody has been there yet. False after a clean close."""
@@ -573,10 +606,19 @@ cdef class Channel:
         """Figures: capacity, depth, sent and received by this handle, the slab's counts as seen by the producer
         (active, allocated, released, bytes, classes; absent on a consumer), region_bytes and bytering_bytes."""
         cdef ign_channel *c = self._channel
+        cdef ign_slab_stats slab
+        cdef uint64_t depth
+        cdef uint32_t active = 0
         self._check()
+        # All that needs the mapping first: making the answer may run Python, which may close the channel.
+        depth = ign_channel_depth(c)
+        if c.produces:
+            ign_channel_collect(c)
+            active = ign_slab_active(&c.slab)
+        slab = c.slab.stats
         out = {
             "capacity": c.region.ring_capacity,
-            "depth": ign_channel_depth(c),
+            "depth": depth,
             "max_message_bytes": c.region.max_message_bytes,
             "region_bytes": c.region.bytes,
             "bytering_bytes": c.region.bytering_bytes,
@@ -584,11 +626,9 @@ cdef class Channel:
             "received": c.received,
         }
         if c.produces:
-            ign_channel_collect(c)
             out.update(
-                active=ign_slab_active(&c.slab), allocated=c.slab.stats.allocated,
-                released=c.slab.stats.released, refused=c.slab.stats.refused, bytes=c.slab.stats.active_bytes,
-                bad_returns=c.bad_returns, classes=slab_classes(&c.slab),
+                active=active, allocated=slab.allocated, released=slab.released, refused=slab.refused,
+                bytes=slab.active_bytes, bad_returns=c.bad_returns, classes=slab_classes(&c.slab),
             )
         return out
 
@@ -610,7 +650,7 @@ cdef class Channel:
         return self._path
 
     cdef void _finish(self) noexcept:
-        # The role is given back only when nothing of ours points into the region any more.
+        # The last one out: the role is given back when nothing of ours points into the region any more and no thread is inside.
         if self._closing and self._views == 0 and self._waiting == 0:
             ign_channel_close(self._channel)
 
@@ -621,9 +661,10 @@ cdef class Channel:
         the last release finishes the close.
 
         Raises:
-            WaitTimeoutError: a thread did not leave its wait in time; call close again.
+            WaitTimeoutError: a thread did not leave its wait in time. The last one that leaves finishes the close.
         """
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        cdef uint64_t until = timeout_ns(timeout)
+        until += ign_now_ns()
         self._closing = True
         if ign_region_check(&self._channel.region) != IGN_E_FORKED:
             ign_channel_interrupt(self._channel)
@@ -639,9 +680,6 @@ cdef class Channel:
 
     def __exit__(self, *exc):
         self.close()
-
-
-cdef object _NO_WAIT = object()
 
 
 include "_view.pxi"

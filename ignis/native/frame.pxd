@@ -27,4 +27,7 @@ cdef class FrameDecoder:
     cdef size_t _begin
     cdef size_t _end
     cdef object _error
+    cdef bint _busy             # frames() reads the buffer
     cdef readonly size_t max_frame_bytes
+
+    cdef int _check(self) except -1

@@ -1,10 +1,11 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False
 """Frames: ``int32 length | int16 command | int64 request_id | payload``, big-endian, length = 10 + payload.
 
 Encoding and decoding are pure and safe from any thread; the bulk calls copy without the GIL. A :class:`FrameDecoder` is for one
 stream and one thread at a time.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int16_t, int64_t, uint8_t
@@ -12,6 +13,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
 include "_errors.pxi"
+include "_arguments.pxi"
 
 FRAME_HEADER_BYTES = 14
 DEFAULT_MAX_FRAME_BYTES = 16 << 20
@@ -174,13 +176,15 @@ def decode_frames(data, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES):
     return frames, consumed
 
 
+@cython.no_gc_clear
 cdef class FrameDecoder:
     """Frames out of a stream that arrives in pieces of any size.
 
     Args:
         max_frame_bytes: limit of one frame, header included; checked on the first four bytes of each.
 
-    ``feed`` and ``frames`` by one thread at a time. After an error the stream is lost: every later call raises it again.
+    ``feed`` and ``frames`` by one thread at a time: NativeError for a call while ``frames`` is at work. After an error the
+    stream is lost: every later call raises it again. Cannot be copied or pickled.
     """
 
     def __cinit__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES):
@@ -190,6 +194,16 @@ cdef class FrameDecoder:
 
     def __dealloc__(self):
         free(self._buffer)
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    cdef int _check(self) except -1:
+        if self._error is not None:
+            raise self._error
+        if self._busy:
+            raise_code(IGN_E_THREAD, "frame decoder")
+        return 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -205,10 +219,9 @@ cdef class FrameDecoder:
         cdef Py_buffer view
         cdef size_t size, room
         cdef uint8_t *grown
-        if self._error is not None:
-            raise self._error
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)  # may run others' code: before the look
         try:
+            self._check()
             size = <size_t>view.len
             if self._end + size > self._room and self._begin != 0:
                 memmove(self._buffer, self._buffer + self._begin, self._end - self._begin)
@@ -237,11 +250,17 @@ cdef class FrameDecoder:
         """
         cdef size_t consumed = 0, announced = 0
         cdef list out = []
-        if self._error is not None:
-            raise self._error
+        cdef int rc
+        self._check()
         if self._begin == self._end:
             return out
-        rc = decode_into(out, self._buffer + self._begin, self._end - self._begin, self.max_frame_bytes, &consumed, &announced)
+        # The frames are made as Python objects while the buffer is read: nothing may move it meanwhile.
+        self._busy = True
+        try:
+            rc = decode_into(
+                out, self._buffer + self._begin, self._end - self._begin, self.max_frame_bytes, &consumed, &announced)
+        finally:
+            self._busy = False
         self._begin += consumed
         if self._begin == self._end:
             self._begin = self._end = 0

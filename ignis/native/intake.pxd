@@ -13,7 +13,8 @@ cdef class Intake:
     cdef ign_channel *_channel
     cdef readonly object path
     cdef bint _closed
-    cdef int _inside            # pack() is at work on our memory
+    cdef int _inside            # threads in the C core that read our memory; none of them runs Python code meanwhile
+    cdef bint _busy             # a hold, pack or acknowledge is at work on what is held
     cdef ign_ring_entry *_entries
     cdef ign_message *_messages
     cdef Taken *_taken          # held: looked at, and neither acknowledged nor let go; a ring, from _first on
@@ -24,6 +25,8 @@ cdef class Intake:
     cdef readonly uint64_t acknowledged
 
     cdef int _check(self) except -1
+    cdef int _check_alone(self) except -1
+    cdef void _let_go(self, uint32_t keep) noexcept
     cdef Taken *_at(self, uint32_t i) noexcept nogil
 
 
@@ -32,6 +35,6 @@ cdef class Bell:
     cdef readonly object path
     cdef uint64_t _seen
     cdef bint _closed
-    cdef int _waiting
+    cdef int _inside            # threads asleep on it, in the C core
 
     cdef int _check(self) except -1

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False
 """Collecting what other processes left in mapped outboxes, with a promise to each: it is taken when it is durable.
 
 `Intake.hold` looks at messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
@@ -7,12 +7,12 @@ between leaves them to the next consumer. The files' makers are other processes:
 checked before it is used.
 """
 
-import os
+import time
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_CheckSignals
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
@@ -31,6 +31,7 @@ from ignis.native.ring cimport ign_ring_entry
 from ignis.native.wait cimport ign_board, ign_board_check, ign_board_close, ign_board_open, ign_event_advance
 
 include "_errors.pxi"
+include "_arguments.pxi"
 include "_time.pxi"
 include "_packing.pxi"
 
@@ -39,12 +40,17 @@ cdef extern from "stdlib.h" nogil:
 
 cdef enum:
     CODEC_BITS = 0x0F
-    SLICE_NS = 100000000
+    CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class Intake:
-    """The consumer of one mapped outbox. Made by :meth:`open`. For one thread at a time."""
+    """The consumer of one mapped outbox. Made by :meth:`open`. Cannot be copied or pickled.
+
+    For one thread at a time: what finds another call of `hold`, `pack`, `acknowledge` or `let_go` at work raises NativeError.
+    `close` may come from any thread and waits for those that are inside.
+    """
 
     def __init__(self):
         raise TypeError("use Intake.open()")
@@ -57,7 +63,7 @@ cdef class Intake:
             RegionFormatError, RegionTruncatedError, NativeError: not a region, or one whose words contradict each other.
             RegionBusyError: a living process collects from it. RegionIOError.
         """
-        cdef bytes encoded = os.fsencode(path)
+        cdef bytes encoded = path_bytes(path)
         cdef Intake self = Intake.__new__(Intake)
         cdef size_t room
         cdef int rc
@@ -87,13 +93,26 @@ cdef class Intake:
             ign_channel_close(self._channel)
             free(self._channel)
 
+    def __reduce__(self):
+        refuse_copy(self)
+
     cdef Taken *_at(self, uint32_t i) noexcept nogil:
         return &self._taken[(self._first + i) & (self._channel.region.ring_capacity - 1)]
 
     cdef int _check(self) except -1:
-        cdef int rc = IGN_E_CLOSED if self._closed else ign_region_check(&self._channel.region)
+        cdef int rc
+        if self._channel == NULL or self._taken == NULL:
+            raise TypeError("use Intake.open(), not Intake.__new__")
+        rc = IGN_E_CLOSED if self._closed else ign_region_check(&self._channel.region)
         if rc != IGN_OK:
             raise_code(rc, str(self.path))
+        return 0
+
+    cdef int _check_alone(self) except -1:
+        """For what changes the list of held messages."""
+        self._check()
+        if self._busy:
+            raise_code(IGN_E_THREAD, f"intake {self.path}")
         return 0
 
     @property
@@ -155,16 +174,18 @@ cdef class Intake:
         """
         cdef uint32_t got, i, limit, added = 0
         cdef size_t total = 0
+        cdef size_t c_messages = max_messages
         cdef size_t c_bytes = max_bytes
         cdef uint16_t c_shards = shards
         cdef uint8_t c_codec = codec
         cdef int rc, bad = IGN_OK
-        self._check()
-        if c_shards == 0 or max_messages <= 0:
-            raise ValueError(f"hold: max_messages={max_messages}, shards={shards}")
+        if c_shards == 0 or c_shards == ANY or c_messages == 0:
+            raise ValueError(f"hold: max_messages={c_messages}, shards={c_shards}, allowed are 1 and more, and 1..65534")
+        self._check_alone()
         limit = self._channel.region.ring_capacity
-        if max_messages < <object>limit:
-            limit = max_messages
+        if c_messages < limit:
+            limit = <uint32_t>c_messages
+        self._busy = True
         self._inside += 1
         with nogil:
             rc = ign_channel_survey(self._channel, self._count, self._entries, self._messages, limit, &got)
@@ -180,27 +201,33 @@ cdef class Intake:
                     total += self._messages[i].length
                     added += 1
         self._inside -= 1
+        self._busy = False
         try:
             self._check()  # zeros of a file that was cut are no messages, and look like an empty ring
         except _errors.IgnisError:
-            self.let_go()
+            self._let_go(0)
             raise
         if rc == IGN_EMPTY:
             return 0
         if rc != IGN_OK:
-            self.let_go()
+            self._let_go(0)
             raise_code(rc, str(self.path))
         if added == 0 and bad == IGN_E_FOREIGN:
             raise_code(bad, str(self.path))
         if added == 0 and bad != IGN_OK:
             raise _errors.UnreadableMessageError(
-                f"{self.path}: {self._messages[0].length} bytes that are no record of codec {codec}")
+                f"{self.path}: {self._messages[0].length} bytes that are no record of codec {c_codec}")
         self.bytes_taken += total
         self._count += added
         return added
 
     def let_go(self, uint32_t keep=0) -> None:
         """Forgets what is held, all but the oldest ``keep``: it stays in the channel, and the next `hold` finds it again."""
+        if self._busy:
+            raise_code(IGN_E_THREAD, f"intake {self.path}")
+        self._let_go(keep)
+
+    cdef void _let_go(self, uint32_t keep) noexcept:
         self._count = min(self._count, keep)
         self._packed = min(self._packed, keep)
         if self._count == 0:
@@ -211,12 +238,17 @@ cdef class Intake:
 
         Returns how many that was. Raises ValueError when fewer are held.
         """
-        cdef uint32_t i, n = self._count if count is None else count
-        self._check()
+        cdef bint all_of_them = count is None
+        cdef uint32_t i, n = 0 if all_of_them else count
+        self._check_alone()
+        if all_of_them:
+            n = self._count
         if n > self._count:
             raise ValueError(f"{self.path}: acknowledge({n}), {self._count} messages are held")
         if n == 0:
             return 0
+        self._busy = True
+        self._inside += 1
         with nogil:
             # In this order, see ign_channel_take.
             ign_channel_take(self._channel, n)
@@ -225,6 +257,8 @@ cdef class Intake:
                 if self._at(i).slot != IGN_BYTERING_SLOT:
                     ign_channel_give_back(self._channel, self._at(i).slot, self._at(i).generation)
             ign_channel_flush(self._channel)
+        self._inside -= 1
+        self._busy = False
         self._first += n
         self._count -= n
         self._packed -= n if n < self._packed else self._packed
@@ -235,20 +269,34 @@ cdef class Intake:
 
     def refuse(self) -> None:
         """Tells the producer that nothing more will be taken from this file: its sends and receipts raise from now on."""
-        if self._closed:
-            raise_code(IGN_E_CLOSED, str(self.path))
-        # Also when the file was cut: the note is in its first page, which may be there still.
+        try:
+            self._check()
+        except _errors.RegionTruncatedError:
+            pass  # also when the file was cut: the note is in its first page, which may be there still
         ign_region_set_note(&self._channel.region, IGN_NOTE_REFUSED, 1)
         ign_channel_flush(self._channel)  # wakes who waits for progress
 
     def close(self) -> None:
-        """Gives the consumer's side back; what is held stays in the file. Idempotent."""
-        if self._closed:
-            return
-        if self._inside:
-            raise _errors.RegionBusyError(f"{self.path}: being packed in another thread")
+        """Gives the consumer's side back; what is held stays in the file. Idempotent.
+
+        Waits for the threads that are inside, which then raise ClosedError.
+
+        Raises:
+            WaitTimeoutError: one was still inside after 5 s. The intake is closed all the same; the side is given back by the
+            next `close`, or with the object.
+        """
+        cdef uint64_t until
         self._closed = True
-        self.let_go()
+        if self._channel == NULL or ign_region_check(&self._channel.region) == IGN_E_CLOSED:
+            return
+        if ign_region_check(&self._channel.region) == IGN_E_FORKED:
+            self._inside = 0  # the parent's threads are not here
+        until = ign_now_ns() + <uint64_t>CLOSE_NS
+        while self._inside and ign_now_ns() < until:  # none of them is longer than a slice or the copying of what is held
+            time.sleep(0.0005)
+        if self._inside:
+            raise _errors.WaitTimeoutError(f"{self.path}: {self._inside} thread(s) are still at work on it")
+        self._let_go(0)
         ign_channel_close(self._channel)
 
     @property
@@ -300,58 +348,77 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
     Raises:
         RegionTruncatedError: a file was cut meanwhile; its ``held`` messages are nobody's, let them go.
     """
+    cdef list held = intakes_of(intakes)
     cdef Intake one
-    cdef uint32_t total = 0, batches = 0, i
+    cdef uint32_t batches = 0, i
+    cdef size_t total = 0, at = 0
     cdef Taken *all = NULL
     cdef Batch *built = NULL
     cdef int rc
     if not 0 < shards < ANY or not 0 <= any_shard < shards or not 0 < chunk_records <= 1 << 20 or chunk_bytes < 0:
         raise ValueError(f"pack: shards={shards}, any_shard={any_shard}, chunk_records={chunk_records}")
-    for one in intakes:
-        one._check()
+    if len(set(held)) != len(held):
+        raise ValueError("pack: an intake comes up twice")
+    for one in held:
+        one._check_alone()
         total += one._count - one._packed
     if total == 0:
         return []
+    if total > UINT32_MAX:
+        raise ValueError(f"pack: {total} messages at once")
     all = <Taken *>malloc(total * sizeof(Taken))
     if all == NULL:
         raise MemoryError("pack")
-    total = 0
-    for one in intakes:
+    # Nothing of Python runs between the look above and the end of the copying, but what other threads do.
+    for one in held:
         for i in range(one._packed, one._count):
-            all[total] = one._at(i)[0]
-            total += 1
+            all[at] = one._at(i)[0]
+            at += 1
+        one._busy = True
         one._inside += 1
+    with nogil:
+        rc = pack_taken(all, <uint32_t>total, any_shard, shards, chunk_records, chunk_bytes, &built, &batches)
+    for one in held:
+        one._inside -= 1
     try:
-        with nogil:
-            rc = pack_taken(all, total, any_shard, shards, chunk_records, chunk_bytes, &built, &batches)
         if rc != IGN_OK:
             raise_code(rc, "pack")
-        for one in intakes:
+        for one in held:
             one._check()
         closed = close_batches(built, batches)
-        for one in intakes:
+        for one in held:
             one._packed = one._count
         return closed
     finally:
-        for one in intakes:
-            one._inside -= 1
+        for one in held:
+            one._busy = False
         free_batches(built, batches)
         free(all)
 
 
+cdef list intakes_of(list intakes):
+    """A list of our own, which nobody changes meanwhile, of nothing but intakes."""
+    cdef list held = intakes[:]
+    for one in held:
+        if type(one) is not Intake:
+            raise TypeError(f"intakes holds {type(one).__name__}, expected Intake")
+    return held
+
+
 @cython.final
+@cython.no_gc_clear
 cdef class Bell:
-    """What producers ring when they left a message and somebody may be asleep.
+    """What producers ring when they left a message and somebody may be asleep. Cannot be copied or pickled.
 
     Args:
         path: a file that all participants map, made if it is not there.
 
     Raises:
-        RegionFormatError, RegionTruncatedError, RegionIOError.
+        RegionFormatError, RegionTruncatedError, RegionIOError; ValueError for a path with a NUL byte.
     """
 
     def __cinit__(self, path):
-        cdef bytes encoded = os.fsencode(path)
+        cdef bytes encoded = path_bytes(path)
         cdef int rc = ign_board_open(&self._board, encoded, 1)
         if rc != IGN_OK:
             raise_code(rc, str(path))
@@ -359,6 +426,9 @@ cdef class Bell:
 
     def __dealloc__(self):
         ign_board_close(&self._board)
+
+    def __reduce__(self):
+        refuse_copy(self)
 
     cdef int _check(self) except -1:
         cdef int rc = IGN_E_CLOSED if self._closed else ign_board_check(&self._board)
@@ -372,40 +442,67 @@ cdef class Bell:
         ign_event_advance(self._board.events)
 
     def wait(self, list intakes not None, timeout) -> bool:
-        """Until one of the intakes has a message, or somebody rang; false when the time (seconds) is up. One thread."""
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout), now
+        """Until one of the intakes has a message, or somebody rang; false when the time (seconds) is up. One thread.
+
+        Raises:
+            ClosedError: the bell or one of the intakes was closed meanwhile, at the latest a slice of 100 ms ago.
+        """
+        cdef uint64_t until = timeout_ns(timeout), now
+        cdef list held = intakes_of(intakes)
         cdef uint32_t count = 0
         cdef Intake one
         cdef int rc
-        cdef ign_channel **channels = <ign_channel **>malloc((len(intakes) + 1) * sizeof(ign_channel *))
+        cdef ign_channel **channels = <ign_channel **>malloc((len(held) + 1) * sizeof(ign_channel *))
         if channels == NULL:
             raise MemoryError("bell")
-        self._waiting += 1
+        until += ign_now_ns()
         try:
-            for one in intakes:
+            for one in held:
                 one._check()
                 channels[count] = one._channel
                 count += 1
             while True:
+                # Between two slices anything may have been closed: by another thread, or by a signal's handler in this one.
+                for one in held:
+                    one._check()
                 self._check()
                 now = ign_now_ns()
+                for one in held:
+                    one._inside += 1
+                self._inside += 1
                 with nogil:
                     rc = ign_channel_wait_any(
                         self._board.events, &self._seen, channels, count, until - now if until > now else 0)
+                self._inside -= 1
+                for one in held:
+                    one._inside -= 1
                 PyErr_CheckSignals()
+                if self._closed:
+                    raise_code(IGN_E_CLOSED, f"bell {self.path}")  # it was close() that rang
                 if rc == IGN_OK:
                     return True
                 if ign_now_ns() >= until:
                     return False
         finally:
-            self._waiting -= 1
             free(channels)
 
     def close(self) -> None:
-        """Ends the handle, not the file. Idempotent. Not while somebody waits on it: RegionBusyError."""
-        if self._closed:
-            return
-        if self._waiting:
-            raise _errors.RegionBusyError(f"bell {self.path}: somebody waits on it")
+        """Ends the handle, not the file. Idempotent. A thread that waits on it is woken and raises ClosedError.
+
+        Raises:
+            WaitTimeoutError: it was still inside after 5 s. The bell is closed all the same; its memory goes with the next
+            `close`, or with the object.
+        """
+        cdef uint64_t until = ign_now_ns() + <uint64_t>CLOSE_NS
         self._closed = True
+        if ign_board_check(&self._board) == IGN_E_CLOSED:
+            return
+        if ign_board_check(&self._board) == IGN_E_FORKED:
+            self._inside = 0  # the parent's threads are not here
+        while self._inside and ign_now_ns() < until:
+            if ign_board_check(&self._board) == IGN_OK:
+                ign_event_advance(self._board.events)
+            time.sleep(0.0005)
+        if self._inside:
+            raise _errors.WaitTimeoutError(f"bell {self.path}: {self._inside} thread(s) still wait")
         ign_board_close(&self._board)

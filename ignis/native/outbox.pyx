@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False
 """The producer's hot path: messages are encoded straight into a slab slot, and a flusher drains them as packed batches.
 
 Messages are numbered from 1 in the order they were sent. The flusher settles them in that order, so a receipt is two words,
@@ -7,8 +7,6 @@ cost anything of their own.
 """
 
 import heapq
-import os
-import sys
 import time
 from bisect import bisect_left
 from _thread import allocate_lock
@@ -38,13 +36,25 @@ from ignis.native.slab cimport ign_slab, ign_slab_ref
 from ignis.native.wait cimport ign_board_close, ign_board_open, ign_event_advance, ign_event_notify
 
 include "_errors.pxi"
+include "_arguments.pxi"
 include "_time.pxi"
 include "_pool.pxi"
 
 cdef extern from "stdlib.h" nogil:
     void *aligned_alloc(size_t alignment, size_t size)
 
+cdef extern from "Python.h":
+    ctypedef struct PyObject:
+        pass
+    ctypedef int (*visitproc)(PyObject *, void *) noexcept
+    ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
+    ctypedef struct PyTypeObject:
+        traverseproc tp_traverse
+    void PyErr_SetObject(object kind, object value)
+    void PyErr_WriteUnraisable(object where)
+
 cdef enum:
+    CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
     # What an envelope may add to a body: fixed part, the longest key, and as much again for the meta map.
     ENVELOPE_BYTES = 36 + 65535 + 65537
 
@@ -52,31 +62,45 @@ cdef enum:
 include "_packing.pxi"
 
 
-cdef void complete_futures(list pairs) noexcept:
+def _complete_futures(list pairs not None):
+    """In the loop's thread: what became of the receipts that were awaited there."""
     for future, receipt in pairs:
-        if not future.done():
-            error = (<Receipt>receipt).exception(0)
-            if error is None:
-                future.set_result(receipt.id)
-            else:
-                future.set_exception(error)
+        try:
+            complete_future(future, <Receipt?>receipt)
+        except BaseException as error:
+            report(error, future)  # the others are completed all the same
 
 
-def _complete_futures(pairs):
-    complete_futures(pairs)
+cdef int complete_future(object future, Receipt receipt) except -1:
+    if future.done():
+        return 0
+    error = receipt.exception(0)
+    if error is None:
+        future.set_result(receipt.id)
+    else:
+        future.set_exception(error)
+    return 0
 
 
 @cython.final
-@cython.no_gc
+@cython.no_gc         # a collector that counted receipts would cost more than the sending; see traverse_waiting
 @cython.freelist(4096)
 cdef class Receipt:
     """The promise of one message: done when the message is durable, or refused.
 
-    Made by :meth:`Outbox.send`. Safe from any thread; can be awaited in any event loop.
+    Made by :meth:`Outbox.send`. Safe from any thread; can be awaited in any event loop. Cannot be copied or pickled.
     """
 
     def __init__(self):
         raise TypeError("receipts come from Outbox.send()")
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    cdef Outbox _of(self):
+        if self._outbox is None:
+            raise TypeError("receipts come from Outbox.send(), not from Receipt.__new__")
+        return self._outbox
 
     @property
     def id(self) -> bytes:
@@ -90,11 +114,12 @@ cdef class Receipt:
 
     def done(self) -> bool:
         """True once the message is durable or refused."""
-        return self._outbox._is_settled(self._sequence)
+        return self._of()._is_settled(self._sequence)
 
     cdef int _await_done(self, object timeout) except -1:
-        if self._outbox._settled < self._sequence:
-            self._outbox.wait_settled(self._sequence, timeout)
+        cdef Outbox outbox = self._of()
+        if outbox._settled < self._sequence:
+            outbox.wait_settled(self._sequence, timeout)
         return 0
 
     def result(self, timeout=30.0) -> bytes:
@@ -117,16 +142,21 @@ cdef class Receipt:
     def add_done_callback(self, fn) -> None:
         """Calls ``fn(receipt)`` once it is done: in the flusher's thread, or here and now when it is already.
 
-        Exceptions of ``fn`` go to ``sys.unraisablehook``.
+        What ``fn`` raises, of whatever kind, goes to ``sys.unraisablehook`` and no further.
         """
-        cdef Outbox outbox = self._outbox
-        if outbox._is_settled(self._sequence):
-            fn(self)
-        else:
+        cdef Outbox outbox = self._of()
+        if not callable(fn):
+            raise TypeError(f"a callback is called with the receipt, {fn!r} cannot be")
+        if not outbox._is_settled(self._sequence):
             outbox._register(self._sequence, (fn, self))
+            return
+        try:
+            fn(self)
+        except BaseException as error:
+            report(error, fn)
 
     def __await__(self):
-        if not self._outbox._is_settled(self._sequence):
+        if not self._of()._is_settled(self._sequence):
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -136,10 +166,13 @@ cdef class Receipt:
         return self.result(0)
 
     def __repr__(self) -> str:
+        if self._outbox is None:
+            return "<Receipt of nothing>"
         return f"<Receipt {self._sequence} {'done' if self.done() else 'pending'}>"
 
 
 @cython.final
+@cython.no_gc_clear
 cdef class Outbox:
     """A ring of encoded messages on their way to a store.
 
@@ -154,12 +187,13 @@ cdef class Outbox:
         small_message_bytes: with ``path``: messages of up to this size, envelope included, lie in the byte ring and nowhere
             else; at most a quarter of it. 0: those of up to 1 KiB, and in a slot when it is full.
 
-    Any thread may send (the GIL makes them take turns); one thread, the flusher, calls drain, settle and fail.
+    Any thread may send (the GIL makes them take turns); one thread, the flusher, calls drain, settle and fail. A second
+    `drain` while one is at work is refused. Cannot be copied or pickled.
     """
 
     def __cinit__(
         self, *, capacity: int = 65536, size_classes=None, max_message_bytes: int = 1 << 20, path=None,
-        bytes label=b"", bell=None, bytering_bytes: int = 0, small_message_bytes: int = 0,
+        bytes label not None=b"", bell=None, bytering_bytes: int = 0, small_message_bytes: int = 0,
     ):
         cdef ign_region_config config
         cdef bytes encoded
@@ -198,11 +232,11 @@ cdef class Outbox:
         if path is None:
             rc = ign_channel_heap(self._channel, &config)
         else:
-            encoded = os.fsencode(bell)
+            encoded = path_bytes(bell)
             rc = ign_board_open(&self._bell, encoded, 1)
             if rc != IGN_OK:
                 raise_code(rc, str(bell))
-            encoded = os.fsencode(path)
+            encoded = path_bytes(path)
             rc = ign_channel_create(self._channel, encoded, &config, IGN_PRODUCER)
         if rc != IGN_OK:
             raise_code(rc, f"outbox with capacity={capacity}, size_classes={size_classes}, path={path}")
@@ -216,6 +250,7 @@ cdef class Outbox:
         self._failures = []
         self._heap = []
         self._waiting = {}
+        self._hooks = [None, None, None]
         if self._mapped:
             ign_event_advance(self._bell.events)  # there is a new file to be found
         register(self)
@@ -226,6 +261,36 @@ cdef class Outbox:
         if self._channel != NULL:
             ign_channel_close(self._channel)
             free(self._channel)
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    @property
+    def on_waiter(self):
+        """Called when somebody registers for a receipt of a mapped outbox: `watch` is needed from now on."""
+        return self._hooks[0]
+
+    @on_waiter.setter
+    def on_waiter(self, fn):
+        self._hooks[0] = fn
+
+    @property
+    def on_timeout(self):
+        """Called with the text of a WaitTimeoutError, for the error to raise instead."""
+        return self._hooks[1]
+
+    @on_timeout.setter
+    def on_timeout(self, fn):
+        self._hooks[1] = fn
+
+    @property
+    def on_refusal(self):
+        """Called for the error of later calls once the consumer refused the file."""
+        return self._hooks[2]
+
+    @on_refusal.setter
+    def on_refusal(self, fn):
+        self._hooks[2] = fn
 
     cdef int _check(self) except -1:
         cdef int rc = IGN_E_CLOSED if self._closing else ign_region_check(&self._channel.region)
@@ -256,9 +321,9 @@ cdef class Outbox:
         cdef size_t size
         cdef ign_slab_ref ref
         cdef uint8_t *at
-        cdef uint64_t now, seen
+        cdef uint64_t now, left = timeout_ns(timeout)
         cdef int rc
-        cdef Receipt receipt
+        cdef Receipt receipt = Receipt.__new__(Receipt)
         self._check()
         if body_len > self._max_body:
             raise _errors.MessageTooLargeError(body_len, self._max_body)
@@ -269,14 +334,9 @@ cdef class Outbox:
         size = record_bytes(key_len, meta_len, body_len)
         if size > self._channel.region.max_message_bytes:
             raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
-        receipt = Receipt.__new__(Receipt)
         rc = ign_channel_reserve(self._channel, size, &ref, &at)
-        while rc == IGN_FULL:
-            # The slot is reserved and sent without letting go of the GIL in between, so nobody overtakes.
-            seen = ign_channel_read_pos(self._channel)  # before the attempt: what is taken after it ends the wait
-            rc = ign_channel_reserve(self._channel, size, &ref, &at)
-            if rc == IGN_FULL:
-                timeout = self._send_slow(size, timeout, seen)
+        if rc == IGN_FULL:
+            rc = self._reserve_slow(size, left, &ref, &at)
         if rc != IGN_OK:
             raise_code(rc, "outbox")
         now = now_us()
@@ -303,17 +363,14 @@ cdef class Outbox:
         cdef size_t size = <size_t>PyBytes_GET_SIZE(record)
         cdef ign_slab_ref ref
         cdef uint8_t *at
-        cdef uint64_t seen
+        cdef uint64_t left = timeout_ns(timeout)
         cdef int rc
         self._check()
         if size > self._channel.region.max_message_bytes:
             raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
         rc = ign_channel_reserve(self._channel, size, &ref, &at)
-        while rc == IGN_FULL:
-            seen = ign_channel_read_pos(self._channel)
-            rc = ign_channel_reserve(self._channel, size, &ref, &at)
-            if rc == IGN_FULL:
-                timeout = self._send_slow(size, timeout, seen)
+        if rc == IGN_FULL:
+            rc = self._reserve_slow(size, left, &ref, &at)
         if rc != IGN_OK:
             raise_code(rc, "outbox")
         memcpy(at, PyBytes_AS_STRING(record), size)
@@ -325,38 +382,38 @@ cdef class Outbox:
             self._check()
         return self._sent
 
-    def _send_slow(self, size, timeout, uint64_t seen):
-        """Waits for room; returns what is left of the timeout. ``seen``: the read position at which there was none."""
-        cdef uint64_t left = timeout_ns(timeout), began = ign_now_ns(), now
-        cdef uint64_t until = began + left
+    cdef int _reserve_slow(self, size_t size, uint64_t left, ign_slab_ref *ref, uint8_t **at) except? -999:
+        """Waits up to ``left`` nanoseconds for room. The last look and the reservation are one, so nobody overtakes."""
+        cdef uint64_t now = ign_now_ns(), until = now + left, seen
         cdef bint slots, spin = True
-        cdef int rc = IGN_TIMEOUT
-        if left == 0:
-            raise _errors.ChannelFullError(
-                f"outbox: no room for {size} bytes; {self._sent - self._settled} messages are not durable yet")
-        while rc == IGN_TIMEOUT:
-            now = ign_now_ns()
+        cdef int rc
+        while True:
+            seen = ign_channel_read_pos(self._channel)  # before the attempt: what is taken after it ends the wait
+            rc = ign_channel_reserve(self._channel, size, ref, at)
+            if rc != IGN_FULL:
+                return rc
+            if left == 0:
+                raise _errors.ChannelFullError(
+                    f"outbox: no room for {size} bytes; {self._sent - self._settled} messages are not durable yet")
             if now >= until:
                 raise self._timed_out(
                     f"outbox: no room for {size} bytes in time; {self._sent - self._settled} messages are not durable yet")
-            slots = <size_t>size > self._small and \
-                ign_channel_depth(self._channel) < self._channel.region.ring_capacity
-            left = until - now
+            slots = size > self._small and ign_channel_depth(self._channel) < self._channel.region.ring_capacity
+            now = until - now
             self._inside += 1
             with nogil:
                 if self._mapped:
                     # Not wait_space, which gives up when the consumer is gone: another will come.
-                    rc = ign_channel_wait_progress(self._channel, seen, slots, left)
+                    rc = ign_channel_wait_progress(self._channel, seen, slots, now)
                 else:
-                    rc = ign_channel_wait_space(self._channel, left, spin, slots)
+                    rc = ign_channel_wait_space(self._channel, now, spin, slots)
             self._inside -= 1
-            spin = False
             PyErr_CheckSignals()
             self._check()
-        if rc != IGN_OK:
-            raise_code(rc, "outbox")
-        now = ign_now_ns()
-        return (until - now) / 1e9 if until > now else 1e-9
+            if rc != IGN_OK and rc != IGN_TIMEOUT:
+                raise_code(rc, "outbox")
+            spin = rc == IGN_OK
+            now = ign_now_ns()
 
     # -- the flusher's side -----------------------------------------------------------------------------------------------
 
@@ -399,11 +456,9 @@ cdef class Outbox:
 
         Raises:
             ClosedError, ForkedHandleError. MemoryError: nothing is lost, the next drain has the same messages.
+            NativeError: another drain is at work.
         """
-        cdef uint32_t count, batches = 0, i
-        cdef int rc = IGN_OK
-        cdef Batch *built = NULL
-        cdef list out
+        cdef uint64_t left = timeout_ns(timeout)
         if self._mapped:
             raise ValueError("a mapped outbox is emptied by an Intake")
         if not 0 < shards < ANY or max_messages == 0 or chunk_records == 0 or any_shard >= shards:
@@ -411,12 +466,28 @@ cdef class Outbox:
         if chunk_records > 1 << 20 or chunk_bytes > 1 << 31:
             raise ValueError(f"drain: chunk_records={chunk_records}, chunk_bytes={chunk_bytes}")
         self._check()
+        if self._draining:
+            raise_code(IGN_E_THREAD, "outbox: drain")
+        self._draining = True
+        try:
+            return self._drain(max_messages, max_bytes, any_shard, shards, left, chunk_records, chunk_bytes)
+        finally:
+            self._draining = False
+
+    cdef object _drain(
+        self, uint32_t max_messages, size_t max_bytes, uint32_t any_shard, uint32_t shards, uint64_t left,
+        uint32_t chunk_records, size_t chunk_bytes,
+    ):
+        cdef uint32_t count, batches = 0, i
+        cdef int rc = IGN_OK
+        cdef Batch *built = NULL
+        cdef list out
         if self._taken_count == 0 and ign_channel_depth(self._channel) == 0:
             ign_channel_flush(self._channel)
-            if self._wait_items(ign_now_ns() + timeout_ns(timeout)) == 0:
+            if self._wait_items(ign_now_ns() + left) == 0:
                 return 0, []
-        self._inside += 1
         try:
+            # The memory of a heap outbox goes with the object, so close() of another thread takes nothing away here.
             with nogil:
                 if self._taken_count == 0:
                     rc = take(self, max_messages, max_bytes)
@@ -435,7 +506,6 @@ cdef class Outbox:
             return count, out
         finally:
             free_batches(built, batches)
-            self._inside -= 1
 
     def settle(self, uint64_t n) -> None:
         """The next ``n`` messages, in the order they were sent, are durable: their receipts are done."""
@@ -449,28 +519,36 @@ cdef class Outbox:
 
     def fail(self, uint64_t n, error) -> None:
         """The next ``n`` messages were refused: their receipts raise ``error``."""
+        if not isinstance(error, BaseException):
+            raise TypeError(f"fail() takes an exception, got {error!r}")
         if self._closing or n == 0:
             return
         if self._mapped:
             raise ValueError("a mapped outbox is settled by the process that empties it")
         if n > self._sent - self._settled:
             raise ValueError(f"fail({n}): only {self._sent - self._settled} messages are pending")
-        if not isinstance(error, BaseException):
-            raise TypeError(f"fail() takes an exception, got {error!r}")
-        self._fail(n, error)
+        self._fail_up_to(self._settled + n, error)
 
-    def _fail(self, uint64_t n, error):
-        cdef uint64_t first = self._settled + 1
-        if self._failures and self._failures[len(self._failures) - 1][1] == first - 1 and \
-                self._failures[len(self._failures) - 1][2] is error:
-            first = self._failures.pop()[0]
-        self._failures.append((first, self._settled + n, error))
-        self._failed += n
+    cdef int _fail_up_to(self, uint64_t last, object error) except -1:
+        """Refuses the messages up to number ``last`` that are not accounted for yet."""
+        cdef list entry = [0, 0, error]  # first, as it may run others' code: `settled` is looked at behind it
+        cdef list before
+        if last <= self._settled:
+            return 0
+        before = self._failures[len(self._failures) - 1] if self._failures else None
+        if before is not None and before[1] == self._settled and before[2] is error:
+            before[1] = last
+        else:
+            entry[0] = self._settled + 1
+            entry[1] = last
+            self._failures.append(entry)
+        self._failed += last - self._settled
         if self._first_error is None:
             self._first_error = error
-        self._complete(self._settled + n)
+        return self._complete(last)
 
     cdef int _complete(self, uint64_t settled) except -1:
+        """Everything up to number ``settled`` is accounted for. No callback stops this, whatever it raises."""
         cdef dict by_loop = None
         self._settled = settled
         while self._heap and self._heap[0] <= settled:
@@ -484,27 +562,31 @@ cdef class Outbox:
                         if by_loop is None:
                             by_loop = {}
                         by_loop.setdefault(waiter[0], []).append((waiter[1], waiter[2]))
-                except Exception as error:
-                    report(error, waiter)
+                except BaseException as error:
+                    report(error, waiter[0] if type(waiter) is tuple else waiter)
         if by_loop is not None:
             for loop, pairs in by_loop.items():
                 try:
                     loop.call_soon_threadsafe(_complete_futures, pairs)  # once per loop, however many wait there
                 except RuntimeError:
                     pass  # the loop was closed: nobody waits any more
+                except BaseException as error:
+                    report(error, loop)
         return 0
 
     cdef int _register(self, uint64_t sequence, object waiter) except -1:
-        cdef object found = self._waiting.get(sequence)
+        cdef list fresh = [waiter], found  # made before the look, as it may run others' code
         if ign_region_check(&self._channel.region) == IGN_E_FORKED:
             raise_code(IGN_E_FORKED, "outbox")
-        if found is None:
-            self._waiting[sequence] = [waiter]
+        found = self._waiting.setdefault(sequence, fresh)
+        if found is fresh:
             heapq.heappush(self._heap, sequence)
         else:
             found.append(waiter)
-        if self._mapped and self.on_waiter is not None:
-            self.on_waiter()
+        if self._settled >= sequence:
+            self._complete(self._settled)  # it was settled between the caller's look and here
+        elif self._mapped and self._hooks[0] is not None:
+            self._hooks[0]()
         return 0
 
     cdef object _error_of(self, uint64_t sequence):
@@ -516,25 +598,24 @@ cdef class Outbox:
             return self._failures[at][2]
         return None
 
-    def wait_settled(self, sequence: int, timeout=30.0) -> None:
+    def wait_settled(self, uint64_t sequence, timeout=30.0) -> None:
         """Waits until message number ``sequence`` (and so all before it) is durable or refused.
 
         Raises:
             WaitTimeoutError, ForkedHandleError; ValueError when so many were never sent.
         """
-        cdef double seconds
-        if <uint64_t>sequence > self._sent:
+        cdef uint64_t left = timeout_ns(timeout)
+        if sequence > self._sent:
             raise ValueError(f"message {sequence} was never sent, the last is {self._sent}")
-        if self._settled >= <uint64_t>sequence:
+        if self._settled >= sequence:
             return
         if self._mapped:
-            self._wait_mapped(sequence, timeout)
+            self._wait_mapped(sequence, left, timeout)
             return
-        seconds = <double>timeout_ns(timeout) / 1e9
         lock = allocate_lock()
         lock.acquire()
         self._register(sequence, lock)
-        if not lock.acquire(True, seconds) and self._settled < <uint64_t>sequence:
+        if not lock.acquire(True, <double>left / 1e9) and self._settled < sequence:
             found = self._waiting.get(sequence)
             if found is not None and lock in found:
                 found.remove(lock)
@@ -550,8 +631,8 @@ cdef class Outbox:
     cdef object _refused(self):
         """The error that a consumer's refusal of this outbox means to its users."""
         if self._refusal is None:
-            if self.on_refusal is not None:
-                self._refusal = self.on_refusal()
+            if self._hooks[2] is not None:
+                self._refusal = self._hooks[2]()
             else:
                 self._refusal = _errors.ClosedError(f"outbox {self.path}: refused by the process that empties it")
         return self._refusal
@@ -565,12 +646,15 @@ cdef class Outbox:
             raise_code(IGN_E_CORRUPT, f"outbox {self.path}")
         if pos > self._settled:
             self._complete(pos)
+            if ign_region_check(&self._channel.region) != IGN_OK:
+                return 0  # a callback closed it
         if self._settled < self._sent and ign_region_get_note(&self._channel.region, IGN_NOTE_REFUSED) != 0:
-            self._fail(self._sent - self._settled, self._refused())
+            error = self._refused()
+            self._fail_up_to(self._sent, error)
         return 0
 
-    cdef int _wait_mapped(self, uint64_t sequence, object timeout) except -1:
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+    cdef int _wait_mapped(self, uint64_t sequence, uint64_t left, object timeout) except -1:
+        cdef uint64_t until = ign_now_ns() + left
         while not self._is_settled(sequence):
             if self._closing:
                 raise_code(IGN_E_CLOSED, "outbox")
@@ -582,7 +666,7 @@ cdef class Outbox:
         return 0
 
     cdef object _timed_out(self, str text):
-        return _errors.WaitTimeoutError(text) if self.on_timeout is None else self.on_timeout(text)
+        return _errors.WaitTimeoutError(text) if self._hooks[1] is None else self._hooks[1](text)
 
     cdef bint _watch(self, uint64_t until) except -1:
         """One slice of waiting for the other process; false when the time is up."""
@@ -598,6 +682,8 @@ cdef class Outbox:
             rc = ign_channel_wait_progress(self._channel, pos, False, until - now)
         self._inside -= 1
         PyErr_CheckSignals()
+        if rc == IGN_E_CLOSED and self._closing:
+            return True  # our own close() woke us, which settles everything: the caller looks
         if rc != IGN_OK and rc != IGN_TIMEOUT:
             raise_code(rc, f"outbox {self.path}")
         return True
@@ -613,7 +699,7 @@ cdef class Outbox:
             while self._heap and self._settled == before and self._watch(until):
                 self._refresh()
         except _errors.NativeError as error:
-            self._fail(self._sent - self._settled, error)  # the file was cut: nobody will ever take these
+            self._fail_up_to(self._sent, error)  # the file was cut: nobody will ever take these
             raise
         return bool(self._heap)
 
@@ -666,44 +752,97 @@ cdef class Outbox:
         ign_channel_collect(self._channel)
         return slab_classes(&self._channel.slab)
 
-    def close(self) -> None:
-        """Ends the outbox. Receipts that are still pending fail with ClosedError. Idempotent.
+    def close(self, error=None) -> None:
+        """Ends the outbox. Receipts that are still pending fail with ``error`` (ClosedError). Idempotent.
 
-        A mapped one gives its file up to the process that empties it, with what is in it.
+        A mapped one gives its file up to the process that empties it, with what is in it, once the threads that wait on it
+        have left.
+
+        Raises:
+            WaitTimeoutError: a thread was still inside after 5 s. The outbox is closed all the same; the file is given up by
+            the next `close`, or with the object.
         """
         cdef uint64_t until
-        if self._closing:
+        if error is not None and not isinstance(error, BaseException):
+            raise TypeError(f"close() takes an exception or None, got {error!r}")
+        if self._closing and not self._mapped:
             return
         self._closing = True
         if ign_region_check(&self._channel.region) == IGN_E_FORKED:
             return
         ign_channel_interrupt(self._channel)
-        self._refresh()
-        if self._sent != self._settled:
-            self._fail(self._sent - self._settled, _errors.ClosedError("outbox: closed before the message was durable"))
-        if self._mapped:
-            until = ign_now_ns() + <uint64_t>5000000000
-            while self._inside and ign_now_ns() < until:  # they look at _closing within a slice
-                time.sleep(0.0005)
-                ign_channel_interrupt(self._channel)
-            if self._inside:
-                raise _errors.WaitTimeoutError(f"outbox {self.path}: {self._inside} thread(s) still wait")
-            ign_channel_close(self._channel)
-            ign_event_advance(self._bell.events)
+        try:
+            self._refresh()
+        except Exception as found:
+            error = found  # positions that cannot be
+        if self._settled < self._sent:
+            if error is None:
+                error = _errors.ClosedError("outbox: closed before the message was durable")
+            self._fail_up_to(self._sent, error)
+        if not self._mapped or ign_region_check(&self._channel.region) == IGN_E_CLOSED:
+            return
+        until = ign_now_ns() + <uint64_t>CLOSE_NS
+        while self._inside and ign_now_ns() < until:  # they look at _closing within a slice
+            time.sleep(0.0005)
+            ign_channel_interrupt(self._channel)
+        if self._inside:
+            raise _errors.WaitTimeoutError(f"outbox {self.path}: {self._inside} thread(s) still wait")
+        ign_channel_close(self._channel)
+        ign_event_advance(self._bell.events)
+
+
+# A receipt refers to its outbox, which the collector does not see. Those that only the outbox itself holds, because a callback or
+# an `await` is registered, are references of the outbox to itself, and are shown as that: without, an outbox that nobody
+# closed would never go.
+cdef extern from *:
+    """
+    static int ign_visit_waiting(PyObject *waiting, PyObject *self, PyTypeObject *receipt, visitproc visit, void *arg)
+    {
+        PyObject *key, *waiters;
+        Py_ssize_t at = 0;
+        while (PyDict_Next(waiting, &at, &key, &waiters)) {
+            /* All of one message hold the same receipt, and that refers to the outbox once. */
+            PyObject *held = NULL;
+            Py_ssize_t holders = 0;
+            for (Py_ssize_t i = 0; i < PyList_GET_SIZE(waiters); i++) {
+                PyObject *waiter = PyList_GET_ITEM(waiters, i);
+                if (!PyTuple_CheckExact(waiter) || Py_REFCNT(waiter) != 1)
+                    continue;
+                held = PyTuple_GET_ITEM(waiter, PyTuple_GET_SIZE(waiter) - 1);
+                holders++;
+            }
+            if (held != NULL && Py_TYPE(held) == receipt && Py_REFCNT(held) == holders) {
+                int rc = visit(self, arg);
+                if (rc != 0)
+                    return rc;
+            }
+        }
+        return 0;
+    }
+    """
+    int ign_visit_waiting(PyObject *waiting, PyObject *self, PyTypeObject *receipt, visitproc visit, void *arg) noexcept
+
+cdef traverseproc traverse_attributes = (<PyTypeObject *>Outbox).tp_traverse
+
+
+cdef int traverse_waiting(PyObject *self, visitproc visit, void *arg) noexcept:
+    cdef int rc = traverse_attributes(self, visit, arg)
+    if rc == 0 and (<Outbox>self)._waiting is not None:
+        rc = ign_visit_waiting(<PyObject *>(<Outbox>self)._waiting, self, <PyTypeObject *>Receipt, visit, arg)
+    return rc
+
+
+(<PyTypeObject *>Outbox).tp_traverse = traverse_waiting
 
 
 def _last_of(failure):
     return failure[1]
 
 
-cdef void report(object error, object waiter) noexcept:
-    """A callback's exception is nobody's to catch: shown, like that of a destructor."""
-    from types import SimpleNamespace
-
-    sys.unraisablehook(SimpleNamespace(
-        exc_type=type(error), exc_value=error, exc_traceback=error.__traceback__,
-        err_msg="Exception ignored in a callback of a receipt", object=waiter[0] if type(waiter) is tuple else waiter,
-    ))
+cdef void report(object error, object where) noexcept:
+    """A callback's exception is nobody's to catch: shown by ``sys.unraisablehook``, like that of a destructor."""
+    PyErr_SetObject(type(error), error)
+    PyErr_WriteUnraisable(where)
 
 
 cdef int take(Outbox self, uint32_t max_messages, size_t max_bytes) noexcept nogil:

@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, autotestdict=False
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, autotestdict=False, auto_pickle=False
 """Records, packed batches and their checksum: the Python face of ``csrc/ignis_record.h``.
 
 The functions are pure but for the clock and the generator behind the ids, and every one is safe to call from several

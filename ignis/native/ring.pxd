@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""``csrc/ignis_ring.h``."""
+"""``csrc/ignis_ring.h``, and the fork counter of ``csrc/ignis_wait.h``."""
 
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
@@ -44,10 +44,19 @@ cdef extern from "ignis_ring.h" nogil:
     uint64_t ign_ring_depth(ign_ring_control *control)
 
 
+cdef extern from "ignis_wait.h" nogil:
+    void ign_fork_watch()
+    uint32_t ign_fork_generation()
+
+
 cdef class Ring:
     cdef void *_memory
     cdef ign_ring_producer *_out
     cdef ign_ring_consumer *_in
     cdef uint32_t _reserved
     cdef uint32_t _peeked
+    cdef uint32_t _forks
     cdef readonly uint32_t capacity
+
+    cdef int _check(self) except -1
+    cdef list _entries(self, object max_entries, bint take)

@@ -1,10 +1,11 @@
 from collections.abc import Iterable
+from typing import final
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 _Ref = tuple[int, int, int, int]
 
-@disjoint_base
+@final
 class Ring:
     capacity: int
     def __new__(cls, capacity: int, start: int = 0) -> Self: ...

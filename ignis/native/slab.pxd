@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""``csrc/ignis_slab.h``."""
+"""``csrc/ignis_slab.h``, and the fork counter of ``csrc/ignis_wait.h``."""
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -50,10 +50,16 @@ cdef extern from "ignis_slab.h" nogil:
     uint32_t ign_slab_active(const ign_slab *slab)
 
 
+cdef extern from "ignis_wait.h" nogil:
+    void ign_fork_watch()
+    uint32_t ign_fork_generation()
+
+
 cdef class Slab:
     cdef ign_slab _slab
     cdef ign_slab_word *_words
     cdef uint8_t *_data
+    cdef uint32_t _forks
 
     cdef int _check(self) except -1
     cdef uint8_t *_bytes(self, ref, ign_slab_ref *c_ref) except NULL

@@ -1,8 +1,8 @@
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 from _typeshed import ReadableBuffer
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 class BufferRef(NamedTuple):
     slot: int
@@ -12,7 +12,7 @@ class BufferRef(NamedTuple):
 
 DEFAULT_SIZE_CLASSES: tuple[tuple[int, int], ...]
 
-@disjoint_base
+@final
 class Slab:
     def __new__(cls, size_classes: Sequence[tuple[int, int]] = ...) -> Self: ...
     def allocate(self, size: int) -> BufferRef: ...

@@ -41,20 +41,23 @@ cdef extern from "ignis_board.h" nogil:
 
 cdef class EventBoard:
     cdef ign_board _board
-    cdef object _path
+    cdef str _path
     cdef bint _closing
     cdef int _waiting
     cdef readonly uint32_t events
 
+    cdef int _check(self) except -1
+    cdef void _finish(self) noexcept
     cdef uint32_t _index(self, object index) except? 0xFFFFFFFF
 
 
 cdef class ProcessMutex:
     cdef ign_mutex _mutex
-    cdef object _path
+    cdef str _path
     cdef bint _closing
     cdef int _waiting
     cdef unsigned long _holder_thread
     cdef bint _held
 
     cdef int _check(self) except -1
+    cdef void _unmap(self) noexcept

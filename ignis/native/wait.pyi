@@ -1,14 +1,15 @@
 import os
 from types import TracebackType
+from typing import final
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Self
 
 DEFAULT_TIMEOUT_S: float
 
 def process_start_time(pid: int) -> int: ...
 def process_alive(pid: int, start_time: int) -> bool: ...
 
-@disjoint_base
+@final
 class EventBoard:
     events: int
     def __new__(cls, path: str | os.PathLike[str] | None, events: int = 1024) -> Self: ...
@@ -21,7 +22,7 @@ class EventBoard:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None: ...
 
-@disjoint_base
+@final
 class ProcessMutex:
     def __new__(cls, path: str | os.PathLike[str]) -> Self: ...
     def acquire(self, timeout: float | None) -> bool: ...

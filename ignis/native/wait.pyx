@@ -1,17 +1,20 @@
-# cython: language_level=3, boundscheck=False, wraparound=False
+# cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False, annotation_typing=False
 """Events and a mutex that processes share through mapped files, and the identity of processes.
 
 Everything here is safe from several threads. A handle made before ``fork()`` raises ForkedHandleError in the child.
 """
 
-import os
 import threading
 
+cimport cython
 from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport uint32_t, uint64_t
 
 include "_errors.pxi"
 include "_time.pxi"
+include "_path.pxi"
+include "_whole.pxi"
 
 cdef enum:
     SPIN_NS = 20000
@@ -23,14 +26,16 @@ def process_start_time(pid: int) -> int:
 
     0 when there is no such process (a zombie counts as none).
     """
-    return ign_process_start_time(pid)
+    return ign_process_start_time(_as_index(pid))
 
 
 def process_alive(pid: int, start_time: int) -> bool:
     """Is this very process (not a later one with the same pid) still running?"""
-    return start_time != 0 and ign_process_start_time(pid) == start_time
+    return start_time != 0 and ign_process_start_time(_as_index(pid)) == _as_index(start_time)
 
 
+@cython.final
+@cython.no_gc  # it refers to text only
 cdef class EventBoard:
     """N event words, 64 bytes apart, each with a sequence number that ``notify`` raises.
 
@@ -46,53 +51,67 @@ cdef class EventBoard:
     """
 
     def __cinit__(self, path, events: int = 1024):
+        cdef uint32_t count = <uint32_t>whole(events, "events", 1, IGN_BOARD_MAX_EVENTS)
         cdef bytes encoded
         cdef int rc
-        if not 0 < events <= <int>IGN_BOARD_MAX_EVENTS:
-            raise ValueError(f"events must be 1..{IGN_BOARD_MAX_EVENTS}, got {events}")
-        self._path = path
         if path is None:
-            rc = ign_board_open(&self._board, NULL, events)
+            rc = ign_board_open(&self._board, NULL, count)
         else:
-            encoded = os.fsencode(path)
-            rc = ign_board_open(&self._board, encoded, events)
+            self._path, encoded = path_pair(path)
+            rc = ign_board_open(&self._board, encoded, count)
         if rc != IGN_OK:
-            raise_code(rc, str(path))
-        self.events = events
+            raise_code(rc, "event board on the heap" if path is None else self._path)
+        self.events = count
 
     def __dealloc__(self):
         ign_board_close(&self._board)
 
-    cdef uint32_t _index(self, object index) except? 0xFFFFFFFF:
+    cdef int _check(self) except -1:
         cdef int rc = IGN_E_CLOSED if self._closing else ign_board_check(&self._board)
         if rc != IGN_OK:
             raise_code(rc, f"event board {self._path}")
-        if not 0 <= index < self.events:
+        return 0
+
+    cdef uint32_t _index(self, object index) except? 0xFFFFFFFF:
+        """The index as a number, and the board open: in this order, because asking an object for its number may run Python."""
+        cdef Py_ssize_t i = small_index(index)
+        self._check()
+        if not 0 <= i < <Py_ssize_t>self.events:
             raise IndexError(f"event {index}, the board has {self.events}")
-        return index
+        return <uint32_t>i
 
     def sequence(self, index: int) -> int:
         """The event's current sequence number."""
-        return ign_board_sequence(&self._board, self._index(index))
+        cdef uint32_t i = self._index(index)
+        cdef uint64_t now = ign_board_sequence(&self._board, i)
+        self._check()  # zeros of a file that was cut are no number
+        return now
 
     def notify(self, index: int) -> None:
         """Raises the sequence number; a system call only when somebody sleeps."""
-        ign_event_advance(&self._board.events[self._index(index)])
+        cdef uint32_t i = self._index(index)
+        ign_event_advance(&self._board.events[i])
+        self._check()
 
     def wait(self, index: int, seen: int, timeout) -> int:
         """Waits until the sequence number is not ``seen``, or the timeout (seconds) runs out; returns the current one.
 
         A ``seen`` that the event never had (-1) returns at once. The GIL is released; signals are handled every 100 ms.
         """
+        cdef uint64_t left = timeout_ns(timeout), began, spin_until, until, now, c_seen
+        cdef int over = 0, rc, k
+        cdef object number = _as_index(seen)
+        cdef long long as_seen = _as_long_long(number, &over)
+        cdef bint never = over != 0 or as_seen < 0
         cdef uint32_t i = self._index(index)
-        cdef uint64_t now = ign_board_sequence(&self._board, i)
-        if seen < 0 or now != <uint64_t>seen:
-            return now
-        cdef uint64_t c_seen = seen, left = timeout_ns(timeout), began = ign_now_ns(), spin_until, until = began + left
         cdef ign_event *event = &self._board.events[i]
-        cdef int rc, k
-        if left == 0:
+        now = ign_board_sequence(&self._board, i)
+        c_seen = <uint64_t>as_seen
+        if never or now != c_seen or left == 0:
+            self._check()
             return now
+        began = ign_now_ns()
+        until = began + left
         self._waiting += 1
         try:
             with nogil:
@@ -110,24 +129,31 @@ cdef class EventBoard:
                     rc = ign_event_wait_sequence(event, c_seen, left if left < SLICE_NS else SLICE_NS, &now)
                 PyErr_CheckSignals()
                 if now == c_seen:
-                    self._index(index)  # closed, or the file was cut
+                    self._check()  # closed, or the file was cut
             return now
         finally:
             self._waiting -= 1
+            self._finish()
+
+    cdef void _finish(self) noexcept:
+        # The last one out unmaps.
+        if self._closing and self._waiting == 0:
+            ign_board_close(&self._board)
 
     def close(self, timeout=5.0) -> None:
         """Ends the handle; waits of other threads end with ClosedError first. Idempotent.
 
         Raises:
-            WaitTimeoutError: a thread was still inside a wait; the words stay mapped until the object goes.
+            WaitTimeoutError: a thread was still inside a wait. The last one that leaves finishes the close.
         """
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        cdef uint64_t until = timeout_ns(timeout)
+        until += ign_now_ns()
         self._closing = True
         while self._waiting:
             if ign_now_ns() >= until:
                 raise _errors.WaitTimeoutError(f"event board {self._path}: {self._waiting} thread(s) still wait")
             threading.Event().wait(0.005)
-        ign_board_close(&self._board)
+        self._finish()
 
     def __enter__(self):
         return self
@@ -136,6 +162,8 @@ cdef class EventBoard:
         self.close()
 
 
+@cython.final
+@cython.no_gc  # it refers to text only
 cdef class ProcessMutex:
     """A mutex in a mapped file that is released when its holder dies, ``kill -9`` included.
 
@@ -147,15 +175,18 @@ cdef class ProcessMutex:
     """
 
     def __cinit__(self, path):
-        cdef bytes encoded = os.fsencode(path)
+        cdef bytes encoded
+        self._path, encoded = path_pair(path)
         cdef int rc = ign_mutex_open(&self._mutex, encoded)
         if rc != IGN_OK:
-            raise_code(rc, str(path))
-        self._path = path
+            raise_code(rc, self._path)
 
     def __dealloc__(self):
-        # A lock that is held at this moment lies in the kernel's list of this thread: unmapping it would break that list,
-        # so one page is left behind instead.
+        self._unmap()
+
+    cdef void _unmap(self) noexcept:
+        # A lock that is held at this moment lies in the kernel's list of its thread: unmapping it would break that list, so one
+        # page is left behind instead. So it is with a file that was cut while the lock was held: the list knows it still.
         if not self._held or ign_mutex_check(&self._mutex) == IGN_E_FORKED:
             ign_mutex_close(&self._mutex)
 
@@ -169,12 +200,14 @@ cdef class ProcessMutex:
         """Takes the lock within ``timeout`` seconds (0 tries once); False when somebody else kept it.
 
         Raises:
-            RuntimeError: this thread holds it already. ClosedError, ForkedHandleError, RegionIOError.
+            RuntimeError: this thread holds it already. ClosedError: also when another thread closed the handle meanwhile; then the
+            lock is free again. RegionTruncatedError: the file was cut or emptied, so it locks nothing any more. ForkedHandleError,
+            RegionIOError.
         """
-        self._check()
         cdef uint64_t left = timeout_ns(timeout), until = ign_now_ns() + left, now
         cdef int rc
-        if self._held and self._holder_thread == threading.get_ident():
+        self._check()
+        if self._held and self._holder_thread == <unsigned long>PyThread_get_thread_ident():
             raise RuntimeError(f"mutex {self._path} is held by this thread; it is not re-entrant")
         rc = ign_mutex_acquire(&self._mutex, 0)
         if rc == IGN_TIMEOUT and left:
@@ -192,6 +225,12 @@ cdef class ProcessMutex:
                         self._check()
             finally:
                 self._waiting -= 1
+                if rc == IGN_OK and self._closing:
+                    # close() waits for us, or gave us up; either way the handle is over and must not go with its lock held.
+                    self._held = ign_mutex_release(&self._mutex) != IGN_OK
+                    rc = IGN_E_CLOSED
+                if self._closing and self._waiting == 0:
+                    self._unmap()
         if rc == IGN_TIMEOUT:
             return False
         if rc == IGN_E_BUSY:
@@ -199,18 +238,23 @@ cdef class ProcessMutex:
         if rc != IGN_OK:
             raise_code(rc, f"mutex {self._path}")
         self._held = True
-        self._holder_thread = threading.get_ident()
+        self._holder_thread = <unsigned long>PyThread_get_thread_ident()
         return True
 
     def release(self) -> None:
-        """Lets go. RuntimeError when this thread does not hold it."""
+        """Lets go. RuntimeError when this thread does not hold it.
+
+        Raises:
+            RegionTruncatedError: the file was cut or emptied since: others may have thought that they hold it, too.
+        """
         cdef int rc
-        if not self._closing or not self._held:
-            self._check()
-        if not self._held or self._holder_thread != threading.get_ident():
+        self._check()
+        if not self._held or self._holder_thread != <unsigned long>PyThread_get_thread_ident():
             raise RuntimeError(f"mutex {self._path} is not held by this thread")
-        self._held = False
         rc = ign_mutex_release(&self._mutex)
+        if rc == IGN_E_TRUNCATED or rc == IGN_E_CORRUPT:
+            raise_code(rc, f"mutex {self._path}")
+        self._held = False
         if rc != IGN_OK:
             raise RuntimeError(f"mutex {self._path} is not held by this thread")
 
@@ -218,7 +262,9 @@ cdef class ProcessMutex:
     def holder_pid(self) -> int:
         """Process that holds it, 0 when free. May be out of date by the time it is read."""
         self._check()
-        return ign_mutex_holder(&self._mutex)
+        cdef uint32_t pid = ign_mutex_holder(&self._mutex)
+        self._check()
+        return pid
 
     @property
     def recovered(self) -> int:
@@ -229,9 +275,11 @@ cdef class ProcessMutex:
         """Ends the handle. Idempotent.
 
         Raises:
-            RuntimeError: a thread of this process holds it. WaitTimeoutError: one still waits for it.
+            RuntimeError: a thread of this process holds it. WaitTimeoutError: one still waits for it; the last one that leaves
+            finishes the close.
         """
-        cdef uint64_t until = ign_now_ns() + timeout_ns(timeout)
+        cdef uint64_t until = timeout_ns(timeout)
+        until += ign_now_ns()
         if self._held and ign_mutex_check(&self._mutex) == IGN_OK:
             raise RuntimeError(f"mutex {self._path} is held; release it first")
         self._closing = True
@@ -239,7 +287,7 @@ cdef class ProcessMutex:
             if ign_now_ns() >= until:
                 raise _errors.WaitTimeoutError(f"mutex {self._path}: {self._waiting} thread(s) still wait")
             threading.Event().wait(0.005)
-        ign_mutex_close(&self._mutex)
+        self._unmap()
 
     def __enter__(self):
         return self

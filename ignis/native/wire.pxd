@@ -95,6 +95,9 @@ cdef class ReadArea:
     cdef Py_ssize_t _read
     cdef Py_ssize_t _carried
     cdef ign_wire_sorter _sorter    # scratch of whichever connection is being read
+    cdef bint _busy                 # frames are being taken out
+
+    cdef int _check(self) except -1
 
 
 @cython.final
@@ -111,9 +114,12 @@ cdef class FrameReader:
     cdef Py_ssize_t _exports        # of the area
     cdef bint _sends
     cdef tuple _error               # class and arguments, once the stream is lost
-    cdef public Py_ssize_t max_frame_bytes
+    cdef Py_ssize_t _skipping       # bytes to come of a frame that nobody wants
+    cdef Py_ssize_t _max_frame_bytes
 
+    cdef int _limit(self, Py_ssize_t value) except -1
     cdef Py_ssize_t _room_wanted(self)
     cdef int _keep(self, const uint8_t *src, Py_ssize_t size) except -1
     cdef int _drop(self) except -1
     cdef Py_ssize_t _parse(self, list out, const uint8_t *src, Py_ssize_t size) except -1
+    cdef Py_ssize_t _parse_alone(self, list out, const uint8_t *src, Py_ssize_t size) except -1

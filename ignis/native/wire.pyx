@@ -1,4 +1,4 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False
 """The broker's bulk codec: the Python face of ``csrc/ignis_wire.h``.
 
 Frames come straight out of the receive buffer, batches and claims without a step per message. The layouts are those of
@@ -8,17 +8,18 @@ Frames come straight out of the receive buffer, batches and claims without a ste
 
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from ignis.native.frame cimport ign_frame, ign_frame_decode
 from ignis.native.record cimport BatchBuilder, PackedBatch, builder_abort, builder_close
 
 include "_errors.pxi"
+include "_arguments.pxi"
 
 COMMAND_SEND = IGN_WIRE_SEND
 COMMAND_SEND_BATCH = IGN_WIRE_SEND_BATCH
@@ -27,6 +28,7 @@ MAX_POINTERS = IGN_WIRE_MAX_POINTERS
 
 cdef enum:
     FIRST_CARRY = 512
+    FRAME_HEADER = 14
     # As in record.pyx: less work than this keeps the GIL, because to get it back takes longer.
     NOGIL_FROM_BYTES = 1024 * 1024
 
@@ -47,8 +49,9 @@ cdef object damaged(int code, str what):
 
 
 cdef inline int whole(object data, size_t offset, Py_buffer *view, str what) except -1:
-    """The bytes of a buffer object, which hold at least `offset`."""
-    PyObject_GetBuffer(data, view, PyBUF_SIMPLE)
+    """The bytes of a buffer object, which hold at least `offset`. What could be changed while it is read is copied first:
+    numbers are compared with one another before they are believed."""
+    PyObject_GetBuffer(data if PyBytes_CheckExact(data) else bytes(memoryview(data)), view, PyBUF_SIMPLE)
     if offset > <size_t>view.len:
         PyBuffer_Release(view)
         raise damaged(IGN_E_TRUNCATED, what)
@@ -229,6 +232,8 @@ def encode_send_acks(bytes request_ids not None, int shard, first_pointer):
     """
     cdef size_t count = <size_t>len(request_ids) // 8
     cdef uint64_t first = first_pointer
+    if not 0 <= shard <= 0xFFFF or first > <uint64_t>0x7FFFFFFFFFFFFFFF - count:
+        raise ValueError(f"{count} pointers from {first} of shard {shard}: a shard is 0..65535, a pointer below 2**63")
     cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(count * IGN_WIRE_ACK_FRAME_BYTES))
     ign_wire_put_acks(<uint8_t *>PyBytes_AS_STRING(out), <const uint8_t *>PyBytes_AS_STRING(request_ids), count,
                       <uint16_t>shard, first)
