@@ -6,9 +6,12 @@ import importlib
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from ignis.config import check_name
+from ignis.config import check_name, check_text, shown
 from ignis.errors import ConfigError
+from ignis.main_guard import check_first_run
 from ignis.storage.base import Store
+from ignis.storage.directories import directory_of
+from ignis.urls import redacted
 
 __all__ = ["open_store"]
 
@@ -30,11 +33,11 @@ def open_store(
     """Opens the store that a URL names.
 
     Args:
-        url: ``embedded:///absolute/path`` (options may follow as ``?name=value``), ``memory://`` (a private one) or
-            ``memory://name`` (one that the process shares by that name, as long as the process lives), or
-            ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..`` may stand as well and
-            counts when the arguments are left at their defaults; ``relay:///dev/shm/ignis``, which only takes
-            messages in (docs/relay.md); or ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
+        url: ``embedded:///absolute/path``, or ``embedded://./path`` below the current directory (options may follow as
+            ``?name=value``); ``memory://`` (a private one) or ``memory://name`` (one that the process shares by that name, as
+            long as the process lives); ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..``
+            may stand as well and counts when the arguments are left at their defaults; ``relay:///dev/shm/ignis``, which
+            only takes messages in (docs/relay.md); or ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
         client_id: the application. Together with ``farm_id`` it scopes every name in the store, so that several
             applications may share one.
         farm_id: the deployment.
@@ -47,11 +50,22 @@ def open_store(
 
     Raises:
         ConfigError: unknown scheme or option, or a value outside its range.
+        MainGuardError: called by a script that a worker process runs again.
         StoreUnreachableError, StoreFormatError, StoreBusyError: the store cannot be opened.
     """
+    check_first_run("open_store() was called")
     check_name(client_id, "client_id")
     check_name(farm_id, "farm_id")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(check_text(url, "store URL", secret=True))
+        if parts.scheme in OPENERS:
+            _ = parts.port  # raises for what is no port
+    except ConfigError:
+        raise
+    except ValueError:  # such as a bracket without its other half; the text of the error shows what may be a password
+        raise ConfigError(
+            f"store URL {shown(redacted(url))} cannot be read: it is not scheme://host:port/path?option=value"
+        ) from None
     if parts.scheme in OPENERS:
         module, _, function = OPENERS[parts.scheme].partition(":")
         try:
@@ -69,19 +83,17 @@ def open_store(
     if parts.scheme == "memory":
         merged.pop("create", None)
         if merged:
-            raise ConfigError(f"a memory store has no option {min(merged)!r}")
+            raise ConfigError(f"a memory store has no option {shown(min(merged))}")
         from ignis.storage.memory import MemoryStore
 
         return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id)
     if parts.scheme == "embedded":
         from ignis.storage.embedded import EmbeddedStore, StoreOptions
 
-        path = unquote(parts.netloc + parts.path)
-        if not path:
-            raise ConfigError(f"store URL {url!r} names no directory; write embedded:///var/lib/orders")
+        path = directory_of(parts)
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
     raise ConfigError(
-        f"store URL {url!r}: scheme {parts.scheme!r} is not one of aerospike, embedded, ignis, memory, relay"
+        f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay"
     )
 
 

@@ -16,6 +16,7 @@ operating system.
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
 __all__ = [
+    "MOST_FRUITLESS",
+    "RENEWALS",
     "Abandoned",
     "ArrayStore",
     "Claim",
@@ -38,7 +41,9 @@ __all__ = [
     "LockStore",
     "LockTable",
     "MagazineStore",
+    "Owner",
     "Pointers",
+    "Process",
     "QueueRecord",
     "QueueStore",
     "Run",
@@ -47,8 +52,38 @@ __all__ = [
     "Transfer",
 ]
 
+MOST_FRUITLESS = 16
+"""So often in a row `MagazineStore.fire` is called again when it brought nothing and says that there is more: others were
+quicker, or much had expired. After that what is there cannot be had now."""
+
+RENEWALS = 4
+"""How often within a queue's stuck time a living owner renews what it works on."""
+
 Pointers = Mapping[int, Sequence[int]]
 """Shard -> pointers. How a set of records is named in every call."""
+
+
+class Process(NamedTuple):
+    """A process, named so that its death can be proved by whoever sees the same processes. ``start_time`` 0 = no process that
+    anybody could prove anything of; ``namespace`` 0 = its system has no process namespaces."""
+
+    pid: int = 0
+    start_time: int = 0
+    namespace: int = 0
+    boot: str = ""
+
+
+class Owner(str):
+    """An owner's name, and the process that stands behind it, where that is another than the one that makes the claim: a
+    broker claims for its clients. A plain text stands for the calling process."""
+
+    __slots__ = ("process",)
+    process: Process
+
+    def __new__(cls, name: str, process: Process) -> Owner:
+        made = super().__new__(cls, name)
+        made.process = process
+        return made
 
 
 class Claim(NamedTuple):
@@ -68,7 +103,8 @@ class FireResult(NamedTuple):
 
     ``holes`` are pointers that were claimed but have no record (yet): only stores without transactions report any.
     ``expired`` counts the records whose time to live had run out: they were retired, not handed out.
-    ``more`` is true when records were left because of ``limit``.
+    ``more`` is true when records may be left: because of ``limit``, because others were at them, or because many had
+    expired. A result without claims means that nothing was there only when it is false.
     """
 
     claims: list[Claim]
@@ -132,6 +168,10 @@ class ShardState:
 
     A reload appends the record anew (``load_pointer`` grows) and corrects the fire counter, so the counters count
     messages while the pointers count positions.
+
+    ``incarnation`` is drawn at random when the shard is made, and stays: a magazine that was dropped and declared again, or
+    that stands in another store, has another one. A pointer that is kept outside the store means something only
+    together with it. 0 = not known.
     """
 
     shard: int
@@ -140,6 +180,7 @@ class ShardState:
     load_counter: int
     fire_counter: int
     in_flight: int
+    incarnation: int = 0
 
     @property
     def pending(self) -> int:
@@ -221,7 +262,8 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
     ) -> FireResult:
         """Claims up to ``limit`` records over the shards, oldest first within a shard, starting at a shard that rotates.
 
-        No pointer is handed out twice. The fire time and the owner are stored with the claim. ``max_bytes`` bounds
+        No pointer is handed out twice. The fire time and the owner are stored with the claim; an `Owner` names another
+        process than this one. ``max_bytes`` bounds
         the sum of the records' sizes (at least one record is handed out). A claim survives ``kill -9`` of anybody;
         after a power cut what was claimed and not deleted is fired again.
         """
@@ -235,11 +277,13 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         them. Durable as those of `fire`.
         """
         runs: list[Run] = []
+        fruitless = 0
         while limit > 0:
             result = self.fire(magazine, limit, owner, shards)
             runs += (run for claim in result.claims for run in runs_of_pointers(claim.shard, claim.pointers))
             limit -= result.total()
-            if not result.claims or not result.more:
+            fruitless = 0 if result.claims else fruitless + 1
+            if not result.more or fruitless > MOST_FRUITLESS:
                 break
         return joined_runs(runs)
 
@@ -248,9 +292,30 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         """What is claimed in that owner's name and still there, by shard and pointer."""
 
     def renew(self, magazine: str, owner: str) -> bool:
-        """Starts the stuck time of all claims in that owner's name anew. False where the store's claims cannot be renewed:
-        the sweeper takes what is not finished within the stuck time."""
-        return False
+        """Starts the stuck time of all claims in that owner's name anew: for a job. False where the store's claims cannot be
+        renewed: the sweeper takes what is not finished within the stuck time."""
+        pointers: dict[int, list[int]] = {}
+        for run in self.held(magazine, owner):
+            pointers.setdefault(run.shard, []).extend(range(run.first, run.last + 1))
+        if pointers:
+            self.renew_claims(magazine, pointers, owner)
+        return True
+
+    @abc.abstractmethod
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        """Starts the stuck time of these claims anew, as far as ``owner`` still holds them; returns those it does not hold
+        (any more), by shard and ascending: finished, swept, of somebody else, or never there. With ``to_owner`` the claims
+        are that one's from now on. Nothing else about a claim changes, and claims that are not named age on. What it costs
+        grows with what is held, and not with the numbers that a range, or `ignis.storage.runs.Runs`, names.
+
+        For what takes long, a few times within the stuck time: not for every message. Durable as claims are."""
+
+    def claimants(self, magazine: str) -> dict[str, bool]:
+        """In whose name anything is claimed, and of each whether its process is provably dead. ``{}`` where the store cannot
+        tell."""
+        return {}
 
     @abc.abstractmethod
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
@@ -358,7 +423,8 @@ class QueueStore(abc.ABC):
 
     @abc.abstractmethod
     def list(self, active: bool | None = None) -> list[QueueRecord]:
-        """All queues, or only the active or inactive ones, by name."""
+        """All queues, or only the active or inactive ones, by name. One whose record is damaged is left out and logged: `get`
+        says what is wrong with it."""
 
     @abc.abstractmethod
     def remove(self, name: str) -> bool: ...
@@ -479,6 +545,11 @@ class Store(abc.ABC):
     def local_dir(self) -> str | None:
         """The directory that all users of the store on this machine share, for lock files; None when there is none."""
 
+    def now_s(self) -> float:
+        """Seconds since 1970 by the clock that ends what is stored here. Where all users of the store are on one machine
+        nobody can set it; elsewhere it is this machine's wall clock."""
+        return time.time()
+
     def open_publisher(self, magazine: Any, settings: PublisherSettings) -> Any:
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""
@@ -497,13 +568,6 @@ class Store(abc.ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def iter_pointers(pointers: Pointers) -> Iterator[tuple[int, int]]:
-    """Flattens shard -> pointers."""
-    for shard, many in pointers.items():
-        for pointer in many:
-            yield shard, pointer
 
 
 def group_pointers(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,20 +33,26 @@ from ignis.storage.base import (
     ShardState,
     Store,
     Transfer,
-    iter_pointers,
     joined_runs,
     runs_of_pointers,
 )
-from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.checks import (
+    check_application,
+    check_declaration,
+    check_epoch,
+    check_limit,
+    check_magazine,
+    check_owner,
+    check_scope,
+    draw_incarnation,
+)
+from ignis.storage.clock import process_clock
 from ignis.storage.identities import without_repeats
 from ignis.storage.memory_at_once import MemoryAtOnce
 from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
+from ignis.storage.runs import Runs, difference, overlap, runs_of
 
 __all__ = ["MemoryStore"]
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 @dataclass
@@ -75,17 +80,28 @@ class _Shard:
         """Pointers behind the fire pointer that have a record, ascending: pointers are added in order."""
         return (one for one in self.records if one > self.fire_pointer)
 
+    def there(self, pointers: Sequence[int]) -> list[int]:
+        """Those that have a record, ascending. Who names many that do not exist pays for no more than there is."""
+        runs = overlap(runs_of(pointers), 1, self.load_pointer + 1)
+        if sum(stop - start for start, stop in runs) <= len(self.records):
+            return [pointer for pointer in Runs(runs) if pointer in self.records]
+        wanted = Runs(runs)
+        return [pointer for pointer in self.records if pointer in wanted]
+
     def retire(self, pointers: Sequence[int]) -> int:
-        gone = [self.records.pop(pointer, None) for pointer in pointers]
-        if any(pointer > self.fire_pointer for pointer in pointers):
+        gone = self.there(pointers)
+        for pointer in gone:
+            del self.records[pointer]
+        if gone and gone[-1] > self.fire_pointer:
             self.fire_pointer = next(self.unfired(), self.load_pointer + 1) - 1
-        return sum(one is not None for one in gone)
+        return len(gone)
 
 
 class _Magazine:
     def __init__(self, number: int, shards: int, durability: str) -> None:
         self.number = number
         self.durability = durability
+        self.incarnation = draw_incarnation()
         self.all_shards: list[_Shard] = []
         self.resize(shards)
         self.next_shard = 0
@@ -140,6 +156,7 @@ class MemoryStore(Store):
     in_process = True
 
     def __init__(self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local") -> None:
+        check_application(client_id, farm_id)
         self.url = f"memory://{name}"
         if name:
             with _named_lock:
@@ -150,6 +167,7 @@ class MemoryStore(Store):
         self.farm_id = farm_id
         self.scope = f"{farm_id}/{client_id}"
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
+        self.clock = process_clock()
         self.closed = False
         self.waiting = 0
         self._forks = _forks[0]
@@ -172,11 +190,15 @@ class MemoryStore(Store):
     def check_fence(self, fence: Fence | None) -> None:
         """Raises StaleEpochError. Caller holds the lock."""
         if fence is not None:
+            check_scope(fence.scope)
             check_epoch(self.content.epochs.get((self.scope, fence.scope), 0), fence)
 
     @property
     def owner(self) -> str:
         return self._owner
+
+    def now_s(self) -> float:
+        return self.clock.now_ms() / 1000
 
     @property
     def local_dir(self) -> str | None:
@@ -212,6 +234,7 @@ class MemoryMagazines(MemoryAtOnce):
     def _get(self, magazine: str) -> _Magazine:
         found = self._store.content.magazines.get((self._store.scope, magazine))
         if found is None:
+            check_magazine(magazine)
             raise QueueNotFoundError(f"magazine {magazine!r} is not declared in this store")
         return found
 
@@ -233,7 +256,7 @@ class MemoryMagazines(MemoryAtOnce):
             known.resize(shards)
 
     def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
-        expires_at_ms = expiry_ms(ttl_s)
+        expires_at_ms = self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             found = self._get(magazine)
             for shard, batch in batches:
@@ -257,7 +280,7 @@ class MemoryMagazines(MemoryAtOnce):
     def load_once(
         self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
     ) -> list[LoadedOnce]:
-        now_ms, until_ms = _now_ms(), expiry_ms(remember_s)
+        now_ms, until_ms = self._store.clock.now_ms(), self._store.clock.expiry_ms(remember_s)
         with self._store.open_content():
             known = self._get(magazine).known_ids
             for old in [id for id, until in known.items() if until <= now_ms]:
@@ -275,10 +298,11 @@ class MemoryMagazines(MemoryAtOnce):
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
         check_limit(limit)
+        check_owner(owner)
         with self._store.open_content():
             found = self._get(magazine)
             self._store.calls["fires"] += 1
-            now_ms, left, expired, more = _now_ms(), limit, 0, False
+            now_ms, left, expired, more = self._store.clock.now_ms(), limit, 0, False
             claims: list[Claim] = []
             for number in self._order(found, shards):
                 shard = found.shards[number]
@@ -318,10 +342,10 @@ class MemoryMagazines(MemoryAtOnce):
             found = self._get(magazine)
             self._store.check_fence(fence)
             count = 0
-            for number, pointer in _ascending(pointers):
-                if 0 <= number < len(found.shards):
-                    shard = found.shards[number]
-                    if pointer <= shard.fire_pointer and pointer in shard.records:
+            for number, there in _there(found, pointers):
+                shard = found.shards[number]
+                for pointer in there:
+                    if pointer <= shard.fire_pointer:
                         held = shard.records.pop(pointer)
                         shard.append(held.data, held.expires_at_ms)
                         shard.reloaded += 1
@@ -341,7 +365,7 @@ class MemoryMagazines(MemoryAtOnce):
             )
 
     def renew(self, magazine: str, owner: str) -> bool:
-        now_ms = _now_ms()
+        now_ms = self._store.clock.now_ms()
         with self._store.open_content():
             for shard in self._get(magazine).shards:
                 for one in shard.records.values():
@@ -349,12 +373,34 @@ class MemoryMagazines(MemoryAtOnce):
                         one.fired_at_ms = now_ms
             return True
 
+    def claimants(self, magazine: str) -> dict[str, bool]:
+        with self._store.open_content():
+            shards = self._get(magazine).shards
+            return {one.owner: False for shard in shards for one in shard.records.values() if one.owner}
+
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        for name in (owner, to_owner or owner):
+            check_owner(name)
+        now_ms = self._store.clock.now_ms()
+        mine: dict[int, list[int]] = {}
+        with self._store.open_content():
+            found = self._get(magazine)
+            for number, there in _there(found, pointers):
+                records = found.shards[number].records
+                mine[number] = [one for one in there if owner and records[one].owner == owner]
+                for one in mine[number]:
+                    records[one].fired_at_ms, records[one].owner = now_ms, to_owner or owner
+        left = {number: difference(runs_of(many), runs_of(mine.get(number, []))) for number, many in pointers.items()}
+        return {number: Runs(runs) for number, runs in left.items() if runs}
+
     def delete(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():
             found = self._get(magazine)
             self._store.calls["deletes"] += 1
             return sum(
-                found.shards[number].retire(list(many))
+                found.shards[number].retire(many)
                 for number, many in pointers.items()
                 if 0 <= number < len(found.shards)
             )
@@ -363,9 +409,10 @@ class MemoryMagazines(MemoryAtOnce):
         with self._store.open_content():
             found = self._get(magazine)
             result: dict[int, dict[int, bytes | None]] = {}
-            for number, pointer in _ascending(pointers):
-                if 0 <= number < len(found.shards) and pointer in found.shards[number].records:
-                    result.setdefault(number, {})[pointer] = found.shards[number].records[pointer].data
+            for number, there in _there(found, pointers):
+                records = found.shards[number].records
+                if there:
+                    result[number] = {pointer: records[pointer].data for pointer in there}
             return result
 
     def scan(
@@ -385,7 +432,7 @@ class MemoryMagazines(MemoryAtOnce):
     def transfer(
         self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
     ) -> int:
-        expires_at_ms = expiry_ms(ttl_s)
+        expires_at_ms = self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             origin, destination = self._get(source), self._get(target)
             self._store.check_fence(fence)
@@ -414,19 +461,21 @@ class MemoryMagazines(MemoryAtOnce):
         dead_owners: bool = True,
         owner: str | None = None,
     ) -> list[Abandoned]:
+        ahead_ms = self._store.clock.ahead_ms()
+        before_ms = fired_before_ms + ahead_ms
         with self._store.open_content():
             found = self._get(magazine)
             if not 0 <= shard < len(found.shards):
                 return []
             return [
-                Abandoned(shard, pointer, held.data, held.fired_at_ms, held.owner, owner is not None)
+                Abandoned(shard, pointer, held.data, held.fired_at_ms - ahead_ms, held.owner, owner is not None)
                 for pointer, held in found.shards[shard].records.items()
-                if held.owner and (held.fired_at_ms < fired_before_ms if owner is None else held.owner == owner)
+                if held.owner and (held.fired_at_ms < before_ms if owner is None else held.owner == owner)
             ][:limit]
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._store.open_content():
-            now_ms, count = _now_ms(), 0
+            now_ms, count = self._store.clock.now_ms(), 0
             for shard in self._get(magazine).shards:
                 for pointer in list(shard.unfired()):
                     held = shard.records[pointer]
@@ -439,6 +488,7 @@ class MemoryMagazines(MemoryAtOnce):
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._store.open_content():
+            found = self._get(magazine)
             return [
                 ShardState(
                     number,
@@ -447,8 +497,9 @@ class MemoryMagazines(MemoryAtOnce):
                     shard.load_pointer - shard.reloaded,
                     shard.fire_pointer - shard.reloaded,
                     sum(bool(held.owner) for held in shard.records.values()),
+                    found.incarnation,
                 )
-                for number, shard in enumerate(self._get(magazine).shards)
+                for number, shard in enumerate(found.shards)
             ]
 
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
@@ -487,6 +538,7 @@ class MemoryMagazines(MemoryAtOnce):
         self._store.content.changed.notify_all()
 
     def drop(self, magazine: str) -> None:
+        check_magazine(magazine)
         with self._store.open_content():
             self._store.content.magazines.pop((self._store.scope, magazine), None)
 
@@ -495,6 +547,8 @@ class MemoryMagazines(MemoryAtOnce):
             return sorted(name for scope, name in self._store.content.magazines if scope == self._store.scope)
 
 
-def _ascending(pointers: Pointers) -> list[tuple[int, int]]:
-    """Shard and pointer pairs in order, each once: records that are reloaded together keep their order."""
-    return sorted(set(iter_pointers(pointers)))
+def _there(magazine: _Magazine, pointers: Pointers) -> Iterator[tuple[int, list[int]]]:
+    """Shard and those of its pointers that have a record, in order: records that are reloaded together keep theirs."""
+    for number in sorted(pointers):
+        if 0 <= number < len(magazine.shards):
+            yield number, magazine.shards[number].there(pointers[number])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,12 @@ def peeked(rows: Mapping[int, Mapping[int, bytes | None]]) -> dict[int, dict[int
 
 def scanned(rows: Sequence[tuple[int, int, bytes | None]]) -> list[tuple[int, int, str | None]]:
     return [(shard, pointer, text(one)) for shard, pointer, one in rows]
+
+
+def tick() -> int:
+    """A moment, in the wall clock's milliseconds, that lies between what was done before and what is done after: a store
+    counts by a clock of its own, which may differ by a few of them."""
+    time.sleep(0.01)
+    now_ms = int(time.time() * 1000)
+    time.sleep(0.01)
+    return now_ms

@@ -13,7 +13,7 @@ import pytest
 
 from ignis.errors import ForkedHandleError, LockLostError, LockUnavailableError
 from ignis.locks import Lock, LockLevel, LockManager
-from tests.contract.support import Kind
+from tests.contract.support import Kind, tick
 from tests.support import WAIT_S, eventually
 
 TTL_S = 1.0  # whole, since one store counts in seconds
@@ -105,7 +105,7 @@ def test_what_the_manager_says_of_the_holder(managers: Managers) -> None:
     manager = managers()
     assert manager.holder("l") is None
     lock = manager.lock("l")
-    before_ms = int(time.time() * 1000)
+    before_ms = tick()
     lock.acquire()
     found = managers().holder("l")
     assert found is not None

@@ -22,6 +22,18 @@ def test_one_shard_several_times_in_one_load(magazines: MagazineStore) -> None:
     assert texts(magazines.fire("m", 10, "me", shards=[0])) == ["a", "b", "c", "d"]
 
 
+def test_an_incarnation_lasts_until_the_magazine_is_dropped(kind: Kind, magazines: MagazineStore) -> None:
+    first = [one.incarnation for one in magazines.metadata("m")]
+    assert all(first)
+    magazines.load_records("m", 0, records("a"))
+    again = kind.reopen().magazines
+    again.declare("m", 4)
+    assert [one.incarnation for one in again.metadata("m")] == first
+    again.drop("m")
+    again.declare("m", 4)
+    assert set(first).isdisjoint(one.incarnation for one in again.metadata("m"))
+
+
 def test_nothing_to_load(magazines: MagazineStore) -> None:
     assert magazines.load("m", [], None) == []
 

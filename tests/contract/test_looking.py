@@ -11,7 +11,7 @@ import pytest
 from ignis.errors import ClosedError
 from ignis.native import Record
 from ignis.storage.base import MagazineStore, Store
-from tests.contract.support import Kind, batch, numbered, peeked, record, records, scanned, state, texts
+from tests.contract.support import Kind, batch, numbered, peeked, record, records, scanned, state, texts, tick
 
 FOREVER_MS = 1 << 52
 
@@ -64,9 +64,9 @@ def test_metadata_counts_per_shard(magazines: MagazineStore) -> None:
 
 def test_abandoned_by_time(magazines: MagazineStore) -> None:
     magazines.load_records("m", 0, numbered(4))
-    before = int(time.time() * 1000)
+    before = tick()
     magazines.fire("m", 3, "worker-7")
-    after = int(time.time() * 1000) + 1
+    after = tick()
     assert magazines.abandoned("m", 0, before, 10) == []
     found = magazines.abandoned("m", 0, after, 10)
     assert [one.pointer for one in found] == [1, 2, 3]

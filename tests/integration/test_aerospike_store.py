@@ -397,7 +397,7 @@ store.close()
     ("options", "told"),
     [
         ({"retries": 0}, "retries = 0 is outside 1 to 100"),
-        ({"total_timeout_ms": "soon"}, "total_timeout_ms = 'soon' is not a number"),
+        ({"total_timeout_ms": "soon"}, "total_timeout_ms = 'soon' is not a whole number"),
         ({"nonsense": 1}, "unknown store option 'nonsense'"),
         ({"scope": "farm"}, "scope = 'farm' is not one of global, local"),
         ({"socket_timeout_ms": 6_000}, "socket_timeout_ms = 6000 is above total_timeout_ms = 5000"),

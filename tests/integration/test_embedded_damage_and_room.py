@@ -427,7 +427,7 @@ def test_a_full_disk_refuses_loads_and_drains(small_disk: Path, durability: str)
             store.magazines.declare("m", 1, durability)
             for _ in range(2):
                 count = fill(store, "m")
-                assert count > 500
+                assert count > 500, count
                 # To the last byte: what drains need must have been kept back.
                 fill_disk(small_disk / "ballast")
                 with pytest.raises(StoreFullError):

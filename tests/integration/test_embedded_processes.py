@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ignis.errors import StoreBusyError, StoreFormatError, StoreUnreachableError
 from ignis.native import ProcessMutex
 from ignis.storage.base import Transfer
+from ignis.storage.embedded import owner
 from tests.integration.embedded_support import Child, bodies, body, forever, in_child, open_at, record
 
 pytestmark = pytest.mark.integration
@@ -147,6 +152,51 @@ def test_a_process_elsewhere_is_not_provably_dead() -> None:
     assert not gone._replace(boot="another").provably_dead(here)
     assert not gone._replace(namespace=here.namespace + 1).provably_dead(here)
     assert not gone._replace(start_time=0).provably_dead(here)
+
+
+def test_a_sweeper_with_a_clock_of_its_own_leaves_the_living_alone(path: Path) -> None:
+    """In a time namespace every start time in /proc is another: what cannot be compared proves no death."""
+    wrapper = ("unshare", "--time", "--boottime", "1000", "--fork")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no time namespaces here: nobody has checked that a living process stays alive for them")
+    theirs = f"""
+from ignis.storage import open_store
+with open_store("embedded://{path}") as store:
+    print([one.owner_dead for one in store.magazines.abandoned("m", 0, 0, 9)])
+    store.magazines.fire("m", 1, "theirs")
+    print([one.owner_dead for one in store.magazines.abandoned("m", 0, 0, 9) if one.owner == "theirs"])
+    import subprocess, sys
+    end = "import os; from ignis.storage import open_store\\n"
+    end += "open_store('embedded://{path}').magazines.fire('m', 1, 'gone'); os._exit(0)"
+    subprocess.run([sys.executable, "-c", end], check=True, timeout=50)
+    print([one.owner_dead for one in store.magazines.abandoned("m", 0, 0, 9) if one.owner == "gone"])
+"""
+    with open_at(path) as store:
+        store.magazines.declare("m", 1)
+        store.magazines.load_records("m", 0, [record("a"), record("b"), record("c")])
+        assert store.magazines.fire("m", 1, "ours").total() == 1
+        done = subprocess.run(
+            [*wrapper, sys.executable, "-c", theirs], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout.split("\n")[:3] == ["[]", "[]", "[True]"], done.stderr
+        found = {one.owner: one.owner_dead for one in store.magazines.abandoned("m", 0, 1 << 50, 9)}
+        assert found == {"ours": False, "theirs": False, "gone": False}
+
+
+def test_namespaces_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"pid": 0xF0000001, "time": 0xEFFFFFFA}
+    monkeypatch.setattr(owner.os, "stat", lambda path: SimpleNamespace(st_ino=numbers[path.rpartition("/")[2]]))
+    plain = owner.this_process().namespace
+    assert plain == 0xF0000001, "as it was stored before"
+    seen = {plain}
+    for time_ in (0xF0000001, 0xF0000002, 0xFFFFFFFF):
+        numbers["time"] = time_
+        seen.add(owner.this_process().namespace)
+    assert len(seen) == 4
+    assert max(seen) < 1 << 62, "what a broker takes of a client"
 
 
 def test_a_load_wakes_another_process(path: Path) -> None:

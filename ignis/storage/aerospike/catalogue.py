@@ -26,12 +26,16 @@ from ignis.storage.aerospike.client import Connection, policy, read_entry, write
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
 from ignis.storage.aerospike.layout import Keys, SetNames
 from ignis.storage.aerospike.ranges import Ranges
-from ignis.storage.checks import check_declaration
+from ignis.storage.base import Pointers
+from ignis.storage.checks import check_declaration, check_printable
+from ignis.storage.runs import Runs, overlap, runs_of
 
 __all__ = ["Catalogue", "Magazine", "ShardPointers", "ShardView"]
 
 REFRESH_S = 10.0
 """How long a process goes on with what it knows of a magazine before it reads the record again."""
+MAX_NAME_BYTES = 255
+"""Of magazines that are looked up: those of Java may have names that ours cannot have."""
 
 SIDELINE_SUFFIX = "_SIDELINE"
 _NAME, _SHARDS, _MOST, _DURABILITY, _PLAIN, _LOW = "name", "shards", "most_shards", "durability", "plain", "low"
@@ -39,6 +43,9 @@ _BORN = "born"
 """Shard -> ``born`` of its pointers record, once that was made."""
 _OURS = "ign_queue"
 _TRIES = 100
+_FEW = 1_000
+"""So many pointers are looked up without asking first how far their shards were loaded."""
+_NO_POINTER = 1 << 64
 
 Key = tuple[str, str, str]
 log = logging.getLogger("ignis.storage.aerospike")
@@ -196,7 +203,8 @@ class Catalogue:
 
     def refresh(self, name: str) -> Magazine:
         """Reads the magazine's record. The magazines of a queue that Java has made are declared by the way. Raises
-        QueueNotFoundError."""
+        QueueNotFoundError, InvalidNameError."""
+        check_printable(name, "magazine", MAX_NAME_BYTES)
         queue_key, sweep_bin = self._queue_key(name)
         own = read_entry(self._own_key(name))
         queue = read_entry(queue_key, [expressions.read(one) for one in (sweep_bin, _SHARDS, _OURS)])
@@ -249,6 +257,22 @@ class Catalogue:
         found = {shard: ShardPointers.of(entry.record[2]) for shard, entry in zip(shards, entries, strict=True)}
         self.saw(magazine, found)
         return found
+
+    def places(self, magazine: Magazine, pointers: Pointers, shards: int) -> list[tuple[int, int]]:
+        """(shard, pointer) of what of the first ``shards`` shards may have a record, ascending, each once. Many pointers are
+        cut to those between the low-water mark and the load pointer before anything is made per pointer; for that the
+        load pointers are read where this process has not seen so far."""
+        asked = {
+            shard: overlap(runs_of(many), 1, _NO_POINTER) for shard, many in pointers.items() if 0 <= shard < shards
+        }
+        if sum(stop - start for runs in asked.values() for start, stop in runs) > _FEW:
+            views = magazine.views
+            far = sorted(shard for shard, runs in asked.items() if runs and runs[-1][1] - 1 > views[shard].fire_seen)
+            known = self.pointers(magazine, far) if far else {}
+            for shard, runs in asked.items():
+                end = known[shard].load + 1 if shard in known else _NO_POINTER
+                asked[shard] = overlap(runs, views[shard].low + 1, end)
+        return [(shard, pointer) for shard in sorted(asked) for pointer in Runs(asked[shard])]
 
     def saw(self, magazine: Magazine, found: dict[int, ShardPointers]) -> None:
         with magazine.lock:

@@ -32,7 +32,7 @@ from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.client import policy
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND
 from ignis.storage.base import LockRecord, LockTable
-from ignis.storage.checks import ttl_milliseconds
+from ignis.storage.checks import check_lock_in_table, check_owner, ttl_milliseconds
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -83,8 +83,7 @@ class AerospikeLockTable(LockTable):
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
         ttl_ms, how = _create(ttl_s)
-        if not owner:
-            raise ConfigError("a lock's owner must not be empty")
+        check_owner(owner)
         now_ms = int(time.time() * 1000)
         key, bins = self._key(name), {self._data: 1, self._at: now_ms, OWNER_BIN: owner}
         store = self._store
@@ -118,6 +117,7 @@ class AerospikeLockTable(LockTable):
         return done is not None
 
     def draw_token(self, name: str, owner: str) -> int | None:
+        check_lock_in_table(name)
         counter = (self._connection.namespace, self._set + _TOKENS, name)
         draw = [expressions.increment(_COUNT, 1), expressions.read(_COUNT)]
         with self._store.call():
@@ -142,6 +142,8 @@ class AerospikeLockTable(LockTable):
         return LockRecord(name, bins.get(OWNER_BIN, ""), bins.get(DRAWN_BIN, 0), acquired_ms, ends_ms)
 
     def _key(self, name: str) -> tuple[str, str, str]:
+        """Raises InvalidNameError."""
+        check_lock_in_table(name)
         return self._connection.namespace, self._set, name
 
     @staticmethod

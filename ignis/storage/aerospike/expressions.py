@@ -68,6 +68,13 @@ def only_moved_at(at_ms: int) -> Any:
     return exp.Cond(exp.BinExists(layout.MOVING), exp.Eq(exp.IntBin(layout.MOVING), at_ms), False)
 
 
+@lru_cache(maxsize=256)
+def is_claimed_by(owner: str) -> Any:
+    """Data record: there, no tombstone, and stamped by this owner."""
+    mine = exp.Cond(exp.BinExists(layout.OWNER), exp.Eq(exp.StrBin(layout.OWNER), owner), False)
+    return exp.And(exp.BinExists(layout.DATA), exp.Not(exp.BinExists(layout.SEALED)), mine).compile()
+
+
 is_unfired = exp.And(exp.Not(exp.BinExists(layout.SEALED)), exp.Not(exp.BinExists(layout.FIRED_AT)))
 """Data record: neither a tombstone nor stamped."""
 is_unfired_record = is_unfired.compile()

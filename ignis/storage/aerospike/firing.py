@@ -20,7 +20,8 @@ from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
-from ignis.storage.base import Claim, FireResult
+from ignis.storage.base import Claim, FireResult, Pointers
+from ignis.storage.runs import Runs, difference, runs_of
 
 __all__ = ["Firing"]
 
@@ -29,6 +30,9 @@ log = logging.getLogger("ignis.storage.aerospike")
 _RIDE = 256
 """Up to so many records the fire counters travel in the same batch; beyond, a batch of equal operations is so much
 quicker that a call for the counters of their own pays."""
+
+_BUSY_PAUSE_S = 0.002
+"""Before the next round, when records that too many want at this moment were all that could have had something."""
 
 
 class _Span(NamedTuple):
@@ -131,6 +135,27 @@ class Firing:
             return left
         return max(1, min(left, int(max_bytes / magazine.record_bytes)))
 
+    def renew(
+        self, magazine: Magazine, pointers: Pointers, owner: str, to_owner: str | None
+    ) -> dict[int, Sequence[int]]:
+        """See `MagazineStore.renew_claims`. One call a batch; of a record that is still there and still this owner's only the
+        fire time is written, and the new owner if there is one."""
+        places = self._catalogue.places(magazine, pointers, magazine.shards) if owner else []
+        renewed: dict[int, list[int]] = {}
+        if places:
+            how = policy("update", ttl=layout.TTL_KEEP, only_if=expressions.is_claimed_by(str(owner)))
+            ops = [expressions.write(layout.FIRED_AT, int(time.time() * 1000))]
+            if to_owner is not None:
+                ops.append(expressions.write(layout.OWNER, str(to_owner)))
+            entries = self._connection.operate(
+                "renew", self._catalogue.data_keys(magazine, places), ops, how, allowed=(OK, FILTERED, NOT_FOUND)
+            )
+            for (shard, pointer), entry in zip(places, entries, strict=True):
+                if entry.result == OK:
+                    renewed.setdefault(shard, []).append(pointer)
+        left = {shard: difference(runs_of(many), runs_of(renewed.get(shard, []))) for shard, many in pointers.items()}
+        return {shard: Runs(runs) for shard, runs in left.items() if runs}
+
     # -- the first call: pointers
 
     def _claim(self, magazine: Magazine, todo: list[int], count: int) -> list[_Span]:
@@ -151,13 +176,17 @@ class Firing:
         for shard, entry in zip(todo, entries, strict=True):
             if entry.result != OK:
                 with magazine.lock:
-                    magazine.views[shard].backlog = 0
+                    view = magazine.views[shard]
+                    # Busy says nothing about what is there: the next round looks again, and `more` says so.
+                    view.backlog = max(1, view.backlog) if entry.result == BUSY else 0
                 continue
             bins = entry.record[2]
             seen[shard] = after = ShardPointers.of(bins)
             if shares[shard] and after.fire > bins["before"]:
                 spans.append(_Span(shard, bins["before"] + 1, after.fire, after.born))
         self._catalogue.saw(magazine, seen)
+        if not spans and any(entry.result == BUSY for entry in entries):
+            time.sleep(_BUSY_PAUSE_S)
         return spans
 
     @staticmethod
@@ -363,7 +392,7 @@ _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layou
 
 
 def _stamp(now_ms: int, owner: str) -> list[Any]:
-    return [expressions.write(layout.FIRED_AT, now_ms), expressions.write(layout.OWNER, owner), *_READ]
+    return [expressions.write(layout.FIRED_AT, now_ms), expressions.write(layout.OWNER, str(owner)), *_READ]
 
 
 def _uncount(catalogue: Catalogue, magazine: Magazine, fired: dict[int, int], voids: dict[int, int]) -> list[Entry]:

@@ -14,12 +14,20 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.client import policy
 from ignis.storage.aerospike.dlm import AerospikeLockTable
 from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
-from ignis.storage.checks import check_epoch, ttl_milliseconds
+from ignis.storage.checks import (
+    check_epoch,
+    check_epoch_number,
+    check_lock,
+    check_owner,
+    check_scope,
+    check_table,
+    ttl_milliseconds,
+)
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -40,13 +48,14 @@ class AerospikeLocks(LockStore):
         self._free = expressions.lock_is_free(OWNER, TTL_MS)
 
     def _key(self, name: str) -> tuple[str, str, str]:
+        """Raises InvalidNameError."""
+        check_lock(name)
         return self._connection.namespace, self._store.sets.locks, name
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
         """One client call. When its answer is lost the record is read back: ours if it carries this attempt's number."""
         ttl_ms = ttl_milliseconds(ttl_s)
-        if not owner:
-            raise ConfigError("a lock's owner must not be empty")
+        check_owner(owner)
         with self._store.call():
             now_ms = int(time.time() * 1000)
             attempt = secrets.randbits(62)
@@ -87,9 +96,12 @@ class AerospikeLocks(LockStore):
             return LockRecord(name, bins[OWNER], bins[TOKEN], bins[ACQUIRED], bins[EXPIRES])
 
     def table(self, name: str, farm_id: str) -> LockTable:
+        check_table(name, farm_id)
         return AerospikeLockTable(self._store, name, farm_id)
 
     def _epoch_key(self, scope: str) -> tuple[str, str, str]:
+        """Raises InvalidNameError."""
+        check_scope(scope)
         return self._connection.namespace, self._store.sets.epochs, scope
 
     def next_epoch(self, scope: str) -> int:
@@ -101,6 +113,7 @@ class AerospikeLocks(LockStore):
 
     def raise_epoch(self, scope: str, epoch: int) -> None:
         """One client call: compared and written by the server in one operation."""
+        check_epoch_number(epoch, raised=True)
         with self._store.call():
             how = policy(ttl=layout.TTL_NEVER, only_if=expressions.is_at_most(EPOCH, epoch))
             written = self._connection.apply("epoch", self._epoch_key(scope), [expressions.write(EPOCH, epoch)], how)

@@ -20,7 +20,6 @@ from ignis.storage.base import (
     Pointers,
     Run,
     ShardState,
-    iter_pointers,
     joined_runs,
     runs_of_pointers,
 )
@@ -71,14 +70,11 @@ class Looking:
 
     def peek(self, magazine: Magazine, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         """See `MagazineStore.peek`. What is below the low-water mark is not there."""
-        views = magazine.views
-        places = sorted(
-            {
-                (shard, pointer)
-                for shard, pointer in iter_pointers(pointers)
-                if 0 <= shard < magazine.shards and pointer > views[shard].low
-            }
-        )
+        places = [
+            (shard, pointer)
+            for shard, pointer in self._catalogue.places(magazine, pointers, magazine.shards)
+            if pointer > magazine.views[shard].low
+        ]
         result: dict[int, dict[int, bytes | None]] = {}
         for shard, pointer, bins in self._rows(magazine, places):
             found = self._decode(magazine, shard, pointer, bins)
@@ -146,7 +142,13 @@ class Looking:
             loads = (entry.record[2].get(layout.LOAD_COUNTER) or 0) if entry.result == OK else pointers.load
             states.append(
                 ShardState(
-                    shard, pointers.load, pointers.fire, loads, loads - pointers.unfired, in_flight.get(shard, 0)
+                    shard,
+                    pointers.load,
+                    pointers.fire,
+                    loads,
+                    loads - pointers.unfired,
+                    in_flight.get(shard, 0),
+                    pointers.born,
                 )
             )
         return states
@@ -229,6 +231,18 @@ class Looking:
             runs += runs_of_pointers(shard, mine)
         return joined_runs(runs)
 
+    def claimants(self, magazine: Magazine) -> dict[str, bool]:
+        """See `MagazineStore.claimants`. Looks as `held` does."""
+        found: dict[str, bool] = {}
+        for shard, pointers in self._catalogue.pointers(magazine, list(range(magazine.shards))).items():
+            view = magazine.views[shard]
+            for places in self._places(magazine, shard, view.low + 1, pointers.fire, SWEEP_BATCH):
+                for _, _, bins in self._rows(magazine, places):
+                    owner = bins.get(layout.OWNER)
+                    if isinstance(owner, str) and owner and owner not in found:
+                        found[owner] = provably_dead(owner, self._here)
+        return found
+
     def abandoned(
         self,
         magazine: Magazine,
@@ -240,11 +254,11 @@ class Looking:
     ) -> list[Abandoned]:
         """See `MagazineStore.abandoned`.
 
-        Begins at the low-water mark, reads 1,000 records a batch (more where there are none), and stops at the first one
-        that was fired at ``fired_before_ms`` or later: claims of a shard go up in time. With ``dead_owners`` it goes on to
-        the fire pointer for those whose owner was a process of this machine that is dead, with ``gone_owner`` for that
-        one's alone. A claimed record without a fire time was taken by somebody who died before he could stamp it, or
-        came too late for its claim: the time it was written counts. Raises StoreError when the pointers cannot be right.
+        Looks from the low-water mark to the fire pointer, 1,000 records a batch (more where there are none): claims that are
+        renewed may lie before older ones. With ``dead_owners`` also those whose owner was a process of this machine that is
+        dead, with ``gone_owner`` that one's alone. A claimed record without a fire time was taken by somebody who died
+        before he could stamp it, or came too late for its claim: the time it was written counts. Raises StoreError when the
+        pointers cannot be right.
         """
         pointers = self._catalogue.pointers(magazine, [shard])[shard]
         view = magazine.views[shard]
@@ -255,7 +269,7 @@ class Looking:
             self._check_below(magazine, shard)
         settle_ms = int(time.time() * 1000 - self._connection.options.settle_s * 1000)
         found: list[Abandoned] = []
-        settled, ended, recent = view.settled, False, gone_owner is not None
+        settled, ended = view.settled, False
         dead: dict[str, bool] = {} if gone_owner is None else {gone_owner: True}
         absent: list[int] = []
         claims: list[tuple[int, int]] = []
@@ -279,11 +293,10 @@ class Looking:
                 owner = owner if isinstance(owner, str) else ""
                 if owner not in dead:
                     dead[owner] = dead_owners and gone_owner is None and provably_dead(owner, self._here)
-                recent = recent or fired_at_ms >= fired_before_ms
-                if len(found) >= limit or (recent and not dead_owners and gone_owner is None):
+                if len(found) >= limit:
                     ended = True
                     break
-                if recent and not dead[owner]:
+                if (fired_at_ms >= fired_before_ms or gone_owner is not None) and not dead[owner]:
                     continue
                 if fired_at_ms < settle_ms:
                     settled = max(settled, pointer)

@@ -31,7 +31,7 @@ from ignis.storage.base import (
     Transfer,
     group_pointers,
 )
-from ignis.storage.checks import check_epoch, check_limit, expiry_ms
+from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -118,6 +118,7 @@ class AerospikeMagazines(MagazineStore):
         """Two client calls where one round is enough. The sizes are known only after the claim: what does not fit into
         ``max_bytes`` goes back to the head, or to the tail when others have claimed since."""
         check_limit(limit)
+        check_owner(owner)
         with self._call("fires"):
             found = self._catalogue.get(magazine)
             if shards and not 0 <= min(shards) <= max(shards) < found.shards:
@@ -130,6 +131,17 @@ class AerospikeMagazines(MagazineStore):
     def held(self, magazine: str, owner: str) -> list[Run]:
         with self._call():
             return self._looking.held(self._catalogue.get(magazine), owner)
+
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        """One client call."""
+        with self._call():
+            return self._firing.renew(self._catalogue.get(magazine), pointers, owner, to_owner)
+
+    def claimants(self, magazine: str) -> dict[str, bool]:
+        with self._call():
+            return self._looking.claimants(self._catalogue.get(magazine))
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before

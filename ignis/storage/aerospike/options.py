@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ignis.config import check_text, parse_number
 from ignis.errors import ConfigError
 from ignis.storage.checks import checked_options
 
@@ -94,16 +95,11 @@ class AerospikeOptions:
 
 def _parsed(name: str, value: Any, kind: type) -> Any:
     if kind is str:
-        text = str(value)
+        text = check_text(value, f"store option {name}", secret=True)
         if name in _CHOICES and text not in _CHOICES[name]:
             raise ConfigError(f"store option {name} = {text!r} is not one of {', '.join(_CHOICES[name])}")
         return text
-    try:
-        if isinstance(value, bool):
-            raise ValueError(value)
-        parsed = kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"store option {name} = {value!r} is not a number") from None
+    parsed = parse_number(value, f"store option {name}", kind)
     low, high = _RANGES[name]
     if not low <= parsed <= high:
         raise ConfigError(f"store option {name} = {value!r} is outside {low:g} to {high:g}")
@@ -121,6 +117,7 @@ def parse_hosts(text: str) -> list[tuple[str, int]]:
         elif ":" in one:
             host, _, port = one.rpartition(":")
         if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-            raise ConfigError(f"host {one!r} is not host:port with a port of 1 to 65535")
+            # Not all of it: where the host was forgotten a password stands there.
+            raise ConfigError(f"host {one.partition(':')[0]!r} is not host:port with a port of 1 to 65535")
         hosts.append((host, int(port)))
     return hosts

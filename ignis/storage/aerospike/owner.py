@@ -18,8 +18,9 @@ def owner_name() -> str:
 
 
 def provably_dead(owner: str, here: Identity) -> bool:
-    """True only for a process of this machine, of this boot and process namespace, that is gone."""
-    parts = owner.rsplit(":", 4)
+    """True only for a process of this machine, of this boot and process namespace, that is gone. What stands before an ``@``
+    in the name is about something else."""
+    parts = owner.rpartition("@")[2].rsplit(":", 4)
     if len(parts) != 5 or parts[0] != socket.gethostname() or not all(part.isdecimal() for part in parts[1:4]):
         return False
     pid, start_time, namespace = map(int, parts[1:4])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import builtins
 import copy
+import logging
 import math
+import operator
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -15,20 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ignis.errors import QueueNotFoundError, StoreBusyError
+from ignis.errors import QueueNotFoundError, StoreBusyError, StoreFormatError
 from ignis.storage.aerospike import layout
 from ignis.storage.aerospike.client import policy
 from ignis.storage.base import Fence, QueueRecord, QueueStore
-from ignis.storage.checks import check_epoch
+from ignis.storage.checks import check_epoch, check_printable, check_record, check_same_name
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
 
 __all__ = ["ACTIVE", "AerospikeQueues", "bins_of", "record_of"]
 
+log = logging.getLogger("ignis.storage.aerospike")
+
 ACTIVE = "active"
 OURS = "ign_queue"
 TTL_FACTOR = 2
+MAX_NAME_BYTES = 255
+
+log = logging.getLogger("ignis.storage.aerospike")
 _BUSY_S = 30.0
 
 
@@ -39,8 +46,11 @@ class AerospikeQueues(QueueStore):
         self._store = store
         self._connection = store.connection
         self._set = store.sets.queues
+        self._reported: set[str] = set()
 
     def _key(self, name: str) -> tuple[str, str, str]:
+        """Raises InvalidNameError. Java's queues may have names that ours cannot have."""
+        check_printable(name, "queue", MAX_NAME_BYTES)
         return self._connection.namespace, self._set, name
 
     def get(self, name: str) -> QueueRecord | None:
@@ -49,6 +59,7 @@ class AerospikeQueues(QueueStore):
             return None if found is None else record_of(name, found[0])
 
     def put(self, record: QueueRecord) -> None:
+        check_record(record, fractions=True)
         with self._store.call():
             self._connection.put("queue", self._key(record.name), bins_of(record), policy(ttl=_ttl(record)))
 
@@ -64,6 +75,8 @@ class AerospikeQueues(QueueStore):
                 bins, generation = found
                 record = record_of(name, bins)
                 change(record)
+                check_same_name(name, record)
+                check_record(record, fractions=True, any_name=True)
                 if fence is not None:
                     check_epoch(self._store.locks.epoch(fence.scope), fence)
                 how = policy("update", ttl=_ttl(record), generation=generation)
@@ -79,7 +92,16 @@ class AerospikeQueues(QueueStore):
                 rows = self._connection.everything("queues", self._set)
             else:
                 rows = self._connection.select("queues", self._set, ACTIVE, _text(active))
-            return sorted((record_of(name, bins) for name, bins in rows), key=lambda record: record.name)
+            records: builtins.list[QueueRecord] = []
+            for name, bins in rows:
+                try:
+                    records.append(record_of(name, bins))
+                except StoreFormatError as exc:
+                    # The others go on; who asks for this one is told.
+                    if name not in self._reported:
+                        self._reported.add(name)
+                        log.error("%s", exc)
+            return sorted(records, key=lambda record: record.name)
 
     def remove(self, name: str) -> bool:
         with self._store.call():
@@ -138,7 +160,33 @@ def _exact(record: QueueRecord) -> dict[str, float]:
 
 
 def record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
-    """The queue that the bins describe, whoever wrote them. What is missing has its default."""
+    """The queue that the bins describe, whoever wrote them. What is missing has its default.
+
+    Raises StoreFormatError for what no client writes, which concerns this queue alone.
+    """
+    try:
+        record = _record_of(name, bins)
+    except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
+        raise StoreFormatError(f"the record of queue {name!r} is damaged: {exc}") from exc
+    for field, kinds in _KINDS.items():
+        value = getattr(record, field)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise StoreFormatError(f"the record of queue {name!r} is damaged: {field} = {value!r}")
+    return record
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("shards", "concurrency", "shovel_concurrency", "max_batch_size", "created_at_ms"), (int,)),
+    **dict.fromkeys(("swept_count", "sideline_swept_count"), (int,)),
+    **dict.fromkeys(
+        ("message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s", "max_wait_s"), (int, float)
+    ),
+    **dict.fromkeys(("durability", "codec", "handler_type"), (str,)),
+    "extra": (dict,),
+}
+
+
+def _record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
     ours = bins.get(OURS) or {}
     exact: dict[str, float] = msgspec.json.decode(ours.get("exact") or "{}")
     default = QueueRecord(name)
@@ -175,4 +223,4 @@ def record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
 
 
 def _shards(stored: Any) -> dict[int, int]:
-    return {int(shard): pointer for shard, pointer in (stored or {}).items()}
+    return {int(shard): operator.index(pointer) for shard, pointer in (stored or {}).items()}

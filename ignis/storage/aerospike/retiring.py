@@ -22,7 +22,7 @@ from ignis.storage.aerospike.appending import Appender, Item, Raw
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.client import Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
-from ignis.storage.base import Fence, Pointers, Transfer, iter_pointers
+from ignis.storage.base import Fence, Pointers, Transfer
 from ignis.storage.checks import expiry_ms
 
 __all__ = ["Retiring"]
@@ -54,9 +54,7 @@ class Retiring:
 
     def _places(self, magazine: Magazine, pointers: Pointers) -> tuple[list[Place], list[Place]]:
         """What of it can be there: claimed, and not claimed yet; ascending, each once."""
-        wanted = sorted(
-            {(shard, pointer) for shard, pointer in iter_pointers(pointers) if 0 <= shard < magazine.most_shards and pointer > 0}
-        )  # fmt: skip
+        wanted = self._catalogue.places(magazine, pointers, magazine.most_shards)
         views = magazine.views
         unsure = sorted({shard for shard, pointer in wanted if pointer > views[shard].fire_seen})
         if not unsure:

@@ -18,6 +18,7 @@ from ignis.storage.aerospike.owner import owner_name
 from ignis.storage.aerospike.queues import ACTIVE, AerospikeQueues
 from ignis.storage.aerospike.udf import AerospikeArrays
 from ignis.storage.base import Store
+from ignis.storage.checks import check_application
 
 __all__ = ["AerospikeStore"]
 
@@ -55,6 +56,7 @@ class AerospikeStore(Store):
         client_id: str = "ignis",
         farm_id: str = "local",
     ) -> None:
+        check_application(client_id, farm_id)
         options = options or AerospikeOptions()
         self.url = f"aerospike://{hosts}/{namespace}"
         self.client_id = client_id

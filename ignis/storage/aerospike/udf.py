@@ -23,6 +23,7 @@ from aerospike_helpers.operations import expression_operations
 
 from ignis.errors import RecordTooLargeError, StoreError, StoreTimeoutError
 from ignis.storage.base import ArrayStore
+from ignis.storage.checks import check_array, check_limit
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -72,10 +73,12 @@ class AerospikeArrays(ArrayStore):
             raise RecordTooLargeError(max(size_bytes, exc.limit_bytes + 1), exc.limit_bytes) from exc
 
     def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        check_limit(limit)
         found: list[Any] = self._apply(name, "dequeue_many", [bin_name, limit], repeat=False)
         return found
 
     def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        check_limit(limit)
         found: list[Any] = self._apply(name, "peek", [bin_name, limit], repeat=True)
         return found
 
@@ -86,6 +89,7 @@ class AerospikeArrays(ArrayStore):
         return self._connection.namespace, self.set_name, name
 
     def _apply(self, name: str, function: str, arguments: list[Any], *, repeat: bool) -> Any:
+        check_array(name, arguments[0])
         key, module = self._key(name), module_name()
 
         def run(client: Any) -> Any:

@@ -16,6 +16,7 @@ import msgspec
 
 from ignis.errors import StoreFormatError
 from ignis.storage.base import ArrayStore
+from ignis.storage.checks import check_array, check_limit
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.committer import Operation
 from ignis.storage.embedded.environment import Txn
@@ -60,12 +61,14 @@ class EmbeddedArrays(ArrayStore):
 
     @guarded
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
+        prefix = self._prefix(name, bin_name)
         packed = [msgspec.msgpack.encode(value) for value in values]
-        size: int = self._store.sync_data().committer.submit(_Enqueue(self._prefix(name, bin_name), packed))
+        size: int = self._store.sync_data().committer.submit(_Enqueue(prefix, packed))
         return size
 
     @guarded
     def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        check_limit(limit)
         prefix = self._prefix(name, bin_name)
 
         def run(txn: Txn) -> list[bytes]:
@@ -83,6 +86,7 @@ class EmbeddedArrays(ArrayStore):
 
     @guarded
     def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
+        check_limit(limit)
         prefix = self._prefix(name, bin_name)
         with self._store.sync_data().env.reading() as txn:
             head, tail = _ends(txn, prefix)
@@ -91,11 +95,14 @@ class EmbeddedArrays(ArrayStore):
 
     @guarded
     def size(self, name: str, bin_name: str) -> int:
+        prefix = self._prefix(name, bin_name)
         with self._store.sync_data().env.reading() as txn:
-            head, tail = _ends(txn, self._prefix(name, bin_name))
+            head, tail = _ends(txn, prefix)
         return tail - head
 
     def _prefix(self, name: str, bin_name: str) -> bytes:
+        """Raises InvalidNameError."""
+        check_array(name, bin_name)
         return self._store.scope.key(b"A", f"{name}\0{bin_name}\0")
 
 
@@ -122,5 +129,5 @@ def _read(txn: Txn, prefix: bytes, first: int, end: int) -> list[bytes]:
 def _unpack(packed: list[bytes]) -> list[Any]:
     try:
         return [msgspec.msgpack.decode(one) for one in packed]
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise StoreFormatError(f"store: a value of an array queue is damaged: {exc}") from exc

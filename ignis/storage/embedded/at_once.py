@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ignis.errors import IgnisError
 from ignis.native import PackedBatch
 from ignis.storage.base import Claim, FireResult
-from ignis.storage.checks import check_limit, expiry_ms
+from ignis.storage.checks import check_limit
 from ignis.storage.embedded import claims
 from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
 from ignis.storage.embedded.committer import Committer, Operation
@@ -84,7 +83,7 @@ class _HandOver(Operation):
             fired[shard] += batch.count
         owner_id = self._directory.owners.number(self._txn, taker.owner)
         self.owners.add(taker.owner)
-        now_ms = int(time.time() * 1000)
+        now_ms = self._directory.clock.now_ms()
         for shard, first, batch in placed:
             claims.put_claim(self._txn, info.id, claims.Held(shard, first, batch.count, owner_id, now_ms))
         claims.put_fire_pointers(self._txn, info.id, fired)
@@ -214,7 +213,7 @@ class AtOnce:
         place = Place(self._directory, self._catalogue, info)
         if write.batches is None:
             return Delete(place, write.pointers)
-        expires = expiry_ms(write.ttl_s)
+        expires = self._directory.clock.expiry_ms(write.ttl_s)
         if expires:
             for _, batch in write.batches:
                 batch.set_expiry(expires)

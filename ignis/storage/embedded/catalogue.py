@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Iterator
@@ -14,21 +15,25 @@ from collections.abc import Iterator
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreFormatError
+from ignis.storage.checks import DURABILITIES, MAX_SHARDS, check_magazine
 from ignis.storage.embedded.environment import Environment, Txn
 
 __all__ = ["Catalogue", "MagazineInfo", "Scope"]
+
+log = logging.getLogger("ignis.storage")
 
 _U32 = struct.Struct(">I")
 _LAST_ID = 0xFFFF_FFF0
 
 
 class MagazineInfo(msgspec.Struct, frozen=True):
-    """One declared magazine."""
+    """One declared magazine. ``incarnation``: see `ignis.storage.base.ShardState`; 0 = declared before there was one."""
 
     id: int
     name: str
     shards: int
     durability: str
+    incarnation: int = 0
 
 
 class Scope:
@@ -58,16 +63,42 @@ def items(txn: Txn, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         more = cursor.next()
 
 
-def decode_info(value: bytes | memoryview) -> MagazineInfo:
+def decode_info(name: str, value: bytes | memoryview) -> MagazineInfo:
+    """The entry of the magazine of that name. Raises StoreFormatError, which concerns this magazine alone."""
     try:
-        return msgspec.msgpack.decode(value, type=MagazineInfo)
-    except msgspec.MsgspecError as exc:
-        raise StoreFormatError(f"store: a magazine's catalogue entry is damaged: {exc}") from exc
+        info = msgspec.msgpack.decode(value, type=MagazineInfo)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise _damaged(name, str(exc)) from exc
+    if not 0 < info.id < _LAST_ID:
+        raise _damaged(name, f"its id is {info.id}")
+    if not 1 <= info.shards <= MAX_SHARDS:
+        raise _damaged(name, f"shards = {info.shards} is outside 1 to {MAX_SHARDS}")
+    if info.durability not in DURABILITIES:
+        raise _damaged(name, f"durability = {info.durability!r} is not one of {', '.join(DURABILITIES)}")
+    if info.name != name:
+        raise _damaged(name, f"it names {info.name!r}")
+    return info
+
+
+def _damaged(name: str, why: str) -> StoreFormatError:
+    return StoreFormatError(
+        f"store: the catalogue entry of magazine {name!r} is damaged: {why}; its records are not touched until it is dropped"
+    )
+
+
+def _salvaged_id(value: bytes | memoryview) -> int | None:
+    """The magazine's id in an entry that is damaged, where it can still be told."""
+    try:
+        found = msgspec.msgpack.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    number = found.get("id") if isinstance(found, dict) else None
+    return number if type(number) is int and 0 < number < _LAST_ID else None
 
 
 def get(txn: Txn, scope: Scope, name: str) -> MagazineInfo | None:
     value = txn.get(scope.key(b"M", name))
-    return None if value is None else decode_info(value)
+    return None if value is None else decode_info(name, value)
 
 
 def put(txn: Txn, scope: Scope, info: MagazineInfo) -> None:
@@ -76,6 +107,10 @@ def put(txn: Txn, scope: Scope, info: MagazineInfo) -> None:
 
 def next_id(txn: Txn) -> int:
     value = txn.get(b"N")
+    if value is not None and len(value) != _U32.size:
+        raise StoreFormatError(
+            f"store: the next magazine id is damaged ({len(value)} bytes): no magazine can be declared"
+        )
     number: int = 1 if value is None else _U32.unpack(value)[0]
     if number >= _LAST_ID:
         raise StoreFormatError("store: all magazine ids are used up")
@@ -83,13 +118,22 @@ def next_id(txn: Txn) -> int:
     return number
 
 
-def drop(txn: Txn, scope: Scope, name: str) -> MagazineInfo | None:
-    """Takes the magazine out and notes that its records are to be removed."""
-    info = get(txn, scope, name)
-    if info is not None:
-        txn.delete(scope.key(b"M", name))
-        txn.put(b"G" + _U32.pack(info.id), b"")
-    return info
+def drop(txn: Txn, scope: Scope, name: str) -> int | None:
+    """Takes the magazine out and notes that its records are to be removed. Returns its id; None = nothing is left to remove.
+
+    A damaged entry goes too. Where not even the id can be told from it the records stay, and nothing refers to them.
+    """
+    key = scope.key(b"M", name)
+    value = txn.get(key)
+    if value is None:
+        return None
+    number = _salvaged_id(value)
+    txn.delete(key)
+    if number is None:
+        log.error("store: magazine %s was dropped, its damaged entry does not say which records are its own", name)
+        return None
+    txn.put(b"G" + _U32.pack(number), b"")
+    return number
 
 
 def forget_dropped(txn: Txn, magazine_id: int) -> None:
@@ -98,13 +142,31 @@ def forget_dropped(txn: Txn, magazine_id: int) -> None:
 
 def read_dropped(env: Environment) -> list[int]:
     with env.reading() as txn:
-        return [_U32.unpack(key[1:])[0] for key, _ in items(txn, b"G")]
+        keys = [key[1:] for key, _ in items(txn, b"G")]
+    return [_U32.unpack(key)[0] for key in keys if len(key) == _U32.size]
 
 
-def read_all(env: Environment) -> list[MagazineInfo]:
-    """The magazines of all applications."""
+def read_all(env: Environment) -> tuple[list[MagazineInfo], bool]:
+    """The magazines of all applications, without those whose entry is damaged: they are logged, and who uses them is told.
+
+    The second value says whether there is one: then a magazine that is not among the first may exist all the same.
+    """
+    found: list[MagazineInfo] = []
+    damaged = False
     with env.reading() as txn:
-        return [decode_info(value) for _, value in items(txn, b"M")]
+        for key, value in items(txn, b"M"):
+            name = text_of(key.rpartition(b"\0")[2])
+            try:
+                found.append(decode_info(name, value))
+            except StoreFormatError as exc:
+                log.error("%s", exc)
+                damaged = True
+    return found, damaged
+
+
+def text_of(name: bytes) -> str:
+    """A name as it stands in a key; what is no UTF-8 in it is shown, so that a listing goes on."""
+    return name.decode("utf-8", "backslashreplace")
 
 
 class Catalogue:
@@ -131,6 +193,7 @@ class Catalogue:
             info = self._known.get(name)
             if info is not None:
                 return info
+        check_magazine(name)
         with self._env.reading() as txn:
             info = get(txn, self.scope, name)
         with self._lock:

@@ -16,16 +16,19 @@ import logging
 import secrets
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from ignis.native import crc32c
+from ignis.storage.base import Owner, Process
 from ignis.storage.embedded import segments
 from ignis.storage.embedded.environment import Txn
 from ignis.storage.embedded.owner import NOBODY, Identity
 from ignis.storage.embedded.segments import Retired, Touched
+from ignis.storage.runs import Runs, difference, first_reaching, joined, overlap, runs_of
 
 __all__ = [
     "Held",
@@ -37,6 +40,7 @@ __all__ = [
     "put_claim",
     "put_fire_pointers",
     "renew",
+    "renew_some",
     "settle",
 ]
 
@@ -48,6 +52,8 @@ _OWNER_KEY = struct.Struct(">cQ")
 _CLAIM = struct.Struct("<IQQI")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
+_NO_SHARD = 1 << 16
+_MOST_OWNERS = 16_384
 
 
 class Held(NamedTuple):
@@ -284,11 +290,118 @@ def renew(txn: Txn, owners: Owners, magazine_id: int, owner: str, now_ms: int) -
         put_claim(txn, magazine_id, claim._replace(fired_at_ms=now_ms))
 
 
+def renew_some(
+    txn: Txn,
+    data: Txn,
+    owners: Owners,
+    magazine_id: int,
+    asked: Mapping[int, Sequence[tuple[int, int]]],
+    owner: str,
+    now_ms: int,
+    new_owner_id: int | None = None,
+) -> dict[int, Sequence[int]]:
+    """Gives these claimed records a new fire time, and perhaps a new owner, as far as the owner holds them; returns the
+    others. A claim of which only a part is renewed is split, so that the rest of it ages on.
+
+    ``asked``: by shard, ascending runs of pointers. What they cost is what the owner holds of them, not what they name."""
+    lost: dict[int, Sequence[int]] = {}
+    theirs = _Theirs(txn, owners, owner)
+    for shard, runs in asked.items():
+        renewed: list[tuple[int, int]] = []
+        for found, bitmap, claim in theirs.claims(data, magazine_id, shard, runs):
+            there = segments.live(found, bitmap, claim.first, claim.stop)
+            wanted = overlap(runs, claim.first, claim.stop)
+            fresh = claim._replace(
+                owner_id=claim.owner_id if new_owner_id is None else new_owner_id, fired_at_ms=now_ms
+            )
+            renewed += _renew_part(txn, magazine_id, claim, fresh, there, wanted)
+        left = difference(runs, joined(renewed))
+        if left:
+            lost[shard] = Runs(left)
+    return lost
+
+
+def holds_any(
+    txn: Txn, data: Txn, owners: Owners, magazine_id: int, asked: Mapping[int, Sequence[tuple[int, int]]], owner: str
+) -> bool:
+    """Whether `renew_some` would find a claim."""
+    theirs = _Theirs(txn, owners, owner)
+    return any(next(theirs.claims(data, magazine_id, shard, runs), None) is not None for shard, runs in asked.items())
+
+
+class _Theirs:
+    """The claims of one owner, as one transaction sees them."""
+
+    def __init__(self, txn: Txn, owners: Owners, owner: str) -> None:
+        self._txn = txn
+        self._owners = owners
+        self._owner = owner
+        self._numbers: dict[int, bool] = {}
+
+    def _is_theirs(self, claim: Held) -> bool:
+        known = self._numbers.get(claim.owner_id)
+        if known is None:
+            known = self._numbers[claim.owner_id] = self._owners.look_up(self._txn, claim.owner_id)[0] == self._owner
+        return known
+
+    def claims(
+        self, data: Txn, magazine_id: int, shard: int, runs: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[segments.Found, int, Held]]:
+        """Those that have a pointer in the runs: (segment, bitmap, claim)."""
+        if not 0 <= shard < _NO_SHARD:
+            return
+        walked = 0
+        for found, _, _, bitmap, _ in segments.walk_runs(data, magazine_id, shard, runs):
+            if found.last <= walked:
+                continue  # an earlier run lay in the same segment
+            walked = found.last
+            for claim in _within(self._txn, magazine_id, shard, found.first, found.last):
+                at = first_reaching(runs, claim.first)
+                if claim.length and at < len(runs) and runs[at][0] < claim.stop and self._is_theirs(claim):
+                    yield found, bitmap, claim
+
+
+def _within(txn: Txn, magazine_id: int, shard: int, first: int, last: int) -> list[Held]:
+    """The claims of one segment, from its first to its last pointer."""
+    found: list[Held] = []
+    cursor = txn.cursor()
+    more = cursor.set_range(_CLAIM_KEY.pack(b"C", magazine_id, shard, first))
+    while more and len(cursor.key()) == _CLAIM_KEY.size:
+        kind, found_id, found_shard, start = _CLAIM_KEY.unpack(cursor.key())
+        if kind != b"C" or found_id != magazine_id or found_shard != shard or start > last:
+            break
+        found.append(_decode(shard, start, cursor.value()))
+        more = cursor.next()
+    return found
+
+
+def _renew_part(
+    txn: Txn, magazine_id: int, claim: Held, fresh: Held, there: Sequence[int], asked: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Gives those of a claim's records that are asked for the owner and time of ``fresh``; returns them. ``asked`` lies
+    within the claim."""
+    wanted = set(Runs(asked))
+    mine = [pointer for pointer in there if pointer in wanted]
+    if not mine:
+        return []
+    if len(mine) == len(there):
+        put_claim(txn, magazine_id, fresh)
+        return runs_of(mine)
+    # Pieces that are alike, cut before the first record of each; they cover the claim as it was.
+    cuts = [(claim.first, there[0] in wanted)]
+    for pointer in there:
+        if (pointer in wanted) != cuts[-1][1]:
+            cuts.append((pointer, not cuts[-1][1]))
+    for (first, is_wanted), stop in zip(cuts, [*(first for first, _ in cuts[1:]), claim.stop], strict=True):
+        put_claim(txn, magazine_id, (fresh if is_wanted else claim)._replace(first=first, length=stop - first))
+    return runs_of(mine)
+
+
 # -- owners
 
 
 class Owners:
-    """The owner table, written by one process for itself. Thread-safe.
+    """The owner table, as one process writes it: for itself, and for the processes that it claims for. Thread-safe.
 
     An owner's number is drawn at random per process and name; the environment is only ever thrown away when no process
     has it open, so a number once written stays valid.
@@ -297,26 +410,38 @@ class Owners:
     def __init__(self, here: Identity) -> None:
         self.here = here
         self._lock = threading.Lock()
-        self._mine: dict[str, int] = {}
+        self._known: OrderedDict[tuple[str, Process], int] = OrderedDict()
         self._written: set[int] = set()
 
     def number(self, txn: Txn, owner: str, *, is_process: bool = True) -> int:
-        """The number of an owner of this process, written to the table if it was not.
+        """The number of an owner, written to the table if it was not.
 
         ``is_process`` false: the owner is a job, which does not end with this process.
         """
+        process = self._process(owner) if is_process else NOBODY
         with self._lock:
-            number = self._mine.get(owner)
+            number = self._known.get((owner, process))
             if number is None:
-                number = self._mine[owner] = secrets.randbits(63) | 1
+                number = self._known[owner, process] = secrets.randbits(63) | 1
+                if len(self._known) > _MOST_OWNERS:
+                    # Of a client that is long gone, as a rule; if it comes again it is given another number.
+                    self._written.discard(self._known.popitem(last=False)[1])
+            else:
+                self._known.move_to_end((owner, process))
         if number not in self._written:
-            body = msgspec.msgpack.encode((owner, *(self.here if is_process else NOBODY)))
+            body = msgspec.msgpack.encode((str(owner), *process))
             txn.put(_OWNER_KEY.pack(b"O", number), _U32.pack(crc32c(body)) + body)
         return number
 
-    def written(self, owner: str) -> None:
+    def _process(self, owner: str) -> Process:
+        return owner.process if isinstance(owner, Owner) else self.here
+
+    def written(self, owner: str, *, is_process: bool = True) -> None:
         """After the commit of the transaction in which `number` was asked for."""
-        self._written.add(self._mine[owner])
+        with self._lock:
+            number = self._known.get((owner, self._process(owner) if is_process else NOBODY))
+            if number is not None:
+                self._written.add(number)
 
     def look_up(self, txn: Txn, number: int) -> tuple[str, Identity | None]:
         """Name and identity; ("unknown", None) for one that is damaged or gone."""
@@ -326,7 +451,7 @@ class Owners:
             if _U32.unpack_from(value)[0] == crc32c(body):
                 try:
                     name, pid, start, space, boot = msgspec.msgpack.decode(body, type=tuple[str, int, int, int, str])
-                except msgspec.DecodeError:
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                     return "unknown", None
                 return name, Identity(pid, start, space, boot)
         return "unknown", None

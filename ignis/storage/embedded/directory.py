@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ignis.errors import (
     ClosedError,
+    ConfigError,
     IgnisError,
     StoreBusyError,
     StoreFormatError,
@@ -28,14 +29,16 @@ from ignis.errors import (
 from ignis.native import EventBoard, ProcessMutex
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded import catalogue, claims, segments, steady
+from ignis.storage.embedded.clock import open_clock
 from ignis.storage.embedded.committer import Committer, Operation
-from ignis.storage.embedded.environment import Environment, Pin
+from ignis.storage.embedded.environment import DATA_RESERVE_BYTES, DRAIN_RESERVE_BYTES, Environment, Pin
 from ignis.storage.embedded.files import read_or_none, remove, sync_directory, write_whole
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.embedded.journal import Journal
 from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owner import Identity, this_process
 from ignis.storage.embedded.steady import Steady
+from ignis.storage.os_errors import store_error, store_errors
 
 __all__ = ["Data", "Directory", "fork_generation", "open_directory", "release_directory"]
 
@@ -77,13 +80,15 @@ class Directory:
         self._data: dict[str, Data] = {}
         self._closed = False
         self._power_was_cut = False
-        self.here: Identity = this_process()
+        with store_errors("/proc"):
+            self.here: Identity = this_process()
         self._lock_fd = self._open_lock()
         try:
             alone = self._lock()
             if alone:
                 self._recover_files()
             self._check_format()
+            self.clock = open_clock(path, self.here.boot)
             # One word more than the magazines use: the catalogue's.
             self.board = EventBoard(path / "events", self.events + 1)
             self.claims = self._environment("claims")
@@ -97,8 +102,10 @@ class Directory:
                 # Not atomic, but whoever gets in between finds everything recovered.
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
                 self._lock_shared()
-        except BaseException:
+        except BaseException as exc:
             self._close_all(1.0)
+            if isinstance(exc, OSError):
+                raise store_error(str(path), exc) from exc
             raise
 
     @property
@@ -117,7 +124,8 @@ class Directory:
             if found is None:
                 if self._closed:
                     raise ClosedError("store is closed")
-                found = self._data[durability] = self._open_data(durability)
+                with store_errors(str(self.path / durability)):
+                    found = self._data[durability] = self._open_data(durability)
             return found
 
     def opened(self) -> dict[str, Data]:
@@ -140,9 +148,11 @@ class Directory:
         if durability != "none":
             try:
                 steadied = self._keep_steady(env, durability)
-            except BaseException:
+            except BaseException as exc:
                 # LMDB refuses an environment that this process has open; the next try must find it closed.
                 env.close(1.0)
+                if isinstance(exc, OSError) and not isinstance(exc, IgnisError):
+                    raise store_error(f"{durability} cannot be opened", exc) from exc
                 raise
         return Data(env, Committer(env, self._announced, self._settled, self.options.write_timeout_s), steadied)
 
@@ -193,6 +203,7 @@ class Directory:
             max_bytes=options.max_store_bytes,
             timeout_s=options.write_timeout_s,
             mutex=ProcessMutex(self.path / f"write-{name}.mutex"),
+            reserve_bytes=DRAIN_RESERVE_BYTES if name == "claims" else DATA_RESERVE_BYTES,
         )
         if new:
             sync_directory(self.path / name)
@@ -215,9 +226,24 @@ class Directory:
                 }
                 if strangers and not (self.path / "FORMAT").exists():
                     raise StoreFormatError(f"{self.path} is not a store and not empty: it has {min(strangers)!r}")
-            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._check_private()
+            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as exc:
-            raise StoreUnreachableError(f"store directory {self.path}: {exc.strerror}") from exc
+            raise store_error(f"directory {self.path}", exc) from exc
+
+    def _check_private(self) -> None:
+        """Raises ConfigError for a directory in which others could replace files, or put links to what is not theirs."""
+        found, here = os.stat(self.path), os.geteuid()
+        if found.st_uid != here:
+            raise ConfigError(
+                f"store directory {self.path} belongs to user {found.st_uid}, this process is user {here}: its owner could "
+                f"replace files. Run as that user, or name a directory in it that is made now, such as {self.path}/store"
+            )
+        if found.st_mode & 0o022:
+            raise ConfigError(
+                f"store directory {self.path} has mode {found.st_mode & 0o7777:o}: others could replace files. chmod go-w it, "
+                f"or name a directory in it that is made now, such as {self.path}/store"
+            )
 
     def _try_lock(self, how: int) -> bool:
         try:
@@ -306,12 +332,15 @@ class Directory:
 
     def _recover_claims(self) -> None:
         """Throws away the claims and fire pointers of magazines where they do not fit the records."""
-        known = {info.id: info for info in catalogue.read_all(self.data("sync").env)}
+        magazines, damaged = catalogue.read_all(self.data("sync").env)
+        known = {info.id: info for info in magazines}
         with self.claims.reading() as txn:
             ids = claims.magazine_ids(txn)
             wrong = set(ids)
             for magazine_id in ids:
                 info = known.get(magazine_id)
+                if info is None and damaged:
+                    wrong.discard(magazine_id)  # it may be of a magazine whose entry is damaged
                 if info is not None and info.durability in self.existing():
                     with self.data(info.durability).env.reading() as data:
                         if claims.sound(txn, data, magazine_id, info.shards):

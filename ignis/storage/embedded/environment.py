@@ -1,4 +1,4 @@
-"""One LMDB environment: bounded writer lock, growth, room kept for drains, failure latch.
+"""One LMDB environment: bounded writer lock, growth, room kept for drains, and what a failed write does.
 
 The only module that imports ``lmdb``. An environment may be open once per process; `Directory` sees to that.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +17,20 @@ from typing import TypeAlias, TypeVar, cast
 
 import lmdb
 
-from ignis.errors import IgnisError, StoreBusyError, StoreFailedError, StoreFormatError, StoreFullError
+from ignis.errors import (
+    ConfigError,
+    IgnisError,
+    StoreBusyError,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    StoreFullError,
+)
 from ignis.native import ProcessMutex
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.embedded.reading import Pin, Reading
 from ignis.storage.embedded.recorder import Recorder
+from ignis.storage.os_errors import NO_ROOM, store_error
 
 __all__ = ["Cursor", "Environment", "Pin", "Txn", "WouldWait"]
 
@@ -32,13 +42,21 @@ T = TypeVar("T")
 
 MAX_READERS = 1_022
 DRAIN_RESERVE_BYTES = 256 << 10
-"""Kept allocated on disk behind the last page in use, so that a full disk does not stop deletes."""
+"""What deletes alone need behind the last page in use."""
+DATA_RESERVE_BYTES = 2_176 << 10
+"""Kept allocated on disk behind the last page in use of messages, so that a full disk stops neither deletes nor transfers of
+messages of the largest usual size (1 MiB), of which two must fit: what one leaves free may be a page short for the next."""
 _STEP_LOW_BYTES, _STEP_HIGH_BYTES = 1 << 20, 64 << 20
 _LOAD_MARK = 0.9
 _AT_HAND_BYTES = 64 << 10
 """What a small transaction writes beside the records that it loads."""
 _FOLLOW_WAIT_S = 0.2
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0)
+_NO_KEY = b"\0"
+_NO_MEANS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.EBUSY}
+"""Of the process or the machine, at this moment: nothing was written, and the same call may succeed later."""
+_LOST_WRITES = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EBADF}
+"""What the disk says when a write fails, also one that a large transaction makes before its commit."""
 
 
 class WouldWait(Exception):
@@ -54,6 +72,7 @@ class Environment:
         durable: every commit is flushed to the disk before it returns.
         map_bytes, max_bytes: address space at first, and the limit for loads.
         timeout_s: longest wait for the writer lock.
+        reserve_bytes: room on the disk that loads leave to deletes and transfers.
         mutex: bounds the wait for LMDB's own writer lock, which knows no timeout. Owned by the environment.
     """
 
@@ -67,8 +86,10 @@ class Environment:
         max_bytes: int,
         timeout_s: float,
         mutex: ProcessMutex,
+        reserve_bytes: int = DATA_RESERVE_BYTES,
     ) -> None:
         self.path = path
+        self._reserve_bytes = reserve_bytes
         self.name = name
         self.commits = 0
         self._durable = durable
@@ -78,6 +99,7 @@ class Environment:
         self.note: Callable[[int, Recorder], None] | None = None
         self.has_room_to_note: Callable[[int], bool] = lambda size: True
         self.free_pages: Callable[[], None] | None = None
+        self.before_writing: Callable[[], None] | None = None
         self._max_bytes = max_bytes
         self._drain_bytes = max_bytes + max(16 << 20, max_bytes // 8)
         self._timeout_s = timeout_s
@@ -100,11 +122,19 @@ class Environment:
             )
         except lmdb.Error as exc:
             mutex.close()
+            code = getattr(exc, "code", 0)
+            if code > 0:  # the system's, not one of LMDB's own
+                raise store_error(f"environment {name} cannot be opened", OSError(code, os.strerror(code))) from exc
             raise StoreFailedError(f"environment {name} cannot be opened: {exc}") from exc
         self._lmdb.reader_check()
         self._page_bytes = self._lmdb.stat()["psize"]
-        # LMDB's file locks are on lock.mdb: closing a descriptor of the data file releases none of them.
-        self._fd = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # LMDB's file locks are on lock.mdb: closing a descriptor of the data file releases none of them.
+            self._fd = os.open(path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as exc:
+            self._lmdb.close()  # else it counts as open in this process, and the next try is refused
+            mutex.close()
+            raise store_error(f"environment {name} cannot be opened", exc) from exc
         self._file_bytes = os.fstat(self._fd).st_size
         end = (self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
         if self._file_bytes < end:
@@ -148,7 +178,7 @@ class Environment:
             if isinstance(exc, lmdb.MapResizedError):
                 return None
             if isinstance(exc, lmdb.Error):
-                raise self.failure(exc, latch=False) from exc
+                raise self.failure(exc) from exc
             raise
 
     def end_read(self, txn: Txn) -> None:
@@ -198,24 +228,19 @@ class Environment:
         """
         self._lock_writer()
         try:
-            self.check_usable()
+            self._may_write()
             if need_bytes:
                 self._make_room(need_bytes)
             else:
                 self._keep_reserve()
-            while True:
-                try:
-                    result, txnid, recorder = self._attempt(run)
-                    if visible is not None:
-                        visible()
-                    if recorder is not None and recorder.parts and self.persist is not None:
-                        # Committed, and not durable yet: until this returns nobody is told.
-                        self.persist(txnid, recorder)
-                    return result
-                except lmdb.MapFullError:
-                    self._grow(self._max_bytes if need_bytes else self._drain_bytes)
-                except lmdb.MapResizedError:
-                    self._remap(0)
+            limit = self._max_bytes if need_bytes else self._drain_bytes
+            result, txnid, recorder = self._attempt_with_room(run, limit)
+            if visible is not None:
+                visible()
+            if recorder is not None and recorder.parts and self.persist is not None:
+                # Committed, and not durable yet: until this returns nobody is told.
+                self.persist(txnid, recorder)
+            return result
         finally:
             self._unlock_writer()
 
@@ -235,7 +260,7 @@ class Environment:
             if not self._mutex.acquire(0):
                 raise WouldWait
             try:
-                self.check_usable()
+                self._may_write()
                 if not self._room_at_hand(need_bytes):
                     raise WouldWait
                 result, txnid, recorder = self._attempt(run)
@@ -259,19 +284,54 @@ class Environment:
             return False
         info = self._lmdb.info()
         end = (info["last_pgno"] + 1) * self._page_bytes + need_bytes
-        end += DRAIN_RESERVE_BYTES if need_bytes else DRAIN_RESERVE_BYTES // 2
-        if need_bytes and end > int(self._max_bytes * _LOAD_MARK):
+        if need_bytes and end + DRAIN_RESERVE_BYTES > int(self._max_bytes * _LOAD_MARK):
             return False
-        return end <= info["map_size"] and (end <= self._file_bytes or not self._preallocates)
+        in_file = end + (self._reserve(end) if need_bytes else self._reserve(end) // 2)
+        return end + DRAIN_RESERVE_BYTES <= info["map_size"] and (in_file <= self._file_bytes or not self._preallocates)
+
+    def _attempt_with_room(self, run: Callable[[Txn], T], limit: int) -> tuple[T, int, Recorder | None]:
+        """`_attempt` in a map that grows up to ``limit`` bytes; what was retired is made room of before it is given up."""
+        tidied = self.free_pages is None
+        while True:
+            try:
+                try:
+                    return self._attempt(run)
+                except lmdb.MapFullError:
+                    self._grow(limit)
+                except lmdb.MapResizedError:
+                    self._remap(0)
+            except StoreFullError:
+                if tidied:
+                    raise
+                tidied = True
+                self._free_retired()
+
+    def _free_retired(self) -> None:
+        """Makes room of what was retired, also by the newest transaction: LMDB uses its pages again only when a later one is
+        the oldest that anybody looks at. Caller holds `writer`."""
+        assert self.free_pages is not None
+        with suppress(lmdb.Error):
+            txn = self._lmdb.begin(write=True)
+            try:
+                txn.put(_NO_KEY, b"")  # a transaction that writes nothing is none
+                txn.delete(_NO_KEY)
+                txn.commit()
+            except BaseException:
+                with suppress(lmdb.Error):
+                    txn.abort()
+                raise
+        self.free_pages()
 
     def _attempt(self, run: Callable[[Txn], T]) -> tuple[T, int, Recorder | None]:
         self._gate.enter()
+        committing = False
         try:
             txn = self._lmdb.begin(write=True, buffers=True)
             try:
                 recorder = None if self.persist is None else Recorder(txn)
                 result = run(txn if recorder is None else cast(Txn, recorder))
                 txnid = txn.id()
+                committing = True
                 txn.commit()
             except BaseException:
                 with suppress(lmdb.Error):
@@ -282,17 +342,23 @@ class Environment:
         except (lmdb.MapFullError, lmdb.MapResizedError):
             raise
         except lmdb.Error as exc:
-            raise self.failure(exc, latch=True) from exc
+            raise self.failure(exc, writing=True, committing=committing) from exc
         finally:
             self._gate.leave()
 
     # -- failure
 
     def check_usable(self) -> None:
-        """Raises StoreFailedError after a failed durable write."""
+        """Raises StoreFailedError after a failed durable write. Caller holds `writer`, or only looks."""
         failed = self._unusable or self._failed
         if failed is not None:
             raise StoreFailedError(failed)
+
+    def _may_write(self) -> None:
+        """Raises StoreFailedError, and what a pin that was lost costs to get again. Caller holds `writer`."""
+        self.check_usable()
+        if self.before_writing is not None:
+            self.before_writing()
 
     def fail(self, why: str) -> None:
         """From now on this process writes nothing to the environment until it is opened anew."""
@@ -302,29 +368,48 @@ class Environment:
 
     def reading_failed(self, exc: BaseException) -> IgnisError | None:
         """The exception of ours for one of LMDB's that came up in a read transaction; None for others."""
-        return self.failure(exc, latch=False) if isinstance(exc, lmdb.Error) else None
+        return self.failure(exc) if isinstance(exc, lmdb.Error) else None
 
-    def failure(self, exc: lmdb.Error, *, latch: bool) -> IgnisError:
-        """The exception of ours for one of LMDB's. With ``latch`` anything but a full disk marks the environment as
-        failed: after a flush that failed, a second one reports success without having written anything."""
-        if getattr(exc, "code", 0) in _NO_SPACE:
+    def failure(self, exc: lmdb.Error, *, writing: bool = False, committing: bool = False) -> IgnisError:
+        """The exception of ours for one of LMDB's.
+
+        A write that failed, and nothing else, marks the environment as failed: what is on the disk is unknown from then on.
+        Everything else concerns the one call. Its transaction was aborted, and the next one begins where it began.
+
+        Args:
+            writing: it came up in a write transaction, or ``committing``, in its commit.
+        """
+        code = getattr(exc, "code", 0)
+        if code in NO_ROOM:
             return StoreFullError(f"store: disk full ({self.name}): {exc}")
+        if code in _NO_MEANS:
+            return StoreBusyError(f"store: {self.name}: no memory or no descriptor at the moment: {exc}")
+        if isinstance(exc, lmdb.BadValsizeError):
+            return ConfigError(f"store: {self.name}: a key is empty or longer than 511 bytes: {exc}")
         if isinstance(exc, lmdb.ReadersFullError):
             return StoreBusyError(f"store: all {MAX_READERS} reader slots of {self.name} are taken")
         if isinstance(exc, lmdb.TxnFullError):
             return StoreFullError(f"store: too much for one transaction ({self.name}): {exc}")
-        if latch and not self._durable and self._disk_is_full():
+        if writing and not self._durable and self._disk_is_full():
             # Nothing is flushed by such a commit, so this is LMDB's word for a write that was cut short by a full disk.
             return StoreFullError(f"store: disk full ({self.name}): {exc}")
-        if latch:
+        # Numbers below 0 are LMDB's own, about what it was asked for; those above come from the operating system.
+        if isinstance(exc, lmdb.PanicError) or (writing and (code in _LOST_WRITES or (committing and code >= 0))):
             self.fail(str(exc))
-        return StoreFailedError(f"store: environment {self.name}: {exc}")
+            return StoreFailedError(f"store: environment {self.name}: {exc}")
+        if isinstance(exc, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):
+            return StoreFormatError(f"store: environment {self.name} is damaged: {exc}")
+        return StoreError(f"store: environment {self.name}: {exc}")
 
     def _disk_is_full(self) -> bool:
         stat = os.fstatvfs(self._fd)
         return stat.f_bavail * stat.f_frsize < DRAIN_RESERVE_BYTES
 
     # -- room
+
+    def _reserve(self, end_bytes: int) -> int:
+        """Room on the disk that loads leave behind the last page: a transfer needs no more than there is to move."""
+        return min(self._reserve_bytes, DRAIN_RESERVE_BYTES + end_bytes)
 
     def _make_room(self, need_bytes: int) -> None:
         """Refuses a load that would leave no room for drains, in the map or on the disk. Caller holds `writer`."""
@@ -335,7 +420,7 @@ class Environment:
             raise StoreFullError(
                 f"store: {self.name} holds {self.used_bytes()} bytes; loads stop at 90 % of {self._max_bytes} (max_store_bytes)"
             )
-        wanted = end + need_bytes + DRAIN_RESERVE_BYTES
+        wanted = end + need_bytes + self._reserve(end + need_bytes)
         if self._preallocates and wanted > self._file_bytes:
             self._extend(wanted, end, need_bytes)
 
@@ -349,7 +434,7 @@ class Environment:
             try:
                 os.posix_fallocate(self._fd, self._file_bytes, size - self._file_bytes)
             except OSError as exc:
-                if exc.errno in _NO_SPACE:
+                if exc.errno in NO_ROOM:
                     continue
                 if exc.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV):
                     self._preallocates = False
@@ -360,22 +445,23 @@ class Environment:
         # Nothing to be had from the disk; pages of retired messages may still do, once no pin holds them.
         if self.free_pages is not None:
             self.free_pages()
-        if end - self.used_bytes() < 4 * need_bytes + 2 * DRAIN_RESERVE_BYTES:
+        free_bytes = max(end, self._file_bytes) - self.used_bytes()
+        if free_bytes < 4 * need_bytes + 2 * DRAIN_RESERVE_BYTES + self._reserve(end):
             raise StoreFullError(f"store: disk full ({self.name})")
 
     def _keep_reserve(self) -> None:
         """Before a drain: pages for it behind the last one in use, or, when the disk has none, those that a pin held."""
         end = (self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
-        if self._preallocates and end + DRAIN_RESERVE_BYTES // 2 > self._file_bytes:
+        if self._preallocates and end + self._reserve(end) // 2 > self._file_bytes:
             with suppress(StoreFullError):
-                self._extend(end + DRAIN_RESERVE_BYTES, end, 0)
+                self._extend(end + self._reserve(end), end, 0)
 
     def reserve(self) -> None:
         """Allocates the drains' reserve, as far as the disk has it. For environments without loads."""
         if self._preallocates:
             with suppress(StoreFullError):
                 end = self._end_bytes()
-                self._extend(end + DRAIN_RESERVE_BYTES, end, 0)
+                self._extend(end + self._reserve(end), end, 0)
 
     def _grow(self, limit: int) -> None:
         now = self.map_bytes()
@@ -390,6 +476,8 @@ class Environment:
         Waits for this process's readers first. When they take longer than ``wait_s`` (WaitTimeoutError) nothing has changed:
         the pin, above all, is dropped only when nothing can come in between any more.
         """
+        if size:
+            self._check_address_space(size)
         with self._gate.shut(wait_s):
             if self.before_remap is not None:
                 self.before_remap()
@@ -402,6 +490,14 @@ class Environment:
                 raise StoreFailedError(self._unusable) from exc
             if self.after_remap is not None:
                 self.after_remap()
+
+    def _check_address_space(self, size: int) -> None:
+        """Raises StoreBusyError when so much cannot be mapped at the moment: LMDB takes the old map away first, and would be
+        left with none."""
+        try:
+            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ).close()
+        except (OSError, OverflowError) as exc:
+            raise StoreBusyError(f"store: {self.name} cannot be mapped at {size} bytes at the moment: {exc}") from exc
 
     # -- figures and upkeep
 
@@ -452,7 +548,7 @@ class Environment:
         except lmdb.MapResizedError:
             self._remap(0, _FOLLOW_WAIT_S)
         except lmdb.Error as exc:
-            raise self.failure(exc, latch=False) from exc
+            raise self.failure(exc) from exc
 
     def ensure_room(self, room_bytes: int) -> None:
         """Maps at least that much behind the last page, so that the map need not change under a pin."""
@@ -466,14 +562,14 @@ class Environment:
         try:
             return Pin(self._lmdb.begin(buffers=True))
         except lmdb.Error as exc:
-            raise self.failure(exc, latch=False) from exc
+            raise self.failure(exc) from exc
 
     def read_meta_pages(self) -> bytes:
         """The two pages that say where the B-tree begins. Caller holds `writer`."""
         return os.pread(self._fd, 2 * self._page_bytes, 0)
 
     def flush(self) -> None:
-        """Writes everything committed so far to the disk. Raises StoreFailedError, and latches it."""
+        """Writes everything committed so far to the disk. Raises StoreFailedError, and marks the environment as failed."""
         self.check_usable()
         try:
             self._lmdb.sync(True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,6 +56,7 @@ class Walk:
         waits: bool = True,
     ) -> None:
         self._directory = directory
+        self._clock = directory.clock
         self._env: Environment = directory.data(info.durability).env
         self._info = info
         self._limit = limit
@@ -93,7 +93,7 @@ class Walk:
         # After the claims' lock was taken: what was loaded before this call began is seen.
         data = self._data = self._env.begin_read() if self._waits else self._env.try_begin_read()
         info = self._info
-        self._now_ms = int(time.time() * 1000)
+        self._now_ms = self._clock.now_ms()
         self._fired = claims.fire_pointers(txn, data, info.id, info.shards)
         self._cursor = data.cursor()
         self._owner_id = 0
@@ -192,7 +192,7 @@ class Walk:
 
     def read(self) -> list[Claim]:
         if self._pieces or self.expired:
-            self._directory.owners.written(self._owner)
+            self._directory.owners.written(self._owner, is_process=self._is_process)
         result: list[Claim] = []
         for piece in self._pieces:
             records = piece.records
@@ -204,7 +204,7 @@ class Walk:
     def runs(self) -> list[Run]:
         """What was claimed, without reading it."""
         if self._pieces or self.expired:
-            self._directory.owners.written(self._owner)
+            self._directory.owners.written(self._owner, is_process=self._is_process)
         return joined_runs(
             Run(piece.found.shard, piece.start, piece.stop - 1, len(piece.pointers)) for piece in self._pieces
         )

@@ -51,10 +51,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ignis.errors import StoreFailedError, StoreFullError
+from ignis.errors import StoreFailedError
 from ignis.native import crc32c
 from ignis.storage.embedded.environment import Environment
 from ignis.storage.embedded.recorder import MAX_RECORD_BYTES, PUT, WRITE, Recorder
+from ignis.storage.os_errors import store_error, store_errors
 
 __all__ = ["Journal"]
 
@@ -76,7 +77,13 @@ class Journal:
     lock of the environment held."""
 
     def __init__(self, directory: Path) -> None:
-        self._fds = [_open(directory / name) for name in FILES]
+        self._fds: list[int] = []
+        try:
+            for name in FILES:
+                self._fds.append(_open(directory / name))
+        except BaseException:
+            self.close()
+            raise
         self._current = 0
         self._base = -1
         self._offset = _RECORDS_AT
@@ -274,7 +281,8 @@ class Journal:
 
 def _open(path: Path) -> int:
     """Opens a file, laying it out with zeros first: flushing writes into it then moves data and nothing else."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with store_errors(str(path)):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(fd).st_size
         zeros = bytes(1 << 20)
@@ -283,7 +291,7 @@ def _open(path: Path) -> int:
         os.fsync(fd)
     except OSError as exc:
         os.close(fd)
-        raise StoreFullError(f"store: {path}: {exc.strerror}") from exc
+        raise store_error(str(path), exc) from exc
     return fd
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Sequence
 
 from ignis.native import PackedBatch, id_keys
@@ -51,7 +50,7 @@ class LoadOnce(MagazineOperation):
         self._expires_at_ms = expires_at_ms
         self._until_ms = remember_until_ms
         # Sorted before the lock is taken, so that neighbours in the tree are met one after the other.
-        self._prefix = _prefix(place.info.id, forget_hour(int(time.time() * 1000), remember_until_ms))
+        self._prefix = _prefix(place.info.id, forget_hour(place.directory.clock.now_ms(), remember_until_ms))
         self._keys, self._repeated = id_keys(self._batches, self._prefix)
         self._need_bytes = Load(place, batches).need_bytes() + _ID_BYTES * len(self._keys)
         self._ran = False
@@ -65,7 +64,7 @@ class LoadOnce(MagazineOperation):
             # The transaction runs again: the batches are sealed for pointers that may be others' now.
             self._batches = [PackedBatch.pack(batch.records()) for batch in self._batches]
         self._ran = True
-        now_ms = int(time.time() * 1000)
+        now_ms = self.place.directory.clock.now_ms()
         known = self._remember(txn, info.id, now_ms // _HOUR_MS, forget_hour(now_ms, self._until_ms))
         left: Sequence[PackedBatch | None] = self._batches
         repeats = [0] * len(left)

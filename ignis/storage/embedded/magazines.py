@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,14 @@ from ignis.storage.base import (
     group_pointers,
     joined_runs,
 )
-from ignis.storage.checks import check_declaration, check_epoch, check_limit, expiry_ms
+from ignis.storage.checks import (
+    check_declaration,
+    check_epoch,
+    check_limit,
+    check_magazine,
+    check_owner,
+    draw_incarnation,
+)
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import catalogue, claims, segments
 from ignis.storage.embedded.at_once import AtOnce
@@ -34,6 +40,7 @@ from ignis.storage.embedded.known import LoadOnce
 from ignis.storage.embedded.locks import Step, read_epoch
 from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
 from ignis.storage.embedded.segments import Retired
+from ignis.storage.runs import Runs, runs_of
 from ignis.storage.together import Unflushed, Write
 
 if TYPE_CHECKING:
@@ -64,13 +71,14 @@ class EmbeddedMagazines(MagazineStore):
         scope = self._store.scope
         with self._directory.data("sync").env.reading() as txn:
             known = catalogue.get(txn, scope, magazine)
-        if known is not None and known.durability == durability and known.shards == shards:
+        wanted = (durability, shards)
+        if known is not None and (known.durability, known.shards) == wanted and known.incarnation:
             return
 
         def run(txn: Txn) -> None:
             info = catalogue.get(txn, scope, magazine)
             if info is None:
-                info = MagazineInfo(catalogue.next_id(txn), magazine, shards, durability)
+                info = MagazineInfo(catalogue.next_id(txn), magazine, shards, durability, draw_incarnation())
             elif info.durability != durability:
                 raise QueueMismatchError(
                     f"magazine {magazine!r} has durability {info.durability!r}; it cannot become {durability!r}"
@@ -79,26 +87,28 @@ class EmbeddedMagazines(MagazineStore):
                 raise QueueMismatchError(
                     f"magazine {magazine!r} has {info.shards} shards with records beyond shard {shards - 1}; asked for {shards}"
                 )
-            catalogue.put(txn, scope, MagazineInfo(info.id, magazine, shards, durability))
+            incarnation = info.incarnation or draw_incarnation()
+            catalogue.put(txn, scope, MagazineInfo(info.id, magazine, shards, durability, incarnation))
 
         self._directory.data("sync").committer.submit(Step(run))
         self._directory.board.notify(self._directory.catalogue_event)
 
     @guarded
     def drop(self, magazine: str) -> None:
-        info = self._directory.data("sync").committer.submit(
+        check_magazine(magazine)
+        magazine_id = self._directory.data("sync").committer.submit(
             Step(lambda txn: catalogue.drop(txn, self._store.scope, magazine))
         )
-        if info is not None:
+        if magazine_id is not None:
             # Before the records go: whoever loads from now on looks the magazine up again and does not find it.
             self._directory.board.notify(self._directory.catalogue_event)
-            self._directory.forget_records(info.id)
+            self._directory.forget_records(magazine_id)
 
     @guarded
     def names(self) -> list[str]:
         with self._directory.data("sync").env.reading() as txn:
             prefix = self._store.scope.prefix(b"M")
-            return sorted(key[len(prefix) :].decode() for key, _ in catalogue.items(txn, prefix))
+            return sorted(catalogue.text_of(key[len(prefix) :]) for key, _ in catalogue.items(txn, prefix))
 
     def _find(self, magazine: str) -> MagazineInfo:
         return self._catalogue.find(magazine, self._directory.board.sequence(self._directory.catalogue_event))
@@ -116,7 +126,7 @@ class EmbeddedMagazines(MagazineStore):
         place = self._place(magazine)
         if not batches:
             return []
-        expires_at_ms = expiry_ms(ttl_s)
+        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
         if expires_at_ms:
             for _, batch in batches:
                 batch.set_expiry(expires_at_ms)
@@ -133,7 +143,8 @@ class EmbeddedMagazines(MagazineStore):
         place = self._place(magazine)
         if not batches:
             return []
-        load = LoadOnce(place, batches, expiry_ms(ttl_s), expiry_ms(remember_s))
+        clock = self._directory.clock
+        load = LoadOnce(place, batches, clock.expiry_ms(ttl_s), clock.expiry_ms(remember_s))
         loaded: list[LoadedOnce] = self._directory.data(place.info.durability).committer.submit(load)
         self.calls["loads"] += 1
         return loaded
@@ -143,6 +154,7 @@ class EmbeddedMagazines(MagazineStore):
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
         check_limit(limit)
+        check_owner(owner)
         info = self._find(magazine)
         walk = Walk(self._directory, info, limit, owner, self._order(info, shards), max_bytes)
         try:
@@ -160,6 +172,7 @@ class EmbeddedMagazines(MagazineStore):
     def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
         """See `MagazineStore.claim`. No record is read."""
         check_limit(limit)
+        check_owner(owner)
         info = self._find(magazine)
         order = self._order(info, shards)
         walk = Walk(self._directory, info, limit, owner, order, _ANY_SIZE, is_process=False)
@@ -186,10 +199,49 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def renew(self, magazine: str, owner: str) -> bool:
-        info, now_ms = self._find(magazine), int(time.time() * 1000)
+        info, now_ms = self._find(magazine), self._directory.clock.now_ms()
         owners = self._directory.owners
         self._directory.claims.transact(lambda txn: claims.renew(txn, owners, info.id, owner, now_ms))
         return True
+
+    @guarded
+    def claimants(self, magazine: str) -> dict[str, bool]:
+        info = self._find(magazine)
+        found: dict[int, tuple[str, bool]] = {}
+        with self._directory.claims.reading() as txn:
+            for claim in claims.claims_of(txn, info.id):
+                if claim.length and claim.owner_id not in found:
+                    self._owner(txn, claim.owner_id, found)
+        # A name may have stood for several processes: it is dead when all of them are.
+        names: dict[str, bool] = {}
+        for name, dead in found.values():
+            names[name] = dead and names.get(name, True)
+        return names
+
+    @guarded
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        for name in (owner, to_owner or owner):
+            check_owner(name)
+        info, now_ms = self._find(magazine), self._directory.clock.now_ms()
+        owners, env = self._directory.owners, self._env(info)
+        asked = {shard: runs_of(many) for shard, many in pointers.items()}
+        with self._directory.claims.reading() as known, env.reading() as data:
+            if not claims.holds_any(known, data, owners, info.id, asked, owner):
+                # Who names what it does not hold keeps nobody from writing.
+                return {shard: Runs(runs) for shard, runs in asked.items() if runs}
+
+        def run(txn: Txn) -> dict[int, Sequence[int]]:
+            # After the claims' lock was taken: whatever was retired before this call is seen to be gone.
+            with env.reading() as data:
+                new_id = None if to_owner is None else owners.number(txn, to_owner)
+                return claims.renew_some(txn, data, owners, info.id, asked, owner, now_ms, new_id)
+
+        lost = self._directory.claims.transact(run)
+        if to_owner is not None:
+            owners.written(to_owner)
+        return lost
 
     def _served(self, magazine: str, shard: int) -> None:
         self._rotation[magazine] = shard + 1
@@ -241,7 +293,7 @@ class EmbeddedMagazines(MagazineStore):
         self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
     ) -> int:
         from_place, to_place = self._place(source), self._place(target)
-        expires_at_ms = expiry_ms(ttl_s)
+        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
         self.calls["transfers"] += 1
         if from_place.info.durability == to_place.info.durability:
             move = Move(from_place, to_place, items, expires_at_ms, fence)
@@ -292,10 +344,9 @@ class EmbeddedMagazines(MagazineStore):
             for shard, many in pointers.items():
                 there: dict[int, bytes | None] = {}
                 if 0 <= shard < info.shards:
-                    for start, stop in segments.runs_of(many):
-                        for found, low, high, bitmap, value in segments.walk(txn, info.id, shard, start, stop):
-                            records = segments.read_live(value, found, low, high, bitmap)
-                            there.update(zip(segments.live(found, bitmap, low, high), records, strict=True))
+                    for found, low, high, bitmap, value in segments.walk_runs(txn, info.id, shard, runs_of(many)):
+                        records = segments.read_live(value, found, low, high, bitmap)
+                        there.update(zip(segments.live(found, bitmap, low, high), records, strict=True))
                 if there:
                     result[shard] = there
         return result
@@ -350,6 +401,8 @@ class EmbeddedMagazines(MagazineStore):
         owner: str | None = None,
     ) -> list[Abandoned]:
         info = self._find(magazine)
+        ahead_ms = self._directory.clock.ahead_ms()
+        before_ms = fired_before_ms + ahead_ms if fired_before_ms else 0
         found: list[Abandoned] = []
         finished: list[Held] = []
         owners: dict[int, tuple[str, bool]] = {}
@@ -363,14 +416,15 @@ class EmbeddedMagazines(MagazineStore):
                     if holder != owner:
                         continue
                     dead = True
-                elif claim.fired_at_ms >= fired_before_ms and not (dead and dead_owners):
+                elif claim.fired_at_ms >= before_ms and not (dead and dead_owners):
                     continue
                 before = len(found)
+                fired_at_ms = claim.fired_at_ms - ahead_ms if claim.fired_at_ms else 0
                 for segment, low, high, bitmap, value in segments.walk(data, info.id, shard, claim.first, stop):
                     pointers = segments.live(segment, bitmap, low, high)
                     records = segments.read_live(value, segment, low, high, bitmap)
                     found += [
-                        Abandoned(shard, pointer, record, claim.fired_at_ms, holder, dead)
+                        Abandoned(shard, pointer, record, fired_at_ms, holder, dead)
                         for pointer, record in zip(pointers, records, strict=True)
                     ]
                 if len(found) == before:
@@ -410,6 +464,7 @@ class EmbeddedMagazines(MagazineStore):
                     loaded[shard] - reloaded,
                     fire_pointer - reloaded,
                     in_flight[shard],
+                    info.incarnation,
                 )
             )
         return states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 
@@ -17,6 +16,7 @@ from ignis.storage.embedded.directory import Directory
 from ignis.storage.embedded.environment import Txn
 from ignis.storage.embedded.locks import read_epoch
 from ignis.storage.embedded.segments import Retired, Touched
+from ignis.storage.runs import runs_of
 
 __all__ = ["Delete", "Load", "Move", "Place", "Reload", "announce", "live_pointers", "pack_records", "settle"]
 
@@ -142,7 +142,7 @@ class Delete(MagazineOperation):
 
     def __init__(self, place: Place, pointers: Pointers) -> None:
         super().__init__(place)
-        self._runs = {shard: segments.runs_of(many) for shard, many in pointers.items()}
+        self._runs = {shard: runs_of(many) for shard, many in pointers.items()}
 
     def run(self, txn: Txn) -> int:
         info = self.place.current(txn)
@@ -163,7 +163,7 @@ class Reload(MagazineOperation):
     def __init__(self, place: Place, pointers: Pointers, fence: Fence | None = None) -> None:
         super().__init__(place)
         self.notify = place.event
-        self._runs = {shard: segments.runs_of(many) for shard, many in pointers.items()}
+        self._runs = {shard: runs_of(many) for shard, many in pointers.items()}
         self._fence = fence
 
     def run(self, txn: Txn) -> int:
@@ -188,21 +188,20 @@ class Reload(MagazineOperation):
     ) -> int:
         old: list[int] = []
         groups: list[tuple[int, list[bytes]]] = []
-        for start, stop in runs:
-            for found, low, high, bitmap, value in segments.walk(txn, info.id, shard, start, stop):
-                expires = segments.expires_at_ms(value)
-                if not groups or groups[-1][0] != expires:
-                    groups.append((expires, []))
-                there = segments.live(found, bitmap, low, high)
-                for pointer, record in zip(there, segments.read_live(value, found, low, high, bitmap), strict=True):
-                    if record is None:
-                        self.restamp = True
-                    else:
-                        old.append(pointer)
-                        groups[-1][1].append(record)
+        for found, low, high, bitmap, value in segments.walk_runs(txn, info.id, shard, runs):
+            expires = segments.expires_at_ms(value)
+            if not groups or groups[-1][0] != expires:
+                groups.append((expires, []))
+            there = segments.live(found, bitmap, low, high)
+            for pointer, record in zip(there, segments.read_live(value, found, low, high, bitmap), strict=True):
+                if record is None:
+                    self.restamp = True
+                else:
+                    old.append(pointer)
+                    groups[-1][1].append(record)
         if not old:
             return 0
-        segments.retire(txn, info.id, shard, segments.runs_of(old), retired, self.touched)
+        segments.retire(txn, info.id, shard, runs_of(old), retired, self.touched)
         cursor = txn.cursor()
         for expires, records in groups:
             for batch in pack_records(records, expires):
@@ -237,7 +236,7 @@ class Move(MagazineOperation):
         load.run(txn)
         retired = self._retired(txn, source)
         for shard, many in group_pointers((item.shard, item.pointer) for item in moving).items():
-            segments.retire(txn, source.id, shard, segments.runs_of(many), retired, self.touched)
+            segments.retire(txn, source.id, shard, runs_of(many), retired, self.touched)
         retired.store(txn)
         return len(moving)
 
@@ -249,9 +248,8 @@ def live_pointers(txn: Txn, info: MagazineInfo, pointers: Pointers) -> dict[int,
         if not 0 <= shard < info.shards:
             continue
         found_there: set[int] = set()
-        for start, stop in segments.runs_of(many):
-            for found, low, high, bitmap, _ in segments.walk(txn, info.id, shard, start, stop):
-                found_there.update(segments.live(found, bitmap, low, high))
+        for found, low, high, bitmap, _ in segments.walk_runs(txn, info.id, shard, runs_of(many)):
+            found_there.update(segments.live(found, bitmap, low, high))
         there[shard] = found_there
     return there
 
@@ -297,7 +295,7 @@ def settle(directory: Directory, operations: Sequence[Operation]) -> None:
     retiring = [operation for operation in mine if operation.touched or operation.restamp]
     if not retiring:
         return
-    now_ms = int(time.time() * 1000)
+    now_ms = directory.clock.now_ms()
 
     def run(txn: Txn) -> dict[int, MagazineInfo]:
         behind: dict[int, MagazineInfo] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ignis.config import parse_bool, parse_number, shown
 from ignis.errors import ConfigError
 from ignis.storage.checks import checked_options
 
@@ -48,20 +49,11 @@ class StoreOptions:
 
 
 def _parsed(name: str, value: Any, kind: type) -> Any:
+    what = f"store option {name}"
     if kind is bool:
-        if isinstance(value, bool):
-            return value
-        text = str(value).lower()
-        if text not in {"true", "false", "1", "0", "yes", "no"}:
-            raise ConfigError(f"store option {name} = {value!r} is not true or false")
-        return text in {"true", "1", "yes"}
-    try:
-        if isinstance(value, bool):
-            raise ValueError(value)
-        parsed = kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"store option {name} = {value!r} is not a number") from None
+        return parse_bool(value, what)
+    parsed = parse_number(value, what, kind)
     low, high = _RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"store option {name} = {value!r} is outside {low:g} to {high:g}")
+        raise ConfigError(f"{what} = {shown(value)} is outside {low:g} to {high:g}")
     return parsed

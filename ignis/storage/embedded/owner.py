@@ -1,4 +1,4 @@
-"""Who holds claims, named so that a death can be proved: process id, start time, boot, process namespace."""
+"""Who holds claims, named so that a death can be proved: process id, start time, boot, process and time namespace."""
 
 from __future__ import annotations
 
@@ -8,26 +8,39 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from ignis.native import process_alive, process_start_time
+from ignis.storage.base import Process
 
 __all__ = ["NOBODY", "Identity", "boot_id", "this_process"]
 
+_MACHINE_TIME = 0xEFFFFFFA  # the kernel's PROC_TIME_INIT_INO
+_TIME_BITS = (1 << 30) - 1  # the kernel's numbers differ there; with 32 of the other, brokers take it: up to 2**62
 
-class Identity(NamedTuple):
-    """One process for ever. ``namespace`` 0 = this system has no process namespaces."""
 
-    pid: int
-    start_time: int
-    namespace: int
-    boot: str
+class Identity(Process):
+    """One process for ever."""
+
+    __slots__ = ()
 
     def provably_dead(self, here: Identity) -> bool:
         """True only when ``here`` sees the same processes and this one is not among them any more."""
         if self.boot != here.boot or self.namespace != here.namespace or not self.start_time:
             return False
-        return not process_alive(self.pid, self.start_time)
+        return not process_alive(self.pid, self.start_time) and not _hidden(self.pid)
+
+
+def _hidden(pid: int) -> bool:
+    """Whether there is a process of which nothing can be seen: another user's, where /proc is mounted to hide those."""
+    if process_start_time(pid):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False  # our own, and a zombie
 
 
 NOBODY = Identity(0, 0, 0, "")
@@ -46,12 +59,22 @@ def boot_id() -> str:
 
 def this_process() -> Identity:
     """Who this process is, for claims and for telling one boot from another."""
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0
     pid = os.getpid()
-    return Identity(pid, process_start_time(pid), namespace, boot_id())
+    return Identity(pid, process_start_time(pid), _namespace(), boot_id())
+
+
+def _namespace() -> int:
+    """Of this process, in one number: alike for two that see the same process ids, with the same start times. A time namespace
+    moves every start time that is read within it. Where that is the machine's own, it is the process namespace's number."""
+    apart = _namespace_number("time", _MACHINE_TIME) ^ _MACHINE_TIME
+    return _namespace_number("pid") ^ (apart & _TIME_BITS) << 32
+
+
+def _namespace_number(kind: str, missing: int = 0) -> int:
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return missing  # a system that has none of these
 
 
 def owner_name() -> str:

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from ignis.errors import CorruptRecordError
 from ignis.native import crc32c, segment_info, unpack_segment
 from ignis.storage.embedded.environment import Cursor, Txn
+from ignis.storage.runs import first_reaching
 
-__all__ = ["Found", "Retired", "Touched", "expires_at_ms", "find", "forget_magazine", "read_live", "retire", "runs_of"]
+__all__ = ["Found", "Retired", "Touched", "expires_at_ms", "find", "forget_magazine", "read_live", "retire"]
 
 log = logging.getLogger("ignis.storage")
 
@@ -202,18 +203,32 @@ def read_live(segment: memoryview, found: Found, start: int, stop: int, bitmap: 
 
 def walk(
     txn: Txn, magazine_id: int, shard: int, start: int, stop: int
-) -> Iterator[tuple[Found, int, int, int, memoryview]]:
+) -> Generator[tuple[Found, int, int, int, memoryview], None, Found | None]:
     """The segments of one shard that overlap ``start..stop-1``: (segment, first wanted, behind the last, bitmap,
-    value)."""
+    value). Returns the segment that holds ``stop``, or else the next one of the magazine."""
     cursor = txn.cursor()
     start = max(start, 1)
     found = find(cursor, magazine_id, shard, start) if start < _NO_POINTER else None
     while found is not None and found.shard == shard and found.first < stop:
         bitmap = read_bitmap(txn, magazine_id, shard, found.last)
         yield found, max(start, found.first), min(stop, found.last + 1), bitmap, cursor.value()
-        if not cursor.next():
+        if found.last >= stop:
             break
-        found = at(cursor, magazine_id)
+        found = at(cursor, magazine_id) if cursor.next() else None
+    return found
+
+
+def walk_runs(
+    txn: Txn, magazine_id: int, shard: int, runs: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Found, int, int, int, memoryview]]:
+    """`walk` for each of ascending runs. Those without a segment are passed over, however many there are and however long:
+    whoever names them costs no more than what there is."""
+    index = 0
+    while index < len(runs):
+        following = yield from walk(txn, magazine_id, shard, *runs[index])
+        if following is None or following.shard != shard:
+            return
+        index = first_reaching(runs, following.first, index + 1)
 
 
 def first_live(txn: Txn, magazine_id: int, shard: int, start: int) -> int | None:
@@ -230,42 +245,26 @@ def has_records(txn: Txn, magazine_id: int, low_shard: int) -> bool:
     return find(txn.cursor(), magazine_id, low_shard, 0) is not None
 
 
-def runs_of(pointers: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending runs (start, behind the last) of pointers in any order; quick for what is a run already."""
-    if isinstance(pointers, range) and pointers.step == 1:
-        return [(pointers.start, pointers.stop)] if pointers else []
-    many = pointers if isinstance(pointers, list) else list(pointers)
-    if not many:
-        return []
-    if many[-1] - many[0] + 1 == len(many) and many == list(range(many[0], many[-1] + 1)):
-        return [(many[0], many[-1] + 1)]
-    runs: list[tuple[int, int]] = []
-    start = end = -1
-    for pointer in sorted(set(many)):
-        if pointer != end:
-            if end >= 0:
-                runs.append((start, end))
-            start = pointer
-        end = pointer + 1
-    runs.append((start, end))
-    return runs
-
-
 # -- retiring
 
 
 def retire(
     txn: Txn, magazine_id: int, shard: int, runs: Sequence[tuple[int, int]], retired: Retired, touched: list[Touched]
 ) -> int:
-    """Deletes the records of the runs; returns how many were still there. ``touched`` gets the segments concerned, those
-    that were gone already not included."""
+    """Deletes the records of the ascending runs; returns how many were still there. ``touched`` gets the segments
+    concerned, those that were gone already not included. Runs without a segment are passed over, as in `walk_runs`."""
     cursor = txn.cursor()
-    count = 0
-    for start, stop in runs:
+    count = index = 0
+    while index < len(runs):
+        start, stop = runs[index]
+        index += 1
         pointer = max(start, 1)
         while pointer < min(stop, _NO_POINTER):
             found = find(cursor, magazine_id, shard, pointer)
-            if found is None or found.shard != shard or found.first >= stop:
+            if found is None or found.shard != shard:
+                return count
+            if found.first >= stop:
+                index = first_reaching(runs, found.first, index)
                 break
             count += _retire_part(
                 txn, cursor, found, max(pointer, found.first), min(stop, found.last + 1), retired, touched

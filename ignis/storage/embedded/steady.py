@@ -25,15 +25,24 @@ import logging
 import os
 import struct
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ignis.errors import IgnisError, StoreBusyError, StoreFailedError, StoreUnreachableError, WaitTimeoutError
+from ignis.errors import (
+    ClosedError,
+    IgnisError,
+    StoreBusyError,
+    StoreError,
+    StoreFailedError,
+    StoreUnreachableError,
+)
 from ignis.native import ProcessMutex, crc32c
 from ignis.storage.embedded.environment import Environment, Pin
 from ignis.storage.embedded.files import create_whole, read_or_none
 from ignis.storage.embedded.journal import Journal
 from ignis.storage.embedded.recorder import Recorder
+from ignis.storage.os_errors import store_errors
 
 __all__ = ["Steady", "restore"]
 
@@ -118,10 +127,18 @@ class Steady:
         self._stop = threading.Event()
         self.at_work = threading.Lock()
         self._create()
-        self.flush(timeout_s)
+        # Kept open: a flush must not fail because the process has no descriptor left.
+        with store_errors(str(self._path)):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.flush(timeout_s)
+        except BaseException:
+            self._close_file()
+            raise
         env.before_remap = self._before_remap
         env.after_remap = self._after_remap
         env.free_pages = self._flush_held
+        env.before_writing = self._ensure_pin
         if journal is not None:
             env.persist = self._persist
             env.note = self._note
@@ -182,23 +199,32 @@ class Steady:
     def _persist(self, txnid: int, recorder: Recorder) -> None:
         """Makes a committed transaction durable. Called with the writer lock."""
         assert self._journal is not None
-        try:
+        with self._settling():
             if not self._journal.append(txnid, recorder):
                 self._flush_held()
-        except IgnisError as exc:
-            self._env.fail(str(exc))
-            raise
 
     def _note(self, txnid: int, recorder: Recorder) -> None:
         """Appends a committed transaction to the journal without a flush, which `flush_noted` does. Called with the writer
         lock."""
         assert self._journal is not None
-        try:
+        with self._settling():
             if not self._journal.write(txnid, recorder):
                 self._flush_held()
-        except IgnisError as exc:
+
+    @contextmanager
+    def _settling(self) -> Iterator[None]:
+        """Around what makes a committed transaction durable. A write or a flush that failed marks the environment as failed.
+        After anything else, such as a neighbour's flush that takes too long, the journal has a gap: the next commit sees it
+        and makes everything steady, this transaction with it."""
+        try:
+            yield
+        except StoreFailedError as exc:
             self._env.fail(str(exc))
             raise
+        except OSError as exc:  # of reading the journal
+            raise StoreBusyError(
+                f"store: journal of {self._env.name}: {exc}; whether the commit lasts is open"
+            ) from exc
 
     def flush_noted(self, txnid: int) -> None:
         """Returns when what `Environment.try_transact` noted up to that transaction is durable. Without the writer lock.
@@ -216,16 +242,17 @@ class Steady:
     def _saved(self) -> int:
         """The transaction of the newest state that is on the disk; -1 when there is none. Caller holds the steady
         mutex."""
-        try:
-            with open(self._path, "r+b", buffering=0) as file:
-                data = file.read()
-                newest = self._confirm(file.fileno(), data, _slots(data))
-        except OSError as exc:
-            self._env.fail(f"{FILE}: {exc}")
-            raise StoreFailedError(f"store: {FILE} of {self._env.name}: {exc}") from exc
+        data = self._read()
+        newest = self._confirm(data, _slots(data))
         return -1 if newest is None else newest[0]
 
-    def _confirm(self, fd: int, data: bytes, slots: list[tuple[int, bytes] | None]) -> tuple[int, bytes] | None:
+    def _read(self) -> bytes:
+        try:
+            return os.pread(self._fd, os.fstat(self._fd).st_size, 0)
+        except OSError as exc:
+            raise StoreError(f"store: {FILE} of {self._env.name} cannot be read: {exc}") from exc
+
+    def _confirm(self, data: bytes, slots: list[tuple[int, bytes] | None]) -> tuple[int, bytes] | None:
         """The newest slot, which is on the disk when this returns.
 
         What another process wrote is read from memory, and it may have died before its flush, which its mark would tell.
@@ -237,16 +264,20 @@ class Steady:
             if _is_marked(data, index, newest):
                 self._on_disk = newest
             else:
-                self._write_slot(fd, index, *newest)
+                self._write_slot(index, *newest)
         return newest
 
-    def _write_slot(self, fd: int, index: int, txnid: int, pages: bytes) -> None:
+    def _write_slot(self, index: int, txnid: int, pages: bytes) -> None:
         size, check = _slot_bytes(self._env.page_bytes), crc32c(pages)
         header = _HEADER.pack(_MAGIC, _VERSION, self._env.page_bytes, txnid, check)
-        os.pwrite(fd, header + pages, index * size)
-        os.fsync(fd)
+        try:
+            os.pwrite(self._fd, header + pages, index * size)
+            os.fsync(self._fd)
+        except OSError as exc:
+            self._env.fail(f"{FILE}: {exc}")
+            raise StoreFailedError(f"store: {FILE} of {self._env.name}: {exc}") from exc
         with suppress(OSError):  # without the mark the next process flushes once more
-            os.pwrite(fd, _MARK.pack(txnid, check), (index + 1) * size - _MARK.size)
+            os.pwrite(self._fd, _MARK.pack(txnid, check), (index + 1) * size - _MARK.size)
         self._on_disk = (txnid, pages)
 
     def abandon(self) -> None:
@@ -256,6 +287,7 @@ class Steady:
             self._pin = None
         if self._journal is not None:
             self._journal.close()
+        self._close_file()
 
     def close(self, timeout: float) -> None:
         """Ends the thread, flushes a last time and drops the pin. The environment must be at rest."""
@@ -270,7 +302,13 @@ class Steady:
             self._pin = None
         if self._journal is not None:
             self._journal.close()
+        self._close_file()
         self._mutex.close()
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1  # a close that could not end is called again
+        if fd >= 0:
+            os.close(fd)
 
     def _create(self) -> None:
         """Both slots are written once, so that a full disk cannot stop a flush later."""
@@ -278,18 +316,13 @@ class Steady:
 
     def _make_steady(self, txnid: int, pages: bytes) -> None:
         """Caller holds the steady mutex and a pin on ``txnid``."""
-        try:
-            with open(self._path, "r+b", buffering=0) as file:
-                data = file.read()
-                slots = _slots(data)
-                if self._confirm(file.fileno(), data, slots) == (txnid, pages):
-                    return
-                self._env.flush()
-                older = min((0, 1), key=lambda index: slot[0] if (slot := slots[index]) is not None else -1)
-                self._write_slot(file.fileno(), older, txnid, pages)
-        except OSError as exc:
-            self._env.fail(f"{FILE}: {exc}")
-            raise StoreFailedError(f"store: {FILE} of {self._env.name}: {exc}") from exc
+        data = self._read()
+        slots = _slots(data)
+        if self._confirm(data, slots) == (txnid, pages):
+            return
+        self._env.flush()
+        older = min((0, 1), key=lambda index: slot[0] if (slot := slots[index]) is not None else -1)
+        self._write_slot(older, txnid, pages)
 
     def _before_remap(self) -> None:
         """The map cannot change under a pin, so the state that the pin guards must not be needed any more."""
@@ -307,22 +340,27 @@ class Steady:
             self._mutex.release()
 
     def _after_remap(self) -> None:
-        # Nobody committed since: the writer lock was held all the time.
-        try:
-            self._pin = self._env.pin()
-        except IgnisError as exc:
-            self._env.fail(f"no pin: {exc}")
-            raise
+        # Nobody committed since: the writer lock was held all the time. When it fails, `_ensure_pin` tries again.
+        self._pin = self._env.pin()
+
+    def _ensure_pin(self) -> None:
+        """Before every commit: without a pin it could use the steady state's pages again. Called with the writer lock."""
+        if self._pin is None:
+            self._flush_held()
 
     def _loop(self) -> None:
         while not self._stop.wait(self._interval_s):
             try:
                 with self.at_work:
                     self.flush(0)
-            except (StoreBusyError, WaitTimeoutError) as exc:
-                log.warning("store: flush of %s postponed: %s", self._env.name, exc)
-            except Exception as exc:
+            except StoreFailedError as exc:
                 if not self._stop.is_set():
                     log.error("store: flush of %s failed: %s", self._env.name, exc)
                     self._env.fail(f"background flush: {exc}")
                 return
+            except ClosedError:
+                return
+            except Exception as exc:  # no flush failed: the next one makes up for this one
+                if self._stop.is_set():
+                    return
+                log.warning("store: flush of %s postponed: %s", self._env.name, exc)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ignis.errors import ForkedHandleError, WaitTimeoutError
 from ignis.storage.base import Store
+from ignis.storage.checks import check_application
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.catalogue import Scope
 from ignis.storage.embedded.directory import Data, fork_generation, open_directory, release_directory
@@ -45,6 +46,7 @@ class EmbeddedStore(Store):
         client_id: str = "ignis",
         farm_id: str = "local",
     ) -> None:
+        check_application(client_id, farm_id)
         options = options or StoreOptions()
         self.directory = open_directory(Path(path), options)
         self.directory.announce = lambda seen: announce(self.directory, seen)
@@ -98,6 +100,9 @@ class EmbeddedStore(Store):
     @property
     def owner(self) -> str:
         return self._owner
+
+    def now_s(self) -> float:
+        return self.directory.clock.now_ms() / 1000
 
     @property
     def local_dir(self) -> str | None:

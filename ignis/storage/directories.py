@@ -1,0 +1,29 @@
+"""The directory that the URL of an embedded store names."""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, unquote
+
+from ignis.config import check_text
+from ignis.errors import ConfigError
+
+__all__ = ["directory_of"]
+
+
+def directory_of(parts: SplitResult) -> str:
+    """The path of ``scheme:///absolute/path``, or of ``scheme://./path`` and ``scheme://../path`` below the current directory.
+
+    Two slashes and a name would be a host, and quietly a directory below whichever one the process was started in.
+
+    Raises ConfigError, with the two spellings that may be meant.
+    """
+    scheme = parts.scheme
+    path = check_text(unquote(parts.netloc + parts.path), f"directory of the {scheme} URL")
+    if not path:
+        raise ConfigError(f"the {scheme} URL names no directory; write {scheme}:///path/of/it")
+    if not path.startswith("/") and parts.netloc not in (".", ".."):
+        raise ConfigError(
+            f"{scheme} URL: {path!r} is neither absolute nor relative: write {scheme}:///{path} for the directory /{path}, "
+            f"or {scheme}://./{path} for {path} below the current directory"
+        )
+    return path

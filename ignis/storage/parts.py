@@ -1,0 +1,66 @@
+"""Transfers on a full store: in parts, down to single messages, since what has moved frees room for what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ignis.errors import StoreFullError
+from ignis.storage.base import Transfer
+
+__all__ = ["in_parts", "transfer_in_parts"]
+
+_MOST_REFUSED = 8
+"""So many single messages refused one after the other: there is no room for any."""
+
+
+def in_parts(
+    items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int], begin: int = 0
+) -> Iterator[tuple[Sequence[Transfer], int]]:
+    """Transfers the items: all at once where there is room, else in halves, down to single messages.
+
+    Yields each part that was transferred, and how many of it moved. What was not yielded is where it was.
+
+    Args:
+        items: what is to move. Neighbours go together, so that whole segments become free early.
+        transfer: makes one transfer; returns how many moved.
+        begin: where to begin, modulo their number: on a full store not always with those that do not fit.
+
+    Raises:
+        StoreFullError: not all could be moved; the rest may be tried again. What ``transfer`` raises.
+    """
+    ordered = sorted(items, key=lambda item: (item.shard, item.pointer))
+    if ordered:
+        begin %= len(ordered)
+        ordered = ordered[begin:] + ordered[:begin]
+    at, size, in_a_row = 0, len(ordered), 0
+    refused: StoreFullError | None = None
+    while at < len(ordered):
+        part = ordered[at : at + size]
+        try:
+            moved = transfer(part)
+        except StoreFullError as exc:
+            if len(part) > 1:
+                size = len(part) // 2
+                continue
+            refused, in_a_row = exc, in_a_row + 1
+            if in_a_row == _MOST_REFUSED:
+                raise
+        else:
+            in_a_row = 0
+            yield part, moved
+            size *= 2
+        at += len(part)
+    if refused is not None:
+        raise refused
+
+
+def transfer_in_parts(items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int]) -> int:
+    """`in_parts` for who needs but the sum. Raises StoreFullError when nothing at all could be moved."""
+    total, done = 0, False
+    try:
+        for _, moved in in_parts(items, transfer):
+            total, done = total + moved, True
+    except StoreFullError:
+        if not done:
+            raise
+    return total

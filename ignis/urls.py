@@ -1,0 +1,58 @@
+"""URLs as they may be shown: without their secrets.
+
+Whatever leaves the process, a log line, an error, a ``repr``, a status, the output of a command, shows a URL as `redacted`
+makes it. What is not known to be harmless is left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["redacted"]
+
+_HIDDEN = "***"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
+_NO_HOST = frozenset({"embedded", "memory", "relay", "file"})
+"""Schemes whose URLs are paths: an ``@`` in one is part of a name."""
+_PLAIN = frozenset({"scope", "events", "create", "tls", "durability", "batch_records", "thread_pool_size"})
+_PLAIN_ENDS = ("_id", "_ms", "_s", "_bytes")
+_SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
+
+
+def redacted(url: object) -> str:
+    """The URL without user, password, fragment, and values of options other than times, sizes and ids. Never raises; what
+    is no URL, or where it cannot be told what is what, is left out as well."""
+    if not isinstance(url, str):
+        return _HIDDEN
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        # Such as user:password@host without a scheme; a plain path or word has none of these.
+        return url if not set(url) & set("@?#=:") else _HIDDEN
+    if _SCHEME.match(scheme) is None:
+        return _HIDDEN
+    place, fragment, _ = rest.partition("#")
+    place, question, query = place.partition("?")
+    if scheme not in _NO_HOST:
+        if "@" in place:
+            place = place.rpartition("@")[2]
+        elif "@" in rest:
+            return f"{scheme}://{_HIDDEN}"  # of the options, or of a password with a mark in it
+        elif not _hosts(place.partition("/")[0]):
+            return f"{scheme}://{_HIDDEN}"  # user:password without a host
+    shown = f"{scheme}://{place}"
+    if question:
+        shown += "?" + "&".join(_option(one) for one in query.split("&"))
+    return shown + (f"#{_HIDDEN}" if fragment else "")
+
+
+def _hosts(text: str) -> bool:
+    """Whether these are hosts, each with a port or without one."""
+    return all(re.fullmatch(r"(\[[0-9A-Fa-f:.%]*\]|[^:\[\]]*)(:\d{0,5})?", one) for one in text.split(","))
+
+
+def _option(text: str) -> str:
+    name, equals, value = text.partition("=")
+    if not equals:
+        return _HIDDEN if text else ""
+    plain = (name in _PLAIN or name.endswith(_PLAIN_ENDS)) and not _SECRET.search(name)
+    return f"{name}={value if plain else _HIDDEN}"

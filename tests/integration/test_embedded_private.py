@@ -1,0 +1,50 @@
+"""The embedded store keeps to directories in which nobody else could replace its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ignis.errors import ConfigError, StoreError
+from ignis.storage import open_store
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_new_store_is_private(tmp_path: Path) -> None:
+    open_store(f"embedded://{tmp_path}/store").close(5)
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    assert {one.stat().st_mode & 0o077 for one in (tmp_path / "store").rglob("*") if one.is_file()} == {0}
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    place = tmp_path / "store"
+    place.mkdir()
+    place.chmod(mode)
+    with pytest.raises(ConfigError, match=r"mode .*chmod go-w.*/store"):
+        open_store(f"embedded://{place}")
+    assert list(place.iterdir()) == []
+    place.chmod(0o755)  # as a service manager makes it
+    open_store(f"embedded://{place}").close(5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "store"
+    place.mkdir(mode=0o700)
+    os.chown(place, 65_534, 65_534)
+    with pytest.raises(ConfigError, match=r"belongs to user 65534"):
+        open_store(f"embedded://{place}")
+    open_store(f"embedded://{place}/own").close(5)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (tmp_path / "store").mkdir(mode=0o700)
+    (tmp_path / "store" / "lock").symlink_to(victim)
+    with pytest.raises(StoreError):
+        open_store(f"embedded://{tmp_path}/store")
+    assert not victim.exists()

@@ -1,0 +1,180 @@
+"""Steps of the wall clock: no second holder of a lock, no message that ends early or lives on, no claim taken away."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis.native import PackedBatch, encode_record
+from ignis.storage import clock, open_store
+from ignis.storage.base import Store
+from ignis.storage.embedded.clock import open_clock
+from ignis.storage.embedded.store import EmbeddedStore
+
+pytestmark = pytest.mark.integration
+
+HOUR_S = 3600.0
+PRELUDE = """
+import sys, time
+url, step = sys.argv[1], float(sys.argv[2])
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + step
+time.time_ns = lambda: real_ns() + int(step * 1e9)
+from ignis.native import PackedBatch, encode_record
+from ignis.storage import open_store
+store = open_store(url)
+magazines, locks = store.magazines, store.locks
+"""
+
+
+def elsewhere(url: str, step_s: float, script: str, *wrapper: str) -> str:
+    """What a process says whose wall clock is ahead by so much."""
+    done = subprocess.run(
+        [*wrapper, sys.executable, "-c", PRELUDE + textwrap.dedent(script), url, str(step_s)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()
+
+
+def batch(text: bytes = b"x") -> PackedBatch:
+    return PackedBatch.pack([encode_record(text)])
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"embedded://{tmp_path}/store"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with open_store(url) as store:
+        store.magazines.declare("m", 1)
+        yield store
+
+
+steps = pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+
+
+@steps
+def test_a_lock_has_one_holder(store: Store, url: str, step_s: float) -> None:
+    assert store.locks.acquire("ours", "here", 60) is not None
+    theirs = """
+        assert locks.get("ours").owner == "here"
+        assert locks.acquire("theirs", "there", 60) is not None
+        print(locks.acquire("ours", "there", 60), locks.renew("ours", "here", 60) is not None)
+    """
+    assert elsewhere(url, step_s, theirs) == "None True"
+    assert store.locks.acquire("theirs", "here", 60) is None
+
+
+@steps
+def test_a_lock_ends_in_time(store: Store, url: str, step_s: float) -> None:
+    assert elsewhere(url, step_s, 'print(locks.acquire("theirs", "there", 0.05) is not None)') == "True"
+    time.sleep(0.1)
+    assert store.locks.acquire("theirs", "here", 60) is not None
+
+
+@steps
+def test_a_message_lives_as_long_as_it_was_given(store: Store, url: str, step_s: float) -> None:
+    store.magazines.load("m", [(0, batch(b"ours"))], 60)
+    theirs = """
+        magazines.load("m", [(0, PackedBatch.pack([encode_record(b"theirs")]))], 60)
+        magazines.load("m", [(0, PackedBatch.pack([encode_record(b"short")]))], 0.05)
+        print(magazines.fire("m", 1, "there").total())
+    """
+    assert elsewhere(url, step_s, theirs) == "1"
+    time.sleep(0.1)
+    fired = store.magazines.fire("m", 10, "here")
+    assert (fired.total(), fired.expired) == (1, 1)
+
+
+@steps
+def test_a_claim_is_as_old_as_it_is(store: Store, url: str, step_s: float) -> None:
+    store.magazines.load("m", [(0, batch())], None)
+    assert elsewhere(url, step_s, 'print(magazines.fire("m", 1, "there").total())') == "1"
+    now_ms = int(time.time() * 1000)
+    found = store.magazines.abandoned("m", 0, now_ms - 60_000, 10, dead_owners=False)
+    assert not found
+    (found,) = store.magazines.abandoned("m", 0, now_ms + 60_000, 10, dead_owners=False)
+    assert abs(found.fired_at_ms - now_ms) < 60_000
+
+
+def test_a_container_with_a_clock_of_its_own_counts_alike(store: Store, url: str) -> None:
+    wrapper = ("unshare", "--time", "--boottime", "7200", "--fork")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no time namespaces here")
+    assert store.locks.acquire("ours", "here", 60) is not None
+    assert elsewhere(url, 0, 'print(locks.acquire("ours", "there", 60))', *wrapper) == "None"
+
+
+def test_a_lock_of_an_earlier_boot_ends_with_its_time_to_live(store: EmbeddedStore) -> None:
+    """Whatever the wall clock says: a client of a broker may hold it from another machine."""
+    assert store.locks.acquire("l", "before", 60) is not None
+    directory = store.directory
+    up_ms = [1_000]
+    directory.here = directory.here._replace(boot="the next")
+    directory.clock = clock.StoreClock(clock.wall_ms() + 10**9, lambda: up_ms[0])
+    assert store.locks.acquire("l", "after", 60) is None
+    assert store.locks.renew("l", "somebody", 60) is None
+    up_ms[0] = 61_000
+    assert store.locks.get("l") is None
+    record = store.locks.acquire("l", "after", 60)
+    assert record is not None and record.token == 2
+
+
+def test_the_wall_clock_is_read_once_a_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = open_clock(tmp_path, "boot-1")
+    monkeypatch.setattr(clock, "wall_ms", lambda: 5)
+    assert open_clock(tmp_path, "boot-1").offset_ms == first.offset_ms
+    second = open_clock(tmp_path, "boot-2")
+    assert second.offset_ms <= 5
+    (tmp_path / "clock").write_bytes((tmp_path / "clock").read_bytes()[:-1] + b"!")
+    monkeypatch.undo()
+    assert abs(open_clock(tmp_path, "boot-2").now_ms() - clock.wall_ms()) < 60_000
+
+
+@steps
+def test_the_memory_store_too(step_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store("memory://") as store:
+        store.magazines.declare("m", 1)
+        assert store.locks.acquire("l", "one", 60) is not None
+        store.magazines.load("m", [(0, batch())], 60)
+        store.magazines.load("m", [(0, batch())], 0.05)
+        real, real_ns = time.time, time.time_ns
+        monkeypatch.setattr(time, "time", lambda: real() + step_s)
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(step_s * 1e9))
+        assert store.locks.acquire("l", "two", 60) is None
+        held = store.locks.get("l")
+        assert held is not None and 0 < held.expires_at_ms - time.time() * 1000 < 61_000
+        time.sleep(0.1)
+        assert store.magazines.fire("m", 10, "o").total() == 1
+        assert not store.magazines.abandoned("m", 0, int(time.time() * 1000) - 60_000, 10)
+        assert abs(store.now_s() - real()) < 60
+
+
+def test_a_queue_does_not_expire_by_the_wall_clock(embedded_url: str, new_app: Callable[..., ignis.Ignis]) -> None:
+    app = new_app(embedded_url)
+    app.queue("jobs", int).open()
+    app.refresh()
+    theirs = """
+        import ignis
+        print(ignis.Ignis(url).refresh().expired)
+    """
+    assert elsewhere(embedded_url, 30 * 86_400, theirs) == "[]"
+    record = app.store.queues.get("jobs")
+    assert record is not None and record.active

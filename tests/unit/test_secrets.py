@@ -1,0 +1,124 @@
+"""No secret of a URL or a setting is shown, whichever way a URL is written, or miswritten."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis.broker.endpoint import Endpoint
+from ignis.cli.state import State
+from ignis.config import LeaderSettings, load_file
+from ignis.errors import ConfigError, IgnisError
+from ignis.storage import open_store
+from ignis.urls import redacted
+
+SECRET = "s3cr3t"
+
+URLS = [
+    f"ignis://user:{SECRET}@host:9710",
+    f"ignis://{SECRET}@host",
+    f"ignis://host:9710/?token={SECRET}",
+    f"ignis+tls://host/?timeout_s=5&token={SECRET}&user=me",
+    f"ignis://host?password={SECRET}",
+    f"ignis://host/?password=a@{SECRET}",
+    f"ignis://host/?{SECRET}",
+    f"ignis://host/?client_id=x&SecretKey_id={SECRET}",
+    f"ignis://host/#{SECRET}",
+    f"ignis://host/#x@{SECRET}",
+    f"ignis://user:{SECRET}",
+    f"ignis://user:12/{SECRET}@host",
+    f"ignis://user:a?{SECRET}@host",
+    f"ignis://user:a#{SECRET}@host",
+    f"ignis://user:a@{SECRET}@host",
+    f"ignis://[{SECRET}",
+    f"user:{SECRET}@host",
+    f"ignis:user:{SECRET}@host",
+    f"://{SECRET}@x",
+    f"{SECRET}=1://x",
+    f"aerospike://user:{SECRET}@h1:3000,h2/ns?password={SECRET}",
+    f"aerospike://user:{SECRET}/ns",
+    f"postgresql://user:{SECRET}@host/db?sslpassword={SECRET}",
+    f"postgresql:///db?password={SECRET}",
+    f"embedded:///var/lib/x?key={SECRET}",
+    f"memory://name?password={SECRET}",
+    f"relay:///dev/shm/x?token={SECRET}",
+    f"unknown://user:{SECRET}@host",
+    f"ignis://us℀er:{SECRET}@host",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_what_is_shown_of_a_url(url: str) -> None:
+    assert SECRET not in redacted(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("embedded:///var/lib/x@y", "embedded:///var/lib/x@y"),
+        ("embedded:///x?map_size_bytes=5&create=false", "embedded:///x?map_size_bytes=5&create=false"),
+        ("memory://", "memory://"),
+        ("ignis://[::1]:9710", "ignis://[::1]:9710"),
+        (f"ignis://a:{SECRET}@host:9710/?timeout_s=5&token={SECRET}", "ignis://host:9710/?timeout_s=5&token=***"),
+        ("aerospike://h1:3000,h2/ns?client_id=a&scope=local", "aerospike://h1:3000,h2/ns?client_id=a&scope=local"),
+        ("/var/lib/x", "/var/lib/x"),
+        (None, "***"),
+    ],
+)
+def test_what_is_left(url: object, shown: str) -> None:
+    assert redacted(url) == shown
+
+
+@pytest.mark.parametrize("url", [url for url in URLS if url != f"ignis://host/?{SECRET}"])  # a name is shown
+def test_errors_and_reprs(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(IgnisError) as caught:
+            open_store(url, **({"connect_timeout_s": 0.01} if url.startswith("ignis") else {}))
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+        assert SECRET not in repr(ignis.Ignis(url))
+        assert SECRET not in repr(State(url=url))
+    assert SECRET not in caplog.text
+
+
+def test_other_reprs() -> None:
+    pytest.importorskip("pyspark")
+    from ignis.spark.pipeline.target import Target
+
+    assert SECRET not in repr(Target(f"ignis://host/?token={SECRET}", "a", "b"))
+    assert SECRET not in repr(Endpoint(token=SECRET, password=SECRET))
+    assert SECRET not in repr(LeaderSettings(zookeeper=f"zk://u:{SECRET}@host", password=SECRET))
+
+
+@pytest.mark.parametrize("text", [f'url = ["{SECRET}"]', f'url = {{password = "{SECRET}"}}', f'leader = "{SECRET}"'])
+def test_a_settings_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "ignis.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_file(path)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", [f"zk://user:{SECRET}", f"zk://user:12/..//{SECRET}@host", f"user:{SECRET}?@host"])
+def test_an_address_of_zookeeper(address: str) -> None:
+    from ignis.leader.address import Address
+
+    with pytest.raises(ConfigError) as caught:
+        Address.of(LeaderSettings(zookeeper=address))
+    assert SECRET not in str(caught.value)
+
+
+def test_the_driver_of_zookeeper_logs_no_password(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("kazoo")
+    from kazoo.protocol.serialization import Auth
+
+    from ignis.leader.session import _Quiet
+
+    with caplog.at_level(logging.DEBUG):
+        quiet = _Quiet(logging.getLogger("ignis.leader.zookeeper"), {})
+        quiet.log(logging.DEBUG, "Sending request(xid=%s): %s", -4, Auth(0, "digest", f"user:{SECRET}"))
+    assert "Sending request(xid=-4): Auth" in caplog.text
+    assert SECRET not in caplog.text

@@ -1,0 +1,89 @@
+"""Which URLs name a store, and what is said of one that does not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.errors import ConfigError
+from ignis.storage import open_store
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("embedded://var/lib/x", "var/lib/x"),
+        ("embedded://orders", "orders"),
+        ("embedded:orders/x", "orders/x"),
+        ("embedded://~/x", "~/x"),
+        ("embedded://a%20b/x", "a b/x"),
+    ],
+)
+def test_a_directory_is_absolute_or_says_that_it_is_not(
+    url: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as info:
+        open_store(url)
+    assert f"embedded:///{path} " in str(info.value)
+    assert f"embedded://./{path} " in str(info.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_both_spellings_that_may_be_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for url, path in (
+        (f"embedded://{tmp_path}/absolute", tmp_path / "absolute"),
+        ("embedded://./below/store", tmp_path / "here" / "below" / "store"),
+        ("embedded://../beside", tmp_path / "beside"),
+        (f"embedded:{tmp_path}/one", tmp_path / "one"),
+    ):
+        with open_store(url):
+            assert (path / "FORMAT").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        None,
+        7,
+        b"memory://",
+        True,
+        [],
+        "",
+        "\0",
+        "embedded:///a\0b",
+        "embedded:///a%00b",
+        "\ud800",
+        "embedded://[",
+        "nonsense",
+    ],
+)
+def test_what_is_no_url_at_all(url: Any) -> None:
+    with pytest.raises(ConfigError):
+        open_store(url)
+
+
+@pytest.mark.parametrize("url", ["ignis://host:99999", "ignis://host:x", "ignis+tls://host:-1"])
+def test_a_port_that_is_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_store(url)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 10**400, True, "x", b"1", None, [], 1.5, object()])
+@pytest.mark.parametrize("option", ["sync_interval_ms", "map_size_bytes", "max_store_bytes", "events"])
+def test_an_option_of_a_wrong_type(option: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=option):
+        open_store(f"embedded://{tmp_path}/store", **{option: value})
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("name", [7, None, b"x", "url", "client_id", "farm_id"])
+def test_a_name_that_is_no_option(name: Any) -> None:
+    with pytest.raises(ConfigError, match="no option of a store"):
+        ignis.Ignis("memory://", store={name: 1})
