@@ -1,23 +1,28 @@
 """A small HTTP endpoint beside a service: health, metrics, figures for scalers. GET and HEAD only, on loopback by default.
 
-The standard library's server, one thread per connection, with a bound on connections, on request time and on the size of
-what is read. It shows figures and never a message.
+The standard library's server, one thread per connection, with a bound on connections, in all and for each address, on
+request time and on the size of what is read. When all places are taken, another address takes one of the address that has
+most of them. It shows figures and never a message.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
 import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.places import Places, network_of
 
 __all__ = ["Endpoint", "Exposition", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
 
@@ -25,7 +30,13 @@ log = logging.getLogger("ignis.httpd")
 
 JSON = "application/json"
 _REQUEST_TIMEOUT_S = 10.0
+"""Of one read or write."""
+_CONNECTION_S = 30.0
+"""Of a connection, from accept to its end: for who sends or reads a little now and then."""
 _MAX_CONNECTIONS = 32
+_MAX_PER_ADDRESS = 16
+_PAUSE_S = 0.1
+"""When nothing can be accepted, for want of files or memory."""
 
 
 class Reply(NamedTuple):
@@ -90,28 +101,84 @@ def _loopback(host: str) -> bool:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], routes: Mapping[str, Route]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.routes = routes
-        self.places = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self._lock = threading.Lock()
+        self._places: Places[socket.socket] = Places(
+            _MAX_CONNECTIONS, "connections of the endpoint", _MAX_PER_ADDRESS, "connections of one address"
+        )
+        self._began_s: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
 
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as exc:
+            # What waits to be accepted would wake this thread again at once.
+            if exc.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EINTR):
+                time.sleep(_PAUSE_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self.places.acquire(blocking=False):
+        network = network_of(client_address)
+        with self._lock:
+            admitted = self._admit(network, request)
+        if not admitted:
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread to be had: who calls this closes the connection
+            self._leave(network, request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.places.release()
+            self._leave(network_of(client_address), request)
+
+    def service_actions(self) -> None:
+        """Between two looks for connections: ends those that take too long."""
+        overdue_s = time.monotonic() - _CONNECTION_S
+        with self._lock:
+            for request, began_s in self._began_s.items():
+                if began_s < overdue_s:
+                    _cut(request)
+
+    def _admit(self, network: str, request: socket.socket) -> bool:
+        try:
+            self._places.check(network)
+        except TooManyRequestsError as exc:
+            log.debug("%s refused: %s", network, exc)
+            return False
+        if self._places.full:
+            # Those that were displaced have a thread until they notice.
+            oldest = None if len(self._began_s) >= 2 * _MAX_CONNECTIONS else self._places.displace(network)
+            if oldest is None:
+                return False
+            _cut(oldest)
+        self._places.enter(network, request)
+        self._began_s[request] = time.monotonic()
+        return True
+
+    def _leave(self, network: str, request: socket.socket) -> None:
+        with self._lock:
+            self._places.leave(network, request)
+            self._began_s.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("request of %s ended early: %s", client_address, sys.exc_info()[1])
+
+
+def _cut(request: socket.socket) -> None:
+    """Ends the connection; its thread finds out and closes it."""
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -143,12 +210,17 @@ class _Handler(BaseHTTPRequestHandler):
                 try:
                     return route(path[len(name) :])
                 except Exception as exc:
-                    log.exception("%s failed", path)
+                    log.exception("%s failed", _escaped(path))
                     return Reply(500, f'{{"error":"{type(exc).__name__}"}}'.encode())
         return Reply(404, b'{"error":"not found"}')
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-        log.debug("%s %s", self.address_string(), format % args)
+        log.debug("%s %s", self.address_string(), _escaped(format % args))
+
+
+def _escaped(text: str) -> str:
+    """What a client sent, as one line without control characters: some of them rewrite what a terminal shows."""
+    return text.encode("unicode_escape").decode("ascii")
 
 
 class Endpoint:

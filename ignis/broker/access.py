@@ -21,6 +21,11 @@ class Credentials:
     certificate: str = ""
     peer: str = ""
 
+    @property
+    def by_password(self) -> bool:
+        """Whether a password is what has to be checked: a token goes before it."""
+        return not self.token and bool(self.user or self.password)
+
     def __repr__(self) -> str:
         return f"<Credentials user={self.user!r} certificate={self.certificate!r} peer={self.peer!r}>"
 
@@ -34,6 +39,10 @@ class Principal(Protocol):
     def allows(self, command: str, queue: str) -> bool:
         """Whether ``command`` (its name on the wire, e.g. ``SEND``) is allowed on ``queue``; ``""`` = on no queue in
         particular. A sideline counts as its queue. Called for every request: quick, and never blocks."""
+        ...
+
+    def allows_some(self, command: str) -> bool:
+        """Whether ``command`` is allowed on any queue at all, or on none in particular. Quick, and never blocks."""
         ...
 
 
@@ -56,6 +65,9 @@ class Anyone:
     name = "anyone"
 
     def allows(self, command: str, queue: str) -> bool:
+        return True
+
+    def allows_some(self, command: str) -> bool:
         return True
 
 

@@ -8,36 +8,43 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.app import Ignis
+from ignis.broker.claimants import CLIENT_PREFIX, OWNER_PREFIX
 from ignis.broker.crashes import count_crash
 from ignis.broker.delivery import Pump
 from ignis.broker.holding import Run, as_pointers
 from ignis.broker.inbox import Inbox
+from ignis.broker.renewing import Renewing
 from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
-from ignis.errors import IgnisError, QueueNotFoundError, TooManyRequestsError
+from ignis.errors import ClosedError, IgnisError, QueueNotFoundError, TooManyRequestsError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.base import QueueRecord, Store
+from ignis.storage.checks import check_magazine
 
 if TYPE_CHECKING:
     from ignis.broker.server import Broker
+    from ignis.broker.session import Session
 
-__all__ = ["OWNER_PREFIX", "Application"]
+__all__ = ["Application"]
 
 log = logging.getLogger("ignis.broker")
 
 _RECORD_S = 5.0
 _MOST_WATCHES = 1_024
-_RECOVER_BATCH = 10_000
 _RECOVER_S = 10.0
 
-OWNER_PREFIX = "broker/"
-"""How the owner of what a broker delivers begins, so that another one knows it may take that back."""
+_OTHERS_S = 60.0
+_GRACE_S = 5.0
+"""On top of ``redeliver_after_s``: how long after the start of a broker the clients of the one before it have to come back.
+They look for it every half second, and try to connect every two seconds at least."""
 
 
 class Known(NamedTuple):
@@ -49,7 +56,7 @@ class Known(NamedTuple):
 
 
 class Application:
-    """Made when its first client connects; lives as long as the broker.
+    """Made when its first client connects that may do anything; ends a while after the last has left.
 
     Args:
         broker: whose.
@@ -60,7 +67,14 @@ class Application:
         self.broker = broker
         self.app = app
         self.closed = False
-        self.sessions = 0
+        self.users = 0
+        """Connections, those that are being let in included. Guarded by the broker."""
+        self.holders: Counter[str] = Counter()
+        """Whose they are: see `Broker.holder`. Guarded likewise."""
+        self.idle_since_s: float | None = None
+        self._returning = 0
+        self.calls = 0
+        """Requests of its connections that are at the store."""
         self.turns = Turns(self)
         self._inboxes: dict[str, Inbox] = {}
         self._pumps: dict[str, Pump] = {}
@@ -72,6 +86,23 @@ class Application:
         self._records: dict[str, tuple[float, QueueRecord | None]] = {}
         self._recovered: dict[str, float] = {}
         self._known: dict[str, Known] = {}
+        self._renewing = Renewing(self)
+        self._opened_s = time.monotonic()
+        self._take_back_s = self._opened_s + broker.settings.redeliver_after_s + _GRACE_S
+
+    def enter(self, holder: str | None) -> None:
+        """One connection more; None = none. Under the broker's guard."""
+        if holder is None:
+            return
+        self.users += 1
+        if holder:
+            self.holders[holder] += 1
+
+    def leave(self, holder: str) -> None:
+        """One connection less. Under the broker's guard."""
+        self.users -= 1
+        if holder:
+            self.holders -= Counter((holder,))  # forgets those with none left
 
     @property
     def store(self) -> Store:
@@ -83,11 +114,18 @@ class Application:
         """Whether the event loop itself may try small writes and claims."""
         return self.store.magazines.quick
 
+    @property
+    def young(self) -> bool:
+        """Whether clients may still hold what a broker before this one claimed for them."""
+        return time.monotonic() < self._opened_s + _OTHERS_S
+
     # -- parts
 
     def inbox(self, magazine: str) -> Inbox:
+        """Raises InvalidNameError."""
         found = self._inboxes.get(magazine)
         if found is None:
+            check_magazine(magazine)
             found = self._inboxes[magazine] = Inbox(self, magazine)
         return found
 
@@ -105,12 +143,18 @@ class Application:
         """Raises TooManyRequestsError when too many magazines are watched."""
         found = self._watches.get(magazine)
         if found is None:
-            for name in [name for name, one in self._watches.items() if not one.wanted and one.stopped]:
+            for name in [name for name, one in self._watches.items() if one.over]:
                 del self._watches[name]
             if len(self._watches) >= _MOST_WATCHES:
                 raise TooManyRequestsError(len(self._watches), _MOST_WATCHES, "watched magazines")
             found = self._watches[magazine] = Watch(self, magazine)
         return found
+
+    def unwatch(self, magazine: str) -> None:
+        """No delivery waits for the magazine any more."""
+        found = self._watches.get(magazine)
+        if found is not None:
+            found.changed = None
 
     @property
     def inboxes(self) -> Iterable[Inbox]:
@@ -127,12 +171,33 @@ class Application:
         for name in [name for name, one in self._pumps.items() if one.idle]:
             self.broker.delivered += self._pumps[name].delivered
             del self._pumps[name]
+        for name in [name for name, one in self._watches.items() if one.over]:
+            del self._watches[name]
+        now_s = time.monotonic()
+        with self._lock:
+            self._records = {name: one for name, one in self._records.items() if now_s - one[0] <= _RECORD_S}
+            self._recovered = {name: at_s for name, at_s in self._recovered.items() if now_s - at_s <= _RECOVER_S}
+            self._known = {name: one for name, one in self._known.items() if now_s <= one.until_s}
 
     def poke(self, magazine: str) -> None:
-        """There may be room for deliveries."""
+        """There may be room for deliveries, or messages."""
         pump = self._pumps.get(magazine)
         if pump is not None:
             pump.poke()
+        watch = self._watches.get(magazine)
+        if watch is not None:
+            watch.look()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody is connected, and nothing is under way or owed."""
+        return (
+            not (self.users or self.calls or self._returning or self._delayed)
+            and self.turns.idle
+            and all(one.idle for one in self._inboxes.values())
+            and all(one.idle for one in self._pumps.values())
+            and not any(one.wanted for one in self._watches.values())
+        )
 
     # -- what is remembered of the store (any thread)
 
@@ -196,25 +261,89 @@ class Application:
             self._shards.pop(magazine, None)
             self._records.pop(magazine.removesuffix(SIDELINE_SUFFIX), None)
 
+    def look(self, now: float, sessions: list[Session]) -> None:
+        """Now and then: renews what is being worked on; and once, when clients of an earlier broker had time to come back,
+        takes back what those held that did not."""
+        delayed: dict[str, list[Run]] = {}
+        for _, magazine, runs in self._delayed.values():
+            delayed.setdefault(magazine, []).extend(runs)
+        self._renewing.look(now, sessions, delayed)
+        if time.monotonic() >= self._take_back_s and not self.broker.draining:
+            self._take_back_s = math.inf
+            self.broker.call(self._take_back, self._took_back, None, self._not_taken_back)
+
+    def _take_back(self, _: None) -> tuple[bool, list[tuple[str, str, list[Run]]]]:
+        """What clients hold whose broker died. In a thread. Returns whether this broker is the only one of the store, without
+        which those who are not here may be at another; and (owner, magazine, runs) of those that came back."""
+        alone = len(self.broker.cluster.members()) <= 1
+        found: list[tuple[str, str, list[Run]]] = []
+        for magazine in self.store.magazines.names():
+            try:
+                found += self._recover(magazine, everybody=True, absent=alone)
+            except QueueNotFoundError:
+                continue  # dropped meanwhile
+        return alone, found
+
+    def _took_back(self, result: tuple[bool, list[tuple[str, str, list[Run]]]]) -> None:
+        """What a client holds that came back is its connection's again, unless it has said so itself."""
+        alone, found = result
+        if not alone and time.monotonic() < self._opened_s + _OTHERS_S:
+            # The broker before this one is listed for some seconds more.
+            self._take_back_s = time.monotonic() + _GRACE_S
+        for owner, magazine, runs in found:
+            for session in self.broker.sessions_of(owner)[-1:]:
+                if session.application is self and magazine not in session.held.ever:
+                    session.take_up(magazine, runs)
+
+    def _not_taken_back(self, exc: BaseException) -> None:
+        if not isinstance(exc, ClosedError):
+            self._take_back_s = time.monotonic() + _GRACE_S
+            log.warning("what clients of an earlier broker held cannot be looked for, trying again: %s", exc)
+
     def recover(self, magazine: str) -> None:
-        """What brokers of this machine held when they died goes back to the tail; looked for every ten seconds at
-        most. On stores that cannot prove a death it is the sweeper's."""
+        """What was held by clients and brokers of this machine that are dead goes back to the tail; looked for every ten
+        seconds at most. On stores that cannot prove a death quickly it is the sweeper's."""
         with self._lock:
             if time.monotonic() < self._recovered.get(magazine, 0.0) + _RECOVER_S:
                 return
             self._recovered[magazine] = time.monotonic()
-        if self.store.local_dir is None:
-            return
+        if self.store.local_dir is not None:
+            self._recover(magazine)
+
+    def _recover(
+        self, magazine: str, *, everybody: bool = False, absent: bool = False
+    ) -> list[tuple[str, str, list[Run]]]:
+        """Gives back what the dead held: one crash more for a client's, which may have died of it. With ``absent`` also what
+        is held by clients that are not here; theirs is no crash. Returns, with ``everybody``, what those hold that are here."""
         magazines = self.store.magazines
-        for shard in range(self.shards(magazine)):
-            while True:
-                found = magazines.abandoned(magazine, shard, 0, _RECOVER_BATCH)
-                ours = [one.pointer for one in found if one.owner_dead and one.owner.startswith(OWNER_PREFIX)]
-                if ours:
-                    count = magazines.reload(magazine, {shard: ours})
-                    log.info("%d message(s) of %s, delivered by a broker that died, are pending again", count, magazine)
-                if not ours or len(found) < _RECOVER_BATCH:
-                    break
+        present: list[tuple[str, str, list[Run]]] = []
+        claimants = magazines.claimants(magazine)
+        awaited = self.broker.awaited() if claimants else set()
+        for owner, dead in claimants.items():
+            if not owner.startswith(OWNER_PREFIX) or owner == self.broker.owner:
+                continue
+            is_client = owner.startswith(CLIENT_PREFIX)
+            # If its process is dead all the same, its connection ends, and what it held goes back for that.
+            here = is_client and owner in awaited
+            gone = not here and (dead or (absent and is_client))
+            if not gone and not everybody:
+                continue
+            runs = [(one.shard, one.first, one.last + 1) for one in magazines.held(magazine, owner)]
+            if not gone:
+                present.append((owner, magazine, runs))
+                continue
+            if dead and is_client:
+                count_crash(self, magazine, runs)
+            else:
+                magazines.reload(magazine, as_pointers(runs))
+            log.info(
+                "%d run(s) of %s, held by %s, which is %s, go back",
+                len(runs),
+                magazine,
+                owner,
+                "dead" if dead else "gone",
+            )
+        return present
 
     # -- giving back
 
@@ -222,11 +351,18 @@ class Application:
         """Puts claimed messages back at their shards' tails; after their client was lost (``crashed``) see `count_crash`.
         Those that the store refuses now are tried again later."""
         if runs:
+            self._returning += 1
             self.broker.call(self._reload, self._reloaded, (magazine, runs, crashed))
 
-    def give_back_later(self, magazine: str, runs: list[Run], delay_s: float) -> None:
-        """The same after a while; until then they stay claimed by this broker, in the store too."""
+    def give_back_later(self, magazine: str, runs: list[Run], delay_s: float, owner: str) -> None:
+        """The same after a while; until then they are claimed by this broker, in the store too: ``owner``, who gave them up,
+        may end meanwhile."""
         number = next(self._turn)
+
+        def hand_over(_: None) -> None:
+            self.store.magazines.renew_claims(magazine, as_pointers(runs), owner, to_owner=self.broker.owner)
+
+        self.broker.call(hand_over, lambda _: None, None)
 
         def now() -> None:
             self._delayed.pop(number, None)
@@ -253,9 +389,14 @@ class Application:
             pass  # dropped, with all that was in it
         except IgnisError as exc:
             return magazine, runs, crashed, aside, exc
+        except Exception as exc:
+            # Nothing that is known. The messages come back all the same, if need be without being counted.
+            log.exception("messages of %s could not be given back", magazine)
+            return self._reload((magazine, runs, False)) if crashed else (magazine, runs, crashed, aside, exc)
         return magazine, runs, crashed, aside, None
 
     def _reloaded(self, result: tuple[str, list[Run], bool, int, BaseException | None]) -> None:
+        self._returning -= 1
         magazine, runs, crashed, aside, error = result
         if aside:
             self.broker.sidelined += aside
@@ -266,7 +407,12 @@ class Application:
             log.error("messages of %s could not be given back and are left to the sweeper: %s", magazine, error)
         else:
             log.warning("messages of %s could not be given back, trying again: %s", magazine, error)
-            self.broker.loop.call_later(1.0, self.give_back, magazine, runs, crashed)
+            self._returning += 1
+            self.broker.loop.call_later(1.0, self._give_back_again, magazine, runs, crashed)
+
+    def _give_back_again(self, magazine: str, runs: list[Run], crashed: bool) -> None:
+        self._returning -= 1
+        self.give_back(magazine, runs, crashed)
 
     def close(self) -> None:
         """Closes the store. In any thread; nothing of it may be under way."""

@@ -6,6 +6,7 @@ The sync and the async client, and the ``ignis://`` store, are shells over these
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -14,7 +15,9 @@ from ignis.broker import payloads
 from ignis.broker.commands import OWN_TTL, Command
 from ignis.broker.payloads import pack, unpack, unpack_send_ack, unpack_value
 from ignis.broker.protocol import Undo
+from ignis.config import MAX_EXPIRY_S, check_number, check_whole, shown
 from ignis.errors import ConfigError
+from ignis.message import MAX_ERROR_CHARS
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import pack_pointers, unpack_claims
 from ignis.storage.base import (
@@ -30,7 +33,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
-from ignis.storage.checks import ttl_milliseconds
+from ignis.storage.checks import check_magazine, ttl_milliseconds
 
 __all__ = ["Ask", "Ttl"]
 
@@ -63,6 +66,27 @@ def _ms(ttl_s: Ttl) -> int:
     if ttl_s == "queue":
         return OWN_TTL
     return 0 if ttl_s is None else ttl_milliseconds(ttl_s)
+
+
+def _encoded(magazine: str) -> bytes:
+    """Raises InvalidNameError."""
+    try:
+        return _known_name(magazine)
+    except TypeError:  # it cannot even be looked up
+        return check_magazine(magazine).encode()
+
+
+@lru_cache(maxsize=1_024)
+def _known_name(magazine: str) -> bytes:
+    return check_magazine(magazine).encode()
+
+
+def _packed(pointers: Any) -> bytes:
+    """Raises ConfigError for what names no records."""
+    try:
+        return pack_pointers(pointers)
+    except (TypeError, ValueError, OverflowError, AttributeError) as exc:
+        raise ConfigError(f"pointers = {shown(pointers)}: {exc}") from None
 
 
 def _nothing(payload: bytes) -> None:
@@ -104,7 +128,12 @@ def pointers_of(found: FireResult) -> dict[int, Sequence[int]]:
 def send(queue: str, record: bytes, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue") -> Ask[tuple[int, int]]:
     """One record (see `ignis.native.encode_record`); answers (shard, pointer)."""
     ttl_ms = _ms(ttl_s)
-    return Ask(Command.SEND, payloads.pack_send(queue.encode(), ttl_ms, shard, record), _placed)
+    given: Any = record  # whatever it is
+    if not isinstance(given, bytes):
+        raise ConfigError(f"record = {shown(given)} is not bytes; make it with ignis.native.encode_record")
+    if shard != ANY_SHARD:
+        check_whole(shard, "shard", 0, ANY_SHARD)
+    return Ask(Command.SEND, payloads.pack_send(_encoded(queue), ttl_ms, shard, record), _placed)
 
 
 def _placed(payload: bytes) -> tuple[int, int]:
@@ -115,16 +144,26 @@ def send_batch(
     queue: str, batches: Sequence[tuple[int, PackedBatch]], *, ttl_s: Ttl = "queue"
 ) -> Ask[list[tuple[int, int, int]]]:
     """Packed batches, in one transaction where the store has any; answers (shard, first pointer, count) for each."""
+    given: Any = batches  # whatever it is
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise ConfigError(f"batches = {shown(given)} is not a sequence of pairs of a shard and a PackedBatch")
+    for one in given:
+        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], PackedBatch)):
+            raise ConfigError(f"batches hold {shown(one)}, which is not a pair of a shard and a PackedBatch")
+        check_whole(one[0], "shard", 0, ANY_SHARD)
     if not 1 <= len(batches) <= 0xFFFF:
         raise ConfigError(f"{len(batches)} batches in one request; 1 to 65535 are allowed")
     ttl_ms = _ms(ttl_s)
-    return Ask(Command.SEND_BATCH, payloads.pack_send_batch(queue.encode(), ttl_ms, batches), unpack_send_ack)
+    return Ask(Command.SEND_BATCH, payloads.pack_send_batch(_encoded(queue), ttl_ms, batches), unpack_send_ack)
 
 
 # -- consuming
 
 
 def subscribe(queue: str, credit: int, max_bytes: int) -> Ask[int]:
+    check_whole(credit, "credit", 0)
+    check_whole(max_bytes, "max_bytes", 1)
+
     def undo(request_id: int, command: int, payload: bytes) -> Ask[Any] | None:
         return unsubscribe(request_id) if command == Command.RESULT else _given_back(queue, payload)
 
@@ -136,12 +175,14 @@ def unsubscribe(subscription: int) -> Ask[bool]:
 
 
 def credit(subscription: int, count: int) -> Ask[None]:
-    return Ask(Command.CREDIT, pack(payloads.Credit(subscription, count)), _nothing)
+    return Ask(Command.CREDIT, pack(payloads.Credit(subscription, check_whole(count, "credit", 0))), _nothing)
 
 
 def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> Ask[FireResult]:
     """Up to ``limit`` messages; waits up to ``wait_s`` seconds for the first."""
-    head = payloads.Consume(queue, limit, int(wait_s * 1000), max_bytes)
+    check_whole(limit, "limit", 1)
+    check_whole(max_bytes, "max_bytes", 1)
+    head = payloads.Consume(queue, limit, int(check_number(wait_s, "wait_s", 0, 86_400) * 1000), max_bytes)
     return Ask(
         Command.CONSUME,
         pack(head),
@@ -159,7 +200,7 @@ def _given_back(queue: str, payload: bytes) -> Ask[int] | None:
 
 def ack(queue: str, pointers: Pointers | Iterable[tuple[int, Iterable[int]]]) -> Ask[int]:
     """Retires messages that this connection holds; answers how many it did hold."""
-    return Ask(Command.ACK, pack(payloads.Named(queue), pack_pointers(pointers)), count_of)
+    return Ask(Command.ACK, pack(payloads.Named(queue), _packed(pointers)), count_of)
 
 
 def nack(
@@ -172,14 +213,19 @@ def nack(
     error: str = "",
 ) -> Ask[int]:
     """Gives messages back, after ``delay_s`` if that is above 0; or moves them to the sideline with a reason."""
-    head = payloads.Nack(queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error)
-    return Ask(Command.NACK, pack(head, pack_pointers(pointers)), count_of)
+    check_number(delay_s, "delay_s", 0, MAX_EXPIRY_S)
+    head = payloads.Nack(
+        queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error[:MAX_ERROR_CHARS]
+    )
+    return Ask(Command.NACK, pack(head, _packed(pointers)), count_of)
 
 
 # -- queues and the broker
 
 
 def create_queue(name: str, settings: Mapping[str, Any]) -> Ask[dict[str, Any]]:
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"settings = {shown(settings)} is not a mapping")
     return Ask(Command.CREATE_QUEUE, pack(payloads.CreateQueue(name, dict(settings))), unpack_value, True)
 
 
@@ -244,7 +290,7 @@ def load_once(
     def parse(payload: bytes) -> list[LoadedOnce]:
         return [LoadedOnce(*row) for row in unpack_value(payload, list[tuple[int, int, int]])]
 
-    bulk = payloads.pack_send_batch(magazine.encode(), _ms(ttl_s), batches)
+    bulk = payloads.pack_send_batch(_encoded(magazine), _ms(ttl_s), batches)
     return Ask(Command.LOAD_ONCE, pack(head, bulk), parse)
 
 
@@ -263,6 +309,21 @@ def held(magazine: str, owner: str) -> Ask[list[Run]]:
 
 def renew(magazine: str, owner: str) -> Ask[bool]:
     return Ask(Command.RENEW, pack(payloads.OwnerRequest(magazine, owner)), _truth, True)
+
+
+def renew_claims(magazine: str, runs: bytes, owner: str, to_owner: str = "") -> Ask[list[tuple[int, int, int]]]:
+    """Answers what that owner does not hold: (shard, first, behind the last)."""
+    return Ask(
+        Command.RENEW_CLAIMS,
+        pack(payloads.RenewClaims(magazine, owner, to_owner), runs),
+        lambda data: unpack_value(data, list[tuple[int, int, int]]),
+        True,
+    )
+
+
+def resume(magazine: str, runs: bytes, renews: bool = False) -> Ask[int]:
+    """What this client holds of the magazine; whatever else is claimed in its name goes back. Answers how many are held."""
+    return Ask(Command.RESUME, pack(payloads.Resume(magazine, renews), runs), count_of, True)
 
 
 def reload(magazine: str, runs: bytes, fence: Fence | None = None) -> Ask[int]:
@@ -311,7 +372,7 @@ def expire(magazine: str, limit: int) -> Ask[int]:
 
 def metadata(magazine: str) -> Ask[list[ShardState]]:
     def parse(payload: bytes) -> list[ShardState]:
-        rows = unpack_value(payload, list[tuple[int, int, int, int, int, int]])
+        rows = unpack_value(payload, list[tuple[int, int, int, int, int, int, int]])
         return [ShardState(*row) for row in rows]
 
     return Ask(Command.METADATA, pack(payloads.Named(magazine)), parse, True)

@@ -23,9 +23,6 @@ __all__ = ["KnownUser", "UsersFile"]
 
 log = logging.getLogger("ignis.broker")
 
-_MAX_HASHING = 2
-"""Passwords checked at a time: each takes 32 MiB and a core for some 60 ms."""
-_HASHING_WAIT_S = 3.0
 _LOOK_AGAIN_S = 1.0
 _FREE_FAILURES_PEER = 10
 _FREE_FAILURES_USER = 50
@@ -44,6 +41,10 @@ class KnownUser:
         """See `ignis.broker.access.Principal`."""
         return self._permissions.allows(command, queue)
 
+    def allows_some(self, command: str) -> bool:
+        """See `Principal.allows_some`."""
+        return self._permissions.allows_some(command)
+
     def __repr__(self) -> str:
         return f"<KnownUser {self.name}>"
 
@@ -51,7 +52,8 @@ class KnownUser:
 class UsersFile:
     """An authenticator over a users file, which is read again when it has changed (looked at once a second).
 
-    Thread-safe. `authenticate` may take some 60 ms of another core: not for an event loop's thread.
+    Thread-safe. `authenticate` of a password may take some 60 ms of another core and 32 MiB: not for an event loop's thread,
+    and not for any number of threads, see `ignis.broker.logins`.
 
     Args:
         path: of the file made by ``ignis broker user``.
@@ -67,7 +69,6 @@ class UsersFile:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
-        self._hashing = threading.BoundedSemaphore(_MAX_HASHING)
         self._peers = Throttle(_FREE_FAILURES_PEER, clock=clock)
         self._names = Throttle(_FREE_FAILURES_USER, clock=clock)
         self._nobody = hash_password("nobody has this password")
@@ -81,8 +82,8 @@ class UsersFile:
         """The user whom the token, else the name and password, else the client certificate proves.
 
         Raises:
-            UnauthenticatedError: refused. TooManyRequestsError: too many failures from this address or for this user, or too
-            many passwords to be checked at this moment; nothing was checked.
+            UnauthenticatedError: refused. TooManyRequestsError: too many failures from this address or for this user; nothing
+            was checked.
         """
         self._refresh()
         peer = _address(credentials.peer)
@@ -105,7 +106,7 @@ class UsersFile:
     def _proved(self, credentials: Credentials) -> User | None:
         if credentials.token:
             return self._by_its_token(credentials.token)
-        if credentials.user or credentials.password:
+        if credentials.by_password:
             return self._by_its_password(credentials.user, credentials.password)
         user = self._users.get(credentials.certificate) if credentials.certificate else None
         return user if user is not None and user.certificate else None
@@ -120,12 +121,7 @@ class UsersFile:
     def _by_its_password(self, name: str, password: str) -> User | None:
         user = self._users.get(name)
         kept = user.password if user is not None and user.password else self._nobody
-        if not self._hashing.acquire(timeout=_HASHING_WAIT_S):
-            raise TooManyRequestsError(_MAX_HASHING, _MAX_HASHING, "passwords checked at a time")
-        try:
-            right = verify_password(password, kept)
-        finally:
-            self._hashing.release()
+        right = verify_password(password, kept)
         return user if right and kept is not self._nobody else None
 
     # -- the file

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ignis.broker.claiming import CLAIM_CALLS
 from ignis.broker.protocol import Request
-from ignis.broker.requests import BULKY, CALLS, Reply
+from ignis.broker.requests import BULKY, CALLS, Asked, Reply
 from ignis.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -65,7 +66,13 @@ class Calling:
             self._running += 1
             self._bulky += bulky
             room = unread.begin() if bulky else 0
+            self._count_call(1)
             session.broker.call(self._call, self._called, (request, room))
+
+    def _count_call(self, by: int) -> None:
+        """What a call has claimed for a connection that is gone meanwhile goes back through its application."""
+        if self._session.application is not None:
+            self._session.application.calls += by
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -79,13 +86,17 @@ class Calling:
     def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
         """In a thread of the store's. ``room``: bytes that a large answer may take."""
         request, room = asked
-        application = self._session.application
+        session = self._session
+        application = session.application
         assert application is not None
         try:
+            own = CLAIM_CALLS.get(request.command)
+            if own is not None:
+                return request, room, own(self._session, request.payload, room)
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
-            return request, room, call(application, request.payload, room)
+            return request, room, call(Asked(application, session.principal, request.payload, room))
         except Exception as exc:
             return request, room, exc
 
@@ -93,6 +104,7 @@ class Calling:
         request, room, reply = done
         session = self._session
         self._running -= 1
+        self._count_call(-1)
         self._bulky -= request.command in BULKY
         self._count(-len(request.payload))
         if self._bytes <= self._allowed_bytes() // 2:

@@ -22,7 +22,7 @@ from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.protocol import Answer, State
 from ignis.broker.unwaited import MOST_OPEN
-from ignis.config import ClientSettings, resolve
+from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,
@@ -32,6 +32,7 @@ from ignis.errors import (
     StoreUnreachableError,
 )
 from ignis.native import ANY_SHARD, PackedBatch
+from ignis.native.wire import pack_pointers
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["AsyncClient", "AsyncSubscription"]
@@ -76,7 +77,7 @@ class AsyncClient:
             process, is sent again on a new connection before the time is up.
         """
         loop = asyncio.get_running_loop()
-        timeout_s = self.settings.timeout_s if timeout is None else timeout
+        timeout_s = self.settings.timeout_s if timeout is None else check_timeout(timeout)
         deadline = loop.time() + timeout_s
         while True:
             connection = await self._connection_for(ask, max(0.001, deadline - loop.time()))
@@ -174,6 +175,11 @@ class AsyncClient:
         """Retires messages; returns how many of them this connection held."""
         return await self.ask(asks.ack(queue, pointers))
 
+    async def renew(self, queue: str, pointers: Pointers) -> int:
+        """See `SyncClient.renew`."""
+        lost = await self.ask(asks.renew_claims(queue, pack_pointers(pointers), ""))
+        return sum(stop - start for _, start, stop in lost)
+
     async def ack_soon(self, queue: str, pointers: Pointers) -> None:
         """`ack` that does not wait for the answer: the next request follows at once, in this order.
 
@@ -193,7 +199,9 @@ class AsyncClient:
         """
         if self._connection is None:
             return 0
-        return await self._settled(self._connection, self.settings.timeout_s if timeout is None else timeout)
+        return await self._settled(
+            self._connection, self.settings.timeout_s if timeout is None else check_timeout(timeout)
+        )
 
     async def nack(self, queue: str, pointers: Pointers, **how: Any) -> int:
         """Gives messages back, or moves them to the sideline: see `ignis.broker.asks.nack`."""
@@ -404,7 +412,7 @@ class AsyncSubscription:
 
         Raises ConnectionLostError, ClosedError after `close`, or why the broker ended the subscription.
         """
-        answer = await self._stream.next(self._client.settings.timeout_s if timeout is None else timeout)
+        answer = await self._stream.next(self._client.settings.timeout_s if timeout is None else check_timeout(timeout))
         return None if answer is None else asks.delivered(answer.payload)
 
     async def ack(self, pointers: Pointers) -> int:
@@ -418,7 +426,9 @@ class AsyncSubscription:
     async def settle(self, timeout: float | None = None) -> int:
         """See `AsyncClient.settle`."""
         settings = self._client.settings
-        return await self._client._settled(self._connection, settings.timeout_s if timeout is None else timeout)
+        return await self._client._settled(
+            self._connection, settings.timeout_s if timeout is None else check_timeout(timeout)
+        )
 
     async def nack(self, pointers: Pointers, **how: Any) -> int:
         """See `ignis.broker.asks.nack`."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ignis.config import LeaderSettings
 from ignis.errors import ConfigError, IgnisError
+from ignis.hooks import log_safely
 
 if TYPE_CHECKING:
     from ignis.leader.session import Session
@@ -70,8 +71,8 @@ class Cluster(abc.ABC):
     def _renew_once(self) -> None:
         try:
             self._keep()
-        except IgnisError as exc:
-            log.warning("broker %s cannot register: %s", self._broker, exc)
+        except Exception as exc:  # the next try may go better; without one the others forget this broker
+            log_safely(log, logging.WARNING, "broker %s cannot register: %s", self._broker, exc)
 
     @abc.abstractmethod
     def members(self) -> list[dict[str, Any]]:

@@ -10,9 +10,11 @@ __all__ = [
     "FEATURES",
     "FINISHING",
     "MAGIC",
+    "MAX_HEAD_BYTES",
     "OWN_TTL",
     "PRE_AUTH_FRAME_BYTES",
     "VERSION",
+    "WHOLE",
     "Command",
 ]
 
@@ -24,6 +26,9 @@ FEATURES = 0
 DEFAULT_PORT = 9710
 PRE_AUTH_FRAME_BYTES = 8_192
 """Largest frame of a connection that has not said who it is."""
+MAX_HEAD_BYTES = 256 * 1024
+"""Largest head of a request, which MessagePack makes much larger in memory; `WHOLE` may have more. What is behind it, the bulk,
+is only bounded by the frame."""
 OWN_TTL = 0xFFFF_FFFF_FFFF_FFFF
 """In place of a time to live: the queue's own ``message_expiry_s``. 0 = never expires."""
 
@@ -84,6 +89,8 @@ class Command(enum.IntEnum):
     CLAIM = 85
     HELD = 86
     RENEW = 87
+    RENEW_CLAIMS = 88
+    RESUME = 89
 
     LOCK_ACQUIRE = 90
     LOCK_RENEW = 91
@@ -110,3 +117,6 @@ FINISHING = frozenset({
     Command.LOCK_RELEASE, Command.NODE_STATUS, Command.METRICS,
 })  # fmt: skip
 """What ends work that was begun: a broker that is shutting down still answers it."""
+
+WHOLE = frozenset({Command.SEND, Command.SEND_BATCH, Command.TRANSFER, Command.ARRAY_ENQUEUE})
+"""Of these the payload has no head, or the head is all there is: messages and values."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ignis.broker.commands import Command
 from ignis.broker.delivery import Consumer
-from ignis.broker.holding import Run, as_pointers
+from ignis.broker.holding import Held, Run, as_pointers, runs_of
 from ignis.broker.management import sideline
 from ignis.broker.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
 from ignis.broker.protocol import Request
-from ignis.errors import BadRequestError, ConfigError, IgnisError
+from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import unpack_runs
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Consuming:
         self._session = session
         self._subscriptions: dict[int, Consumer] = {}
         self._pulls: dict[int, Consumer] = {}
+        self._looks: deque[Callable[[], None]] = deque()
+        """What is to be looked up of messages that the connection does not hold; the first is under way."""
 
     @property
     def subscriptions(self) -> int:
@@ -66,13 +69,13 @@ class Consuming:
         self._pulls.pop(consumer.request_id, None)
 
     def stop_pulls(self) -> None:
-        """Every pull and wait is answered now, with nothing: the broker drains."""
+        """Every pull is answered now, mostly with nothing: the broker drains."""
         for consumer in list(self._pulls.values()):
-            self._end_pull(consumer)
+            self._application.pump(consumer.magazine).stop_pull(consumer)
 
     def poke(self) -> None:
         """The connection can be written to again."""
-        for magazine in {one.magazine for one in self._subscriptions.values()}:
+        for magazine in {one.magazine for one in [*self._subscriptions.values(), *self._pulls.values()]}:
             self._application.poke(magazine)
 
     @property
@@ -83,6 +86,11 @@ class Consuming:
 
     # -- subscriptions
 
+    def magazine_of(self, payload: bytes) -> str | None:
+        """Of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises BadRequestError."""
+        consumer = self._subscriptions.get(unpack(payload, Unsubscribe)[0].subscription)
+        return None if consumer is None else consumer.magazine
+
     def _subscribe(self, request: Request) -> None:
         head, _ = unpack(request.payload, Subscribe)
         if any(one.magazine == head.queue for one in self._subscriptions.values()):
@@ -91,13 +99,25 @@ class Consuming:
             self._session, request.request_id, head.queue, self._credit(head.credit), self._bytes(head.max_bytes), False
         )
 
-        def exists(_: None) -> int:
-            return self._application.shards(head.queue)
+        session, application = self._session, self._application
 
-        def begin(_: int) -> None:
-            if self._session.closed:
+        def exists(_: None) -> list[Run]:
+            application.shards(head.queue)
+            if not application.young:
+                return []
+            # A broker before this one may have delivered some of it.
+            held = application.store.magazines.held(head.queue, session.owner)
+            return [(one.shard, one.first, one.last + 1) for one in held]
+
+        def begin(claimed: list[Run]) -> None:
+            if session.closed:
                 return
-            self._session.result(request.request_id, request.request_id)
+            if head.queue not in session.resumed:
+                # A subscription ends with its connection: what it left unacknowledged comes again.
+                earlier = session.take(head.queue, session.earlier.runs(head.queue))
+                unknown = _difference(claimed, earlier + session.held.runs(head.queue))
+                application.give_back(head.queue, earlier + unknown)
+            session.result(request.request_id, request.request_id)
             self._subscriptions[request.request_id] = consumer
             try:
                 self._application.pump(head.queue).add(consumer)
@@ -143,6 +163,7 @@ class Consuming:
         consumer = Consumer(
             self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), once=True
         )
+        consumer.due = wait_s <= 0
         application = self._application
 
         def exists(_: None) -> int:
@@ -151,6 +172,9 @@ class Consuming:
         def begin(_: int) -> None:
             if self._session.closed:
                 return
+            if self._session.broker.draining:
+                self._session.refuse(request.request_id, DrainingError("the broker is shutting down"))
+                return
             self._pulls[request.request_id] = consumer
             try:
                 application.pump(head.queue).add(consumer)
@@ -158,19 +182,14 @@ class Consuming:
                 self._pulls.pop(request.request_id, None)
                 self._session.refuse(request.request_id, exc)
                 return
-            if consumer.ended:
-                return  # answered already
-            # At once for a pull that does not wait: the claim that was just begun for it may still find something.
-            consumer.timer = self._session.broker.loop.call_later(wait_s, self._end_pull, consumer)
+            if not (consumer.ended or consumer.due):
+                pump = application.pump(head.queue)
+                consumer.timer = self._session.broker.loop.call_later(wait_s, pump.time_over, consumer)
 
         if application.quick and application.remembers(head.queue):
             begin(0)
             return
         self._session.broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
-
-    def _end_pull(self, consumer: Consumer) -> None:
-        self._pulls.pop(consumer.request_id, None)
-        self._application.pump(consumer.magazine).end_pull(consumer)
 
     # -- waits
 
@@ -209,11 +228,49 @@ class Consuming:
 
     def _ack(self, request: Request) -> None:
         head, at = unpack(request.payload, Named)
-        mine = self._session.held.take(head.name, unpack_runs(request.payload, at))
-        if not mine:
-            self._session.result(request.request_id, 0)
+        self._take_up(
+            request, head.name, unpack_runs(request.payload, at), lambda mine: self._retire(request, head, mine)
+        )
+
+    def _take_up(self, request: Request, magazine: str, runs: list[Run], then: Callable[[list[Run]], None]) -> None:
+        """Goes on with what the client holds of the runs, which it holds no longer. What its connection does not hold may have
+        been delivered to it by a broker that died: that is so if the store has it claimed in its name."""
+        session, application = self._session, self._application
+        mine = session.take(magazine, runs)
+        rest = _difference(runs, mine)
+        if not rest:
+            then(mine)
             return
+
+        def look(_: None) -> list[Run]:
+            lost = application.store.magazines.renew_claims(magazine, as_pointers(rest), session.owner)
+            return _difference(rest, [run for shard, many in lost.items() for run in runs_of(shard, many)])
+
+        def found(more: list[Run]) -> None:
+            self._next_look()
+            then(mine + more)
+
+        refuse = self._refused(request, magazine, mine)
+
+        def failed(exc: BaseException) -> None:
+            self._next_look()
+            refuse(exc)
+
+        self._looks.append(lambda: session.broker.call(look, found, None, failed))
+        if len(self._looks) == 1:
+            self._looks[0]()
+
+    def _next_look(self) -> None:
+        """One at a time: a client that names what it does not hold takes one thread of the store's, and not all of them."""
+        self._looks.popleft()
+        if self._looks:
+            self._looks[0]()
+
+    def _retire(self, request: Request, head: Named, mine: list[Run]) -> None:
         application, session = self._application, self._session
+        if not mine:
+            session.result(request.request_id, 0)
+            return
 
         def deleted(count: int) -> None:
             if not session.closed:
@@ -256,14 +313,18 @@ class Consuming:
             raise BadRequestError(f"action {head.action!r} is not requeue or sideline")
         if not 0 <= head.delay_ms <= 86_400_000:
             raise BadRequestError(f"delay_ms = {head.delay_ms} is outside 0 to 86400000")
-        mine = self._session.held.take(head.queue, unpack_runs(request.payload, at))
+        self._take_up(
+            request, head.queue, unpack_runs(request.payload, at), lambda mine: self._refuse(request, head, mine)
+        )
+
+    def _refuse(self, request: Request, head: Nack, mine: list[Run]) -> None:
         application, session = self._application, self._session
         if not mine:
             session.result(request.request_id, 0)
             return
         count = sum(stop - start for _, start, stop in mine)
         if head.action == "requeue" and head.delay_ms:
-            application.give_back_later(head.queue, mine, head.delay_ms / 1000)
+            application.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
             session.result(request.request_id, count)
             application.poke(head.queue)
             return
@@ -279,6 +340,16 @@ class Consuming:
             application.poke(head.queue)
 
         self._settle(request, head.queue, mine, work, done)
+
+
+def _difference(runs: list[Run], taken: list[Run]) -> list[Run]:
+    """The runs without what was taken of them."""
+    if runs == taken:
+        return []
+    left = Held()
+    left.add("", runs)
+    left.take("", taken)
+    return left.runs("")
 
 
 def _nothing() -> None:

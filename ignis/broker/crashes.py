@@ -2,7 +2,8 @@
 
 Each counts one crash more, in its envelope, so that the count survives the broker and is the same at every broker of a
 cluster. A message that was held by too many lost connections goes to its queue's sideline, reason ``crash``, instead of
-killing one client after the other; the others are pending again, at their shards' tails.
+killing one client after the other, and so does one whose envelope cannot be read, reason ``unreadable``; the others are
+pending again, at their shards' tails.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from ignis.broker.holding import Run, as_pointers
 from ignis.errors import UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_CRASH, corrupt_record, failed_record
+from ignis.message import REASON_CRASH, corrupt_record, failed_record, is_readable
 from ignis.native import Record
 from ignis.storage.base import Transfer
 
@@ -60,7 +61,9 @@ def count_crash(app: Application, magazine: str, runs: list[Run]) -> int:
                     if data is None
                     else failed_record(data, REASON_CRASH, why, crashed=True)
                 )
-                (aside if crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
+                # Whoever cannot read its envelope cannot count either: it does not come back for ever.
+                unreadable = data is not None and not is_readable(data)
+                (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
         if back:
             magazines.transfer(magazine, magazine, back, record.message_expiry_s)
         if aside:

@@ -4,6 +4,10 @@ Everything runs on the event loop but the claim itself, and that too where the s
 a few messages are claimed sooner than a thread is woken. One claim at a time per magazine, each for one consumer, which
 take turns. A consumer gets no more than its credit, and nothing while its connection does not read what it was
 sent.
+
+A pull is answered with nothing only after a claim that was begun behind its request left nothing (``tried``), and not while
+a claim is under way for it. Its time (``due``) decides when it is answered, never what: who asks and does not wait may
+take an empty answer for an empty queue.
 """
 
 from __future__ import annotations
@@ -17,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ignis.broker.commands import Command
 from ignis.broker.holding import Run, runs_of
 from ignis.broker.payloads import Delivery, pack
-from ignis.errors import IgnisError
+from ignis.errors import DrainingError, IgnisError
 from ignis.native.wire import pack_claims
-from ignis.storage.base import Claim, FireResult
+from ignis.storage.base import MOST_FRUITLESS, Claim, FireResult
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -62,7 +66,9 @@ _NOTHING = Packed(b"", [], 0, False)
 class Consumer:
     """A subscription, or a pull (``once``), of one connection."""
 
-    __slots__ = ("credit", "ended", "magazine", "max_bytes", "once", "request_id", "session", "timer")
+    __slots__ = (
+        "credit", "due", "ended", "magazine", "max_bytes", "once", "request_id", "session", "timer", "tried",
+    )  # fmt: skip
 
     def __init__(
         self, session: Session, request_id: int, magazine: str, credit: int, max_bytes: int, once: bool
@@ -75,6 +81,10 @@ class Consumer:
         self.once = once
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
+        self.due = False
+        """Of a pull: it waits no longer."""
+        self.tried = False
+        """Of a pull: there was nothing for it at some moment since it was asked for."""
 
     @property
     def room(self) -> int:
@@ -105,7 +115,7 @@ class Taking:
         """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
         this connection from now on is not heard."""
         session = self._consumer.session
-        session.held.take(self._pump.magazine, self._runs)
+        session.take(self._pump.magazine, self._runs)
         session.abort()
 
 
@@ -116,11 +126,28 @@ class Pump:
         self.magazine = magazine
         self.delivered = 0
         self._application = application
-        self._consumers: deque[Consumer] = deque()
+        self._subscriptions: deque[Consumer] = deque()
+        self._pulls: dict[Consumer, None] = {}
+        """In the order of their requests. They go first. There may be very many: nothing is done for each of them per request,
+        per claim or per time-out."""
+        self._untried: dict[Consumer, int] = {}
+        """Those for which no claim has left nothing yet, by number, ascending."""
+        self._over: dict[Consumer, None] = {}
+        """Those that are due and tried."""
+        self._due: dict[Consumer, None] = {}
+        """Those that are due and not tried."""
+        self._waiting = 0
+        """How many of them are not due."""
+        self._number = 0
+        """Of the latest pull."""
         self._firing = False
+        self._firing_for: Consumer | None = None
+        self._witness = 0
+        """The latest pull that was there when the claim of a thread was begun."""
+        self._fruitless = 0
         self._again = False
         self._by_thread = True
-        """The next claim is a thread's, which also takes back what brokers that died have held."""
+        """The next claim is a thread's, which also takes back what clients that died have held."""
         self._planned = False
         self._empty_at = -1
         """The magazine's sequence number when a claim last left nothing: as long as it stays there is nothing to claim."""
@@ -128,22 +155,29 @@ class Pump:
 
     @property
     def consumers(self) -> int:
-        return len(self._consumers)
+        return len(self._subscriptions) + len(self._pulls)
 
     @property
     def idle(self) -> bool:
-        return not self._consumers and not self._firing
+        return not self.consumers and not self._firing
 
     def add(self, consumer: Consumer) -> None:
-        """From now on it gets messages."""
+        """From now on it gets messages. Raises TooManyRequestsError when too many magazines are watched."""
+        if not consumer.due:
+            watch = self._application.watch(self.magazine)
+            if watch.changed is None:
+                watch.changed = self.poke
+            watch.ensure()
         if consumer.once:
-            self._consumers.appendleft(consumer)
+            self._number += 1
+            self._pulls[consumer] = None
+            self._untried[consumer] = self._number
+            if consumer.due:
+                self._due[consumer] = None
+            else:
+                self._waiting += 1
         else:
-            self._consumers.append(consumer)
-        watch = self._application.watch(self.magazine)
-        if watch.changed is None:
-            watch.changed = self.poke
-        watch.ensure()
+            self._subscriptions.append(consumer)
         self.poke()
 
     def remove(self, consumer: Consumer) -> None:
@@ -151,18 +185,69 @@ class Pump:
         consumer.ended = True
         if consumer.timer is not None:
             consumer.timer.cancel()
-        try:
-            self._consumers.remove(consumer)
-        except ValueError:
+        if consumer in self._pulls:
+            del self._pulls[consumer]
+            self._untried.pop(consumer, None)
+            self._over.pop(consumer, None)
+            self._due.pop(consumer, None)
+            self._waiting -= not consumer.due
+        elif consumer in self._subscriptions:
+            self._subscriptions.remove(consumer)
+        else:
             return
-        if not self._consumers:
-            self._application.watch(self.magazine).changed = None
+        if not self._subscriptions and not self._waiting:
+            self._application.unwatch(self.magazine)
 
-    def end_pull(self, consumer: Consumer) -> None:
-        """Its time ran out: an empty answer."""
-        if not consumer.ended:
-            self.remove(consumer)
-            consumer.session.answer(Command.DELIVER, consumer.request_id, pack(Delivery(), pack_claims([])))
+    def time_over(self, consumer: Consumer) -> None:
+        """A pull waits no longer: an empty answer, as soon as it is known to be true."""
+        if consumer.ended or consumer.due:
+            return
+        consumer.due = True
+        self._waiting -= 1
+        if consumer.tried:
+            self._over[consumer] = None
+        else:
+            self._due[consumer] = None
+            self.poke()
+        self._answer_due()
+
+    def stop_pull(self, consumer: Consumer) -> None:
+        """The broker drains: a pull is answered now."""
+        if consumer.tried:
+            self._end_pull(consumer)
+        else:
+            self._refuse_pull(consumer, DrainingError("the broker is shutting down"))
+
+    def _end_pull(self, consumer: Consumer) -> None:
+        self.remove(consumer)
+        consumer.session.consuming.pulled(consumer)
+        consumer.session.answer(Command.DELIVER, consumer.request_id, pack(Delivery(), pack_claims([])))
+
+    def _refuse_pull(self, consumer: Consumer, exc: BaseException) -> None:
+        self.remove(consumer)
+        consumer.session.consuming.failed(consumer, exc)
+
+    def _found(self, witness: int, messages: int, more: bool) -> None:
+        """A claim is over, which was begun when the pulls up to this number were there."""
+        self._fruitless = 0 if messages or not more else self._fruitless + 1
+        if more and self._fruitless < MOST_FRUITLESS:
+            return
+        self._fruitless = 0
+        while self._untried:
+            one, number = next(iter(self._untried.items()))
+            if number > witness:
+                break
+            del self._untried[one]
+            one.tried = True
+            if one.due:
+                del self._due[one]
+                self._over[one] = None
+        self._answer_due()
+
+    def _answer_due(self) -> None:
+        """Empty answers for those who wait no longer, and for whom nothing is being claimed."""
+        for one in [one for one in self._over if one is not self._firing_for]:
+            self._end_pull(one)
 
     def poke(self) -> None:
         """There may be messages, or room for them."""
@@ -182,12 +267,14 @@ class Pump:
             except Exception as exc:
                 self._failed(exc)
                 return
-            if found is None:
+            if found is None or (found.more and not found.messages):
                 self._fire_in_thread(consumer, limit)
                 return
             if found.messages:
                 self.hand_over(consumer, found)
-            if not (found.more and found.messages):
+            if self._pulls:
+                self._found(self._number, found.messages, found.more)
+            if not found.more:
                 return
             claims += 1
             if found.messages >= _FEW or claims == _MOST_CLAIMS:
@@ -207,17 +294,17 @@ class Pump:
     def taker(self, messages: int, nbytes: int) -> Taking | None:
         """Who can be given so many messages that are about to be loaded; None when nobody has room for them all, or others
         may be pending, which go first."""
-        if self._firing or self._by_thread or not self._consumers or self._application.broker.draining:
+        if self._firing or self._by_thread or not self.consumers or self._application.broker.draining:
             return None
         consumer = self._next()
         if consumer is None or consumer.room < messages or consumer.max_bytes < nbytes:
             return None
         if self._application.store.magazines.wait(self.magazine, -1, 0) != self._empty_at:
             return None
-        return Taking(self, consumer, self._application.broker.owner)
+        return Taking(self, consumer, consumer.session.owner)
 
     def look(self) -> None:
-        """As `poke`, by a thread in any case: it also takes back what brokers that died have held."""
+        """As `poke`, by a thread in any case: it also takes back what clients that died have held."""
         self._by_thread = True
         self.poke()
 
@@ -225,10 +312,11 @@ class Pump:
         """A claim by the event loop; None when it would have to wait."""
         magazines = self._application.store.magazines
         sequence = magazines.wait(self.magazine, -1, 0)
-        if sequence == self._empty_at:
+        # Not for who waits no longer: a load that is stored already may be announced a moment later.
+        if sequence == self._empty_at and not consumer.due:
             return _NOTHING
         max_bytes = min(consumer.max_bytes, _MOST_BYTES_AT_ONCE)
-        result = magazines.try_fire(self.magazine, limit, self._application.broker.owner, max_bytes=max_bytes)
+        result = magazines.try_fire(self.magazine, limit, consumer.session.owner, max_bytes=max_bytes)
         if result is None:
             return None
         if not result.more:
@@ -237,14 +325,18 @@ class Pump:
 
     def _fire_in_thread(self, consumer: Consumer, limit: int) -> None:
         self._firing, self._again = True, False
+        self._firing_for, self._witness = consumer, self._number
         self._application.broker.call(self._fire, self._fired, (consumer, limit))
 
     def _next(self) -> Consumer | None:
-        for _ in range(len(self._consumers)):
-            consumer = self._consumers[0]
+        for consumer in self._pulls:
             if consumer.room > 0:
                 return consumer
-            self._consumers.rotate(-1)
+        for _ in range(len(self._subscriptions)):
+            consumer = self._subscriptions[0]
+            if consumer.room > 0:
+                return consumer
+            self._subscriptions.rotate(-1)
         return None
 
     def _fire(self, asked: tuple[Consumer, int]) -> tuple[Consumer, Packed]:
@@ -253,7 +345,7 @@ class Pump:
         try:
             self._application.recover(self.magazine)
             found = self._application.store.magazines.fire(
-                self.magazine, limit, self._application.broker.owner, max_bytes=consumer.max_bytes
+                self.magazine, limit, consumer.session.owner, max_bytes=consumer.max_bytes
             )
             return consumer, packed(found)
         except Exception as exc:
@@ -261,6 +353,7 @@ class Pump:
 
     def _fired(self, found: tuple[Consumer, Packed]) -> None:
         self._firing = False
+        self._firing_for = None
         consumer, claimed = found
         if claimed.error is not None:
             self._failed(claimed.error)
@@ -271,6 +364,7 @@ class Pump:
                 self._application.give_back(self.magazine, claimed.runs)
             else:
                 self.hand_over(consumer, claimed)
+        self._found(self._witness, claimed.messages, claimed.more)
         if claimed.messages or claimed.more or self._again:
             self.poke()
 
@@ -285,8 +379,8 @@ class Pump:
             session.answer(Command.DELIVER, consumer.request_id, claimed.payload)
         else:
             session.deliver(consumer.request_id, claimed.payload)
-            if self._consumers and self._consumers[0] is consumer:
-                self._consumers.rotate(-1)
+            if self._subscriptions and self._subscriptions[0] is consumer:
+                self._subscriptions.rotate(-1)
         session.flush()
 
     def _failed(self, exc: Exception) -> None:
@@ -295,9 +389,11 @@ class Pump:
             if self._retry is not None:
                 self._retry.cancel()
             self._retry = self._application.broker.loop.call_later(_RETRY_S, self.poke)
+            for one in [*self._over, *self._due]:
+                self._refuse_pull(one, exc)
             return
         if not isinstance(exc, IgnisError):
             log.error("claim on %s failed", self.magazine, exc_info=exc)
-        for consumer in list(self._consumers):
+        for consumer in [*self._pulls, *self._subscriptions]:
             self.remove(consumer)
             consumer.session.consuming.failed(consumer, exc)

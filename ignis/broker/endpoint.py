@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import NamedTuple
 
 from ignis._version import __version__
 from ignis.broker.commands import DEFAULT_PORT
 from ignis.broker.payloads import Connect
+from ignis.storage.embedded.owner import this_process
 
 __all__ = ["Endpoint"]
 
@@ -27,7 +29,14 @@ class Endpoint(NamedTuple):
     def hello(self, instance: str) -> Connect:
         """CONNECT for it."""
         return Connect(
-            self.client_id, self.farm_id, instance, self.token, self.user, self.password, f"ignis-python/{__version__}"
+            self.client_id,
+            self.farm_id,
+            instance,
+            self.token,
+            self.user,
+            self.password,
+            f"ignis-python/{__version__}",
+            (socket.gethostname(), *this_process()),
         )
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ignis import errors
 from ignis.broker.payloads import Failure
 from ignis.errors import BadRequestError, BrokerError, IgnisError
+from ignis.message import as_utf8
 
 __all__ = ["failure_of", "to_exception"]
 
@@ -20,10 +21,10 @@ def failure_of(exc: BaseException, *, fatal: bool = False) -> Failure:
     if isinstance(exc, IgnisError):
         own = any("__init__" in vars(kind) for kind in type(exc).__mro__ if issubclass(kind, IgnisError))
         arguments = list(exc.__reduce__()[1]) if own else []
-        plain = [list(one) if isinstance(one, tuple) else one for one in arguments]
-        return Failure(exc.code, str(exc), exc.retryable, fatal, plain if _all_plain(plain) else [])
+        plain = [list(one) if isinstance(one, tuple) else _text(one) for one in arguments]
+        return Failure(exc.code, as_utf8(str(exc)), exc.retryable, fatal, plain if _all_plain(plain) else [])
     if isinstance(exc, (ValueError, TypeError, OverflowError)):
-        return Failure(BadRequestError.code, f"{exc}", False, fatal)
+        return Failure(BadRequestError.code, as_utf8(f"{exc}"), False, fatal)
     return Failure(BrokerError.code, f"internal error ({type(exc).__name__}); the broker's log says more", False, fatal)
 
 
@@ -43,6 +44,10 @@ def to_exception(failure: Failure) -> IgnisError:
         return kind(failure.message)
     except TypeError:
         return BrokerError(f"{failure.code}: {failure.message}")
+
+
+def _text(value: object) -> object:
+    return as_utf8(value) if isinstance(value, str) else value
 
 
 def _all_plain(values: list[object]) -> bool:

@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Iterable, Sequence
 
 from ignis.native.wire import pack_pointers, unpack_runs
+from ignis.storage.runs import Runs
+from ignis.storage.runs import runs_of as pairs_of
 
 __all__ = ["Held", "Run", "as_pointers", "runs_of"]
 
@@ -15,24 +17,17 @@ Run = tuple[int, int, int]
 
 def runs_of(shard: int, pointers: Sequence[int]) -> list[Run]:
     """The runs of some pointers of one shard."""
-    if isinstance(pointers, range) and pointers.step == 1:
-        return [(shard, pointers.start, pointers.stop)] if pointers else []
+    if isinstance(pointers, (Runs, range)):
+        return [(shard, start, stop) for start, stop in pairs_of(pointers)]
     return unpack_runs(pack_pointers({shard: pointers}))
 
 
 def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:
-    """Shard -> pointers, as stores take them: a range where there is one run, else a list."""
-    grouped: dict[int, Sequence[int]] = {}
+    """Shard -> pointers, as stores take them: a range where there is one run, else `Runs`. Nothing is made per pointer."""
+    grouped: dict[int, list[tuple[int, int]]] = {}
     for shard, start, stop in runs:
-        known = grouped.get(shard)
-        if known is None:
-            grouped[shard] = range(start, stop)
-        else:
-            if isinstance(known, range):
-                known = grouped[shard] = list(known)
-            assert isinstance(known, list)
-            known.extend(range(start, stop))
-    return grouped
+        grouped.setdefault(shard, []).append((start, stop))
+    return {shard: range(*many[0]) if len(many) == 1 else Runs(many) for shard, many in grouped.items()}
 
 
 class Held:
@@ -43,6 +38,8 @@ class Held:
         self._runs: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._counts: dict[str, int] = {}
         self.count = 0
+        self.ever: set[str] = set()
+        """Magazines of which anything was ever held."""
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -62,6 +59,7 @@ class Held:
     def add(self, magazine: str, runs: Iterable[Run]) -> None:
         """Pointers that are held already are no mistake: a store that fires one again after a power cut means the
         same one."""
+        self.ever.add(magazine)
         for shard, start, stop in runs:
             if start >= stop:
                 continue
@@ -111,6 +109,29 @@ class Held:
         self._runs.clear()
         self._counts.clear()
         self.count = 0
+        return found
+
+    def forget(self, magazine: str) -> None:
+        """Nothing of this magazine is held any more."""
+        for key in [key for key in self._runs if key[0] == magazine]:
+            del self._runs[key]
+        self.count -= self._counts.pop(magazine, 0)
+
+    def runs(self, magazine: str) -> list[Run]:
+        """What is held of one magazine."""
+        return [(shard, *run) for (name, shard), runs in sorted(self._runs.items()) if name == magazine for run in runs]
+
+    def without(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
+        """What is held of one magazine but for these; all of it stays held."""
+        taken = self.take(magazine, runs)
+        left = self.runs(magazine)
+        self.add(magazine, taken)
+        return left
+
+    def both(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
+        """What is held of the runs; it stays held."""
+        found = self.take(magazine, runs)
+        self.add(magazine, found)
         return found
 
     def magazines(self) -> list[str]:

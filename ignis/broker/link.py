@@ -127,6 +127,12 @@ class Link:
         if answer.error is not None:
             raise answer.error
 
+    def look(self) -> bool:
+        """Whether the connection stands, after a look at what has come; does not wait."""
+        if time.monotonic() - self.heard_s > _QUIET_S:
+            self._glance()
+        return self.alive
+
     def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
         StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""

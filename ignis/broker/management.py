@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ignis.broker.commands import Command
 from ignis.broker.holding import Run, as_pointers
 from ignis.broker.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
-from ignis.broker.requests import CALLS, Reply
+from ignis.broker.requests import CALLS, Asked, Reply
 from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
@@ -40,21 +40,21 @@ def _described(record: QueueRecord) -> dict[str, Any]:
     return out
 
 
-def _create(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, CreateQueue)
+def _create(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, CreateQueue)
     settings = dict(head.settings)
     kind = bytes if settings.get("codec") == "raw" else None
     # A queue object of its own: that of another request may have been made with other settings.
-    queue: Queue[Any] = Queue(app.app, head.name, kind, settings)
+    queue: Queue[Any] = Queue(asked.app.app, head.name, kind, settings)
     queue.open()
-    app.forget(head.name)
-    return Reply(_RESULT, pack(_described(_record(app, head.name))))
+    asked.app.forget(head.name)
+    return Reply(_RESULT, pack(_described(_record(asked.app, head.name))))
 
 
-def _delete(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, DeleteQueue)
-    _record(app, head.name)
-    magazines = app.store.magazines
+def _delete(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, DeleteQueue)
+    _record(asked.app, head.name)
+    magazines = asked.app.store.magazines
     names = (head.name, head.name + SIDELINE_SUFFIX)
     if not head.force:
         held = 0
@@ -67,26 +67,27 @@ def _delete(app: Application, payload: bytes, bound: int) -> Reply:
             raise QueueNotEmptyError(head.name, held)
     for name in names:
         magazines.drop(name)
-        app.forget(name)
-    removed = app.store.queues.remove(head.name)
+        asked.app.forget(name)
+    removed = asked.app.store.queues.remove(head.name)
 
     def poke(_: Session) -> None:
         """Who waits for its messages finds out now that there is no such queue."""
         for name in names:
-            app.poke(name)
+            asked.app.poke(name)
 
     return Reply(_RESULT, pack(removed), poke)
 
 
-def _list(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, QueueList)
-    return Reply(_RESULT, pack([_described(one) for one in app.store.queues.list(head.active)]))
+def _list(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueList)
+    records = asked.app.store.queues.list(head.active)
+    return Reply(_RESULT, pack([_described(one) for one in records if asked.may(Command.LIST_QUEUES, one.name)]))
 
 
-def _info(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    record = _record(app, head.name)
-    magazines = app.store.magazines
+def _info(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    record = _record(asked.app, head.name)
+    magazines = asked.app.store.magazines
     main = magazines.metadata(head.name)
     sideline_states = magazines.metadata(head.name + SIDELINE_SUFFIX)
     figures = {

@@ -5,44 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ignis.broker.commands import Command
+from ignis.broker.table import TABLE, WORDS, About
 from ignis.errors import ConfigError
 
-__all__ = ["GROUPS", "Permissions", "Rule"]
-
-_OPENING = frozenset({"DECLARE", "QUEUE_GET", "QUEUE_INFO"})
-_STORE_READ = frozenset({"PEEK", "SCAN", "METADATA", "OLDEST", "NAMES", "QUEUE_LIST", "LOCK_GET", "EPOCH_GET"})
+__all__ = ["FREE", "GROUPS", "Permissions", "Rule"]
 
 GROUPS: dict[str, frozenset[str]] = {
-    "publish": frozenset({"SEND", "SEND_BATCH", "LOAD_ONCE", *_OPENING}),
-    "consume": frozenset({"SUBSCRIBE", "UNSUBSCRIBE", "CREDIT", "CONSUME", "ACK", "NACK", *_OPENING}),
-    "look": frozenset(
-        {
-            "LIST_QUEUES", "QUEUE_INFO", "QUEUE_GET", "CLUSTER_STATUS", "NODE_STATUS", "METRICS", "STATS",
-            "ARRAY_PEEK", "ARRAY_SIZE", *_STORE_READ,
-        }
-    ),
-    "manage": frozenset(
-        {"CREATE_QUEUE", "DELETE_QUEUE", "DROP", "QUEUE_PUT", "QUEUE_REPLACE", "QUEUE_REMOVE", *_OPENING}
-    ),
-    "work": frozenset(
-        {
-            "SEND", "SEND_BATCH", "LOAD_ONCE", "CLAIM", "RENEW", "HELD",
-            "SUBSCRIBE", "UNSUBSCRIBE", "CREDIT", "CONSUME", "ACK", "NACK", "FIRE", "RELOAD",
-            "DELETE", "TRANSFER", "ABANDONED", "EXPIRE", "WAIT", "WAKE", "QUEUE_PUT", "QUEUE_REPLACE",
-            *_OPENING, *_STORE_READ,
-        }
-    ),
-    "locks": frozenset(
-        {
-            "LOCK_ACQUIRE", "LOCK_RENEW", "LOCK_RELEASE", "LOCK_GET", "LOCK_TOKEN",
-            "EPOCH_NEXT", "EPOCH_RAISE", "EPOCH_GET",
-        }
-    ),
-    "arrays": frozenset({"ARRAY_ENQUEUE", "ARRAY_DEQUEUE", "ARRAY_PEEK", "ARRAY_SIZE"}),
-}  # fmt: skip
-"""Words for what goes together. ``work`` is what a worker process needs of a queue: claim, retire, sideline, recover."""
+    word: frozenset(Command(number).name for number, row in TABLE.items() if word in row.words.split())
+    for word in WORDS
+}
+"""Words for what goes together, from the table of commands. ``work`` is what a worker process needs of a queue: claim,
+retire, sideline, recover."""
 
-FREE = frozenset({"CONNECT", "DISCONNECT", "PING", "PONG"})
+_WHOLE: dict[str, frozenset[str]] = {
+    word: frozenset(Command(number).name for number, row in TABLE.items() if f"{word}*" in row.words.split())
+    for word in WORDS
+}
+"""What a word includes in a rule for ``*`` only."""
+
+FREE = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.CONNECTION) | {"PONG"}
 """Commands that are about the connection and need no permission."""
 
 _COMMAND = re.compile(r"[A-Z][A-Z_]{1,31}\Z")
@@ -69,11 +51,13 @@ class Rule:
             raise ConfigError(f"permission {text!r} is not of the form commands:queues, for example publish:orders.*")
         self.everything = False
         commands: set[str] = set()
+        whole: set[str] = set()
         for word in words.split(","):
             if word == "all":
                 self.everything = True
             elif word in GROUPS:
                 commands |= GROUPS[word]
+                whole |= _WHOLE[word]
             elif _COMMAND.match(word):
                 commands.add(word)
             else:
@@ -93,6 +77,8 @@ class Rule:
             else:
                 self._names.add(queue)
         self._prefixes = tuple(prefixes)
+        if "" in prefixes:
+            self.commands |= whole
 
     def allows(self, command: str, queue: str) -> bool:
         """Whether this rule alone allows the command on the queue; ``""`` = on none in particular."""
@@ -120,3 +106,7 @@ class Permissions:
                 self._remembered.clear()
             self._remembered[key] = known
         return known
+
+    def allows_some(self, command: str) -> bool:
+        """Whether any rule allows the command on any queue, or on none."""
+        return any(rule.everything or command in rule.commands for rule in self._rules)

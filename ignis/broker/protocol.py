@@ -13,17 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from ignis.broker.commands import ANSWERS, PRE_AUTH_FRAME_BYTES, Command
+from ignis.broker.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, WHOLE, Command
 from ignis.broker.failures import failure_of, to_exception
 from ignis.broker.payloads import (
     Connect,
     Connected,
     Failure,
+    check_head_bytes,
+    head_bytes,
     pack,
     pack_connect,
     unpack,
     unpack_connect,
 )
+from ignis.broker.screening import HEAD_BYTES, LARGE, SCREENED_BYTES, Unfit, name_at_head
 from ignis.errors import (
     BadRequestError,
     ConnectionLostError,
@@ -64,6 +67,10 @@ class Request(NamedTuple):
     payload: Any
 
 
+Screen = Callable[[int, str], BaseException | None]
+"""(command, name of the queue) of a large request -> why it is refused, or None."""
+
+
 class BrokerMachine:
     """The broker's side.
 
@@ -80,6 +87,10 @@ class BrokerMachine:
         self.refused = 0
         self.arriving = FrameReader(area, PRE_AUTH_FRAME_BYTES, sends=True)
         """Where what is read gathers until it is a frame."""
+        self.screen: Screen | None = None
+        """Asked about each large frame when its first bytes have come; see `screening`."""
+        self._screened = False
+        """The frame that arrives may come to its end."""
 
     # -- in
 
@@ -92,11 +103,34 @@ class BrokerMachine:
 
         Raises ProtocolError, MalformedFrameError: the connection must be closed after `fatal` was sent.
         """
-        return self._sort(self.arriving.received(size))
+        return self._screen(self._sort(self.arriving.received(size)))
 
     def feed(self, data: bytes) -> tuple[list[Request], bytes]:
         """`received`, for bytes that lie elsewhere."""
-        return self._sort(self.arriving.feed(data))
+        return self._screen(self._sort(self.arriving.feed(data)))
+
+    def _screen(self, found: tuple[list[Request], bytes]) -> tuple[list[Request], bytes]:
+        """Adds the refusal of the frame that arrives, if it need not come to its end."""
+        requests, at_once = found
+        if requests or at_once:
+            self._screened = False  # what arrives now is another one
+        arriving = self.arriving
+        if self.screen is None or self._screened or arriving.frame_bytes <= SCREENED_BYTES or arriving.lost is not None:
+            return found
+        try:
+            known = name_at_head(arriving.head(HEAD_BYTES), arriving.frame_bytes)
+            if known is None:
+                return found
+            command, request_id, name = known
+            reason = self.screen(command, name) if command in LARGE else None
+        except Unfit as exc:
+            request_id, reason = exc.request_id, exc.reason
+        if reason is None:
+            self._screened = True
+            return found
+        arriving.skip()
+        self.refused += 1
+        return requests, at_once + self.error_frame(request_id, reason)
 
     def _sort(self, items: list[tuple[int, int, Any]]) -> tuple[list[Request], bytes]:
         requests: list[Request] = []
@@ -111,6 +145,12 @@ class BrokerMachine:
                     raise ProtocolError(f"{Command(command).name} is not for a client to send now")
                 self.refused += 1
                 at_once.append(self.error_frame(request_id, BadRequestError(f"unknown command {command}")))
+            elif command not in WHOLE and head_bytes(payload) > MAX_HEAD_BYTES:
+                self.refused += 1
+                try:
+                    check_head_bytes(command, head_bytes(payload))
+                except BadRequestError as refused:
+                    at_once.append(self.error_frame(request_id, refused))
             else:
                 # Neighbouring SENDs are one item and count as one each below, when the batch is known.
                 count = sum(batch.count for _, batch, _ in payload[2]) if _is_run(command, payload) else 1

@@ -6,24 +6,23 @@ holds) is left to the event loop, as ``after`` of the `Reply`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ignis.array_queue import ArrayQueue
+from ignis.broker.access import Principal
 from ignis.broker.commands import Command
-from ignis.broker.delivery import packed
 from ignis.broker.holding import as_pointers
 from ignis.broker.payloads import (
     AbandonedRequest,
     ArrayRequest,
-    ClaimRequest,
     Declare,
     EpochRequest,
     Expire,
-    Fire,
     LoadOnce,
     LockRequest,
     Named,
-    OwnerRequest,
     QueueList,
     QueueReplace,
     Reload,
@@ -31,16 +30,29 @@ from ignis.broker.payloads import (
     TransferRequest,
     pack,
     unpack,
+    unpack_enqueued,
 )
-from ignis.errors import BadRequestError, ConfigError, ConflictError
+from ignis.broker.permitting import own_lock, own_scope
+from ignis.errors import (
+    BadRequestError,
+    ConfigError,
+    ConflictError,
+    PermissionDeniedError,
+    QueueMismatchError,
+    QueueNotFoundError,
+)
+from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_runs, unpack_send_batch
-from ignis.storage.base import Fence, LockTable, QueueRecord, Transfer
+from ignis.storage.base import Fence, LockRecord, LockTable, QueueRecord, Transfer
+from ignis.storage.checks import check_declaration, check_settings, shorten
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
     from ignis.broker.session import Session
 
-__all__ = ["BULKY", "CALLS", "QUEUE_OF", "Reply"]
+__all__ = ["BULKY", "CALLS", "Asked", "Reply"]
+
+log = logging.getLogger("ignis.broker")
 
 _RESULT = int(Command.RESULT)
 _MOST_TTL_MS = 1 << 62
@@ -54,6 +66,19 @@ class Reply(NamedTuple):
     after: Callable[[Session], object] | None = None
 
 
+class Asked(NamedTuple):
+    """One request, whose sender may make it. ``bound``: bytes that the answer may take."""
+
+    app: Application
+    principal: Principal
+    payload: bytes
+    bound: int
+
+    def may(self, command: Command, queue: str) -> bool:
+        """Whether the sender may do something else as well."""
+        return self.principal.allows(command.name, queue.removesuffix(SIDELINE_SUFFIX))
+
+
 def _value(value: Any) -> Reply:
     return Reply(_RESULT, pack(value))
 
@@ -61,81 +86,85 @@ def _value(value: Any) -> Reply:
 # -- magazines
 
 
-def _declare(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Declare)
-    app.store.magazines.declare(head.magazine, head.shards, head.durability)
-    app.forget(head.magazine)
+def _declare(asked: Asked) -> Reply:
+    """Who may not make queues declares a magazine only as it is. Who may changes the number of shards of a queue's magazine
+    upwards only, which is logged: to fewer it goes with CREATE_QUEUE, which changes the queue's record too."""
+    head, _ = unpack(asked.payload, Declare)
+    app, magazine = asked.app, head.magazine
+    check_declaration(magazine, head.shards, head.durability)
+    try:
+        shards = app.shards(magazine, fresh=True)
+    except QueueNotFoundError:
+        if not asked.may(Command.CREATE_QUEUE, magazine):
+            raise PermissionDeniedError(Command.DECLARE.name, magazine.removesuffix(SIDELINE_SUFFIX)) from None
+        shards = 0
+    record = app.store.queues.get(magazine.removesuffix(SIDELINE_SUFFIX))
+    if not asked.may(Command.CREATE_QUEUE, magazine):
+        if head.shards != shards or (record is not None and head.durability != record.durability):
+            durability = "" if record is None else f" and durability {record.durability!r}"
+            raise QueueMismatchError(
+                f"magazine {magazine!r} has {shards} shards{durability}; asked for {head.shards} and {head.durability!r}, "
+                "which is for those who may manage it"
+            )
+        return _value(None)
+    if record is not None and head.shards < shards:
+        raise QueueMismatchError(
+            f"magazine {magazine!r} of queue {record.name!r} has {shards} shards and cannot be declared with {head.shards}: "
+            "those who publish to it would be refused. Change the queue with CREATE_QUEUE once they have stopped"
+        )
+    app.store.magazines.declare(magazine, head.shards, head.durability)
+    if shards and head.shards != shards:
+        log.warning("%s: %d shards instead of %d, by %s", magazine, head.shards, shards, asked.principal.name)
+    app.forget(magazine)
     return _value(None)
 
 
-def _fire(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Fire)
-    result = app.store.magazines.fire(
-        head.magazine, head.limit, head.owner, head.shards, max_bytes=min(head.max_bytes, bound)
-    )
-    found = packed(result)
-    return Reply(_RESULT, found.payload, lambda session: session.hold(head.magazine, found.runs))
-
-
-def _reload(app: Application, payload: bytes, bound: int) -> Reply:
-    head, at = unpack(payload, Reload)
-    runs = unpack_runs(payload, at)
-    count = app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(head.fence))
+def _reload(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Reload)
+    runs = unpack_runs(asked.payload, at)
+    count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.magazine, runs))
 
 
-def _fence(fence: tuple[str, int] | None) -> Fence | None:
-    return None if fence is None else Fence(*fence)
+def _fence(asked: Asked, fence: tuple[str, int] | None) -> Fence | None:
+    """The epoch is that which the sender's own EPOCH_NEXT raises."""
+    if fence is None:
+        return None
+    return Fence(own_scope(asked.principal, fence[0]), fence[1])
 
 
-def _load_once(app: Application, payload: bytes, bound: int) -> Reply:
-    head, at = unpack(payload, LoadOnce)
-    name, ttl_ms, batches = unpack_send_batch(payload, at)
+def _load_once(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, LoadOnce)
+    name, ttl_ms, batches = unpack_send_batch(asked.payload, at)
     if name.decode("utf-8", "replace") != head.magazine or ttl_ms > _MOST_TTL_MS:
         raise BadRequestError("LOAD_ONCE names two magazines, or no time to live")
-    done = app.store.magazines.load_once(
+    done = asked.app.store.magazines.load_once(
         head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
     )
     return _value(done)
 
 
-def _claim(app: Application, payload: bytes, bound: int) -> Reply:
-    """Not held by the connection: such claims outlive the process that made them."""
-    head, _ = unpack(payload, ClaimRequest)
-    return _value(app.store.magazines.claim(head.magazine, head.limit, head.owner, head.shards))
-
-
-def _held(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, OwnerRequest)
-    return _value(app.store.magazines.held(head.magazine, head.owner))
-
-
-def _renew(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, OwnerRequest)
-    return _value(app.store.magazines.renew(head.magazine, head.owner))
-
-
-def _delete(app: Application, payload: bytes, bound: int) -> Reply:
-    head, at = unpack(payload, Named)
-    runs = unpack_runs(payload, at)
-    count = app.store.magazines.delete(head.name, as_pointers(runs))
+def _delete(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Named)
+    runs = unpack_runs(asked.payload, at)
+    count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
 
 
-def _peek(app: Application, payload: bytes, bound: int) -> Reply:
+def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
-    head, at = unpack(payload, Named)
-    found = app.store.magazines.peek(head.name, as_pointers(unpack_runs(payload, at)))
+    head, at = unpack(asked.payload, Named)
+    found = asked.app.store.magazines.peek(head.name, as_pointers(unpack_runs(asked.payload, at)))
     rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
-    return _value(_fitting(rows, bound))
+    return _value(_fitting(rows, asked.bound))
 
 
-def _scan(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Scan)
-    rows = app.store.magazines.scan(
+def _scan(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Scan)
+    rows = asked.app.store.magazines.scan(
         head.magazine, after=head.after, limit=min(head.limit, 100_000), pending_only=head.pending_only
     )
-    fitting, cut = _fitting(rows, bound)
+    fitting, cut = _fitting(rows, asked.bound)
     return _value((fitting, cut or (len(rows) == 100_000 and head.limit > 100_000)))
 
 
@@ -148,18 +177,18 @@ def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
     return rows, False
 
 
-def _transfer(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, TransferRequest)
+def _transfer(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, TransferRequest)
     items = [Transfer(*item) for item in head.items]
     ttl_s = head.ttl_ms / 1000 if head.ttl_ms else None
-    moved = app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(head.fence))
+    moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
     return Reply(_RESULT, pack(moved), lambda session: session.let_go(head.source, gone))
 
 
-def _abandoned(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, AbandonedRequest)
-    rows = app.store.magazines.abandoned(
+def _abandoned(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, AbandonedRequest)
+    rows = asked.app.store.magazines.abandoned(
         head.magazine,
         head.shard,
         head.fired_before_ms,
@@ -167,141 +196,175 @@ def _abandoned(app: Application, payload: bytes, bound: int) -> Reply:
         dead_owners=head.dead_owners,
         owner=head.owner,
     )
-    return _value(_fitting([tuple(row) for row in rows], bound))
+    # The owner is a name here: in a store of this process it carries the client's process.
+    return _value(_fitting([tuple(row._replace(owner=str(row.owner))) for row in rows], asked.bound))
 
 
-def _expire(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Expire)
-    return _value(app.store.magazines.expire(head.magazine, head.limit))
+def _expire(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Expire)
+    return _value(asked.app.store.magazines.expire(head.magazine, head.limit))
 
 
-def _metadata(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    states = app.store.magazines.metadata(head.name)
+def _metadata(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    states = asked.app.store.magazines.metadata(head.name)
     return _value(
         [
-            (one.shard, one.load_pointer, one.fire_pointer, one.load_counter, one.fire_counter, one.in_flight)
+            (
+                one.shard,
+                one.load_pointer,
+                one.fire_pointer,
+                one.load_counter,
+                one.fire_counter,
+                one.in_flight,
+                one.incarnation,
+            )
             for one in states
         ]
     )
 
 
-def _oldest(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    return _value(app.store.magazines.oldest_enqueued_at_us(head.name))
+def _oldest(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    return _value(asked.app.store.magazines.oldest_enqueued_at_us(head.name))
 
 
-def _wake(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    app.store.magazines.wake(head.name)
+def _wake(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    asked.app.store.magazines.wake(head.name)
     return _value(None)
 
 
-def _drop(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    app.store.magazines.drop(head.name)
-    app.forget(head.name)
-    return Reply(_RESULT, pack(None), lambda _: app.poke(head.name))
+def _drop(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    asked.app.store.magazines.drop(head.name)
+    asked.app.forget(head.name)
+    return Reply(_RESULT, pack(None), lambda _: asked.app.poke(head.name))
 
 
-def _names(app: Application, payload: bytes, bound: int) -> Reply:
-    return _value(app.store.magazines.names())
+def _names(asked: Asked) -> Reply:
+    names = asked.app.store.magazines.names()
+    return _value([name for name in names if asked.may(Command.NAMES, name)])
 
 
 # -- queues' settings
 
 
-def _queue_get(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    return _value(app.store.queues.get(head.name))
+def _queue_get(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    return _value(asked.app.store.queues.get(head.name))
 
 
-def _queue_put(app: Application, payload: bytes, bound: int) -> Reply:
-    record, _ = unpack(payload, QueueRecord)
-    app.store.queues.put(record)
-    app.forget(record.name)
+def _queue_put(asked: Asked) -> Reply:
+    record, _ = unpack(asked.payload, QueueRecord)
+    check_settings(record)
+    asked.app.store.queues.put(record)
+    asked.app.forget(record.name)
     return _value(None)
 
 
-def _queue_replace(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, QueueReplace)
+def _queue_replace(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueReplace)
+    known, fresh = head.known, head.fresh
+    if known.name != fresh.name:
+        raise BadRequestError(f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}")
+    check_settings(fresh, known)
+    if not asked.may(Command.CREATE_QUEUE, known.name):
+        for name in ("shards", "durability", "codec"):
+            if getattr(known, name) != getattr(fresh, name):
+                raise QueueMismatchError(
+                    f"queue {known.name!r}: {name} is {getattr(known, name)!r}; to change it to {shorten(getattr(fresh, name))} "
+                    "is for those who may manage it"
+                )
 
     def change(record: QueueRecord) -> None:
-        if record != head.known:
+        if record != known:
             raise ConflictError(f"queue {record.name!r} was changed meanwhile")
-        vars(record).update(vars(head.fresh))
+        vars(record).update(vars(fresh))
 
-    result = app.store.queues.update(head.known.name, change, _fence(head.fence))
-    app.forget(head.known.name)
+    result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
+    asked.app.forget(known.name)
     return _value(result)
 
 
-def _queue_list(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, QueueList)
-    return _value(app.store.queues.list(head.active))
+def _queue_list(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueList)
+    records = asked.app.store.queues.list(head.active)
+    return _value([one for one in records if asked.may(Command.QUEUE_LIST, one.name)])
 
 
-def _queue_remove(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, Named)
-    removed = app.store.queues.remove(head.name)
-    app.forget(head.name)
+def _queue_remove(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    removed = asked.app.store.queues.remove(head.name)
+    asked.app.forget(head.name)
     return _value(removed)
 
 
 # -- locks and epochs
 
 
-def _table(app: Application, head: LockRequest) -> LockTable:
-    return app.store.locks.table(head.table, head.farm_id) if head.table else app.store.locks
+def _lock_of(asked: Asked) -> tuple[LockRequest, LockTable, str]:
+    """(head, the table, the lock's name there)."""
+    head, _ = unpack(asked.payload, LockRequest)
+    locks = asked.app.store.locks
+    if head.table:
+        return head, locks.table(head.table, head.farm_id), head.name
+    return head, locks, own_lock(asked.principal, head.name)
 
 
-def _lock_acquire(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, LockRequest)
-    return _value(_table(app, head).acquire(head.name, head.owner, head.ttl_s))
+def _lock_value(head: LockRequest, record: LockRecord | None) -> Reply:
+    return _value(None if record is None else record._replace(name=head.name))
 
 
-def _lock_renew(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, LockRequest)
-    return _value(_table(app, head).renew(head.name, head.owner, head.ttl_s))
+def _lock_acquire(asked: Asked) -> Reply:
+    head, table, name = _lock_of(asked)
+    return _lock_value(head, table.acquire(name, head.owner, head.ttl_s))
 
 
-def _lock_release(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, LockRequest)
-    return _value(_table(app, head).release(head.name, head.owner))
+def _lock_renew(asked: Asked) -> Reply:
+    head, table, name = _lock_of(asked)
+    return _lock_value(head, table.renew(name, head.owner, head.ttl_s))
 
 
-def _lock_get(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, LockRequest)
-    return _value(_table(app, head).get(head.name))
+def _lock_release(asked: Asked) -> Reply:
+    head, table, name = _lock_of(asked)
+    return _value(table.release(name, head.owner))
 
 
-def _lock_token(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, LockRequest)
-    return _value(_table(app, head).draw_token(head.name, head.owner))
+def _lock_get(asked: Asked) -> Reply:
+    head, table, name = _lock_of(asked)
+    return _lock_value(head, table.get(name))
 
 
-def _epoch_next(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, EpochRequest)
-    return _value(app.store.locks.next_epoch(head.scope))
+def _lock_token(asked: Asked) -> Reply:
+    head, table, name = _lock_of(asked)
+    return _value(table.draw_token(name, head.owner))
 
 
-def _epoch_get(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, EpochRequest)
-    return _value(app.store.locks.epoch(head.scope))
+def _epoch_next(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, EpochRequest)
+    return _value(asked.app.store.locks.next_epoch(own_scope(asked.principal, head.scope)))
 
 
-def _epoch_raise(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, EpochRequest)
-    app.store.locks.raise_epoch(head.scope, head.epoch)
+def _epoch_get(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, EpochRequest)
+    return _value(asked.app.store.locks.epoch(own_scope(asked.principal, head.scope)))
+
+
+def _epoch_raise(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, EpochRequest)
+    scope = own_scope(asked.principal, head.scope)
+    asked.app.store.locks.raise_epoch(scope, head.epoch)
     return _value(None)
 
 
 # -- array queues
 
 
-def _array_enqueue(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, ArrayRequest)
-    return _value(app.store.arrays.enqueue(head.name, head.bin_name, head.values))
+def _array_enqueue(asked: Asked) -> Reply:
+    name, bin_name, values = unpack_enqueued(asked.payload)
+    # With the checks of values that its clients make.
+    return _value(ArrayQueue(asked.app.store, name, bin_name).enqueue_many(values))
 
 
 def _limit(head: ArrayRequest) -> int:
@@ -310,31 +373,29 @@ def _limit(head: ArrayRequest) -> int:
     return head.limit
 
 
-def _array_dequeue(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, ArrayRequest)
-    return _value(app.store.arrays.dequeue(head.name, head.bin_name, _limit(head)))
+def _array_dequeue(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, ArrayRequest)
+    return _value(asked.app.store.arrays.dequeue(head.name, head.bin_name, _limit(head)))
 
 
-def _array_peek(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, ArrayRequest)
-    return _value(app.store.arrays.peek(head.name, head.bin_name, _limit(head)))
+def _array_peek(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, ArrayRequest)
+    return _value(asked.app.store.arrays.peek(head.name, head.bin_name, _limit(head)))
 
 
-def _array_size(app: Application, payload: bytes, bound: int) -> Reply:
-    head, _ = unpack(payload, ArrayRequest)
-    return _value(app.store.arrays.size(head.name, head.bin_name))
+def _array_size(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, ArrayRequest)
+    return _value(asked.app.store.arrays.size(head.name, head.bin_name))
 
 
-def _stats(app: Application, payload: bytes, bound: int) -> Reply:
-    return _value(app.store.stats())
+def _stats(asked: Asked) -> Reply:
+    return _value(asked.app.store.stats())
 
 
-Call = Callable[["Application", bytes, int], Reply]
-"""(application, payload, bytes that an answer may take) -> reply."""
+Call = Callable[[Asked], Reply]
 
 CALLS: dict[int, Call] = {
     Command.DECLARE: _declare,
-    Command.FIRE: _fire,
     Command.RELOAD: _reload,
     Command.DELETE: _delete,
     Command.PEEK: _peek,
@@ -348,9 +409,6 @@ CALLS: dict[int, Call] = {
     Command.DROP: _drop,
     Command.NAMES: _names,
     Command.LOAD_ONCE: _load_once,
-    Command.CLAIM: _claim,
-    Command.HELD: _held,
-    Command.RENEW: _renew,
     Command.QUEUE_GET: _queue_get,
     Command.QUEUE_PUT: _queue_put,
     Command.QUEUE_REPLACE: _queue_replace,
@@ -375,34 +433,3 @@ BULKY = frozenset(
     {Command.FIRE, Command.PEEK, Command.SCAN, Command.ABANDONED, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK}
 )
 """Their answers may be large: few of them at a time per connection."""
-
-
-def _first_text(payload: bytes) -> str:
-    """Every head that is about a queue or magazine begins with its name. Raises BadRequestError."""
-    return unpack(payload, Named)[0].name
-
-
-def _known_name(payload: bytes) -> str:
-    return unpack(payload, QueueReplace)[0].known.name
-
-
-def _put_name(payload: bytes) -> str:
-    return unpack(payload, QueueRecord)[0].name
-
-
-QUEUE_OF: dict[int, Callable[[bytes], str]] = {
-    **dict.fromkeys(
-        (
-            Command.DECLARE, Command.FIRE, Command.RELOAD, Command.DELETE, Command.PEEK, Command.SCAN, Command.TRANSFER,
-            Command.ABANDONED, Command.EXPIRE, Command.METADATA, Command.OLDEST, Command.WAIT, Command.WAKE, Command.DROP,
-            Command.QUEUE_GET, Command.QUEUE_REMOVE, Command.ARRAY_ENQUEUE, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK,
-            Command.ARRAY_SIZE, Command.LOCK_ACQUIRE, Command.LOCK_RENEW, Command.LOCK_RELEASE, Command.LOCK_GET,
-            Command.LOCK_TOKEN, Command.SUBSCRIBE, Command.CONSUME, Command.ACK, Command.NACK, Command.CREATE_QUEUE,
-            Command.DELETE_QUEUE, Command.QUEUE_INFO, Command.LOAD_ONCE, Command.CLAIM, Command.HELD, Command.RENEW,
-        ),
-        _first_text,
-    ),
-    Command.QUEUE_PUT: _put_name,
-    Command.QUEUE_REPLACE: _known_name,
-}  # fmt: skip
-"""Which queue (or magazine, lock, array queue) a request is about: what permissions are looked up for."""

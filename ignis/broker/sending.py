@@ -8,6 +8,7 @@ from ignis.broker.access import Anyone
 from ignis.broker.commands import Command
 from ignis.broker.inbox import Sent
 from ignis.broker.payloads import pack_send_ack
+from ignis.broker.permitting import check_queue
 from ignis.broker.protocol import Request
 from ignis.errors import BadRequestError, IgnisError
 from ignis.native.wire import encode_send_acks
@@ -32,7 +33,8 @@ class Sending:
         try:
             magazine = name.decode()
             if type(session.principal) is not Anyone:
-                session.check_queue(request.command, magazine)
+                check_queue(session, Command(request.command).name, magazine)
+            inbox = session.application.inbox(magazine)
         except (UnicodeDecodeError, IgnisError) as exc:
             session.refuse_all(request, exc)
             return
@@ -44,7 +46,6 @@ class Sending:
         else:
             session.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
             return
-        inbox = session.application.inbox(magazine)
         inbox.put(sent)
         if inbox.full:
             session.pause(magazine)

@@ -19,19 +19,30 @@ from typing import Any, TypeVar
 from ignis._version import __version__
 from ignis.app import Ignis
 from ignis.broker.access import AllowAll, Authenticator, Credentials, Principal
-from ignis.broker.application import OWNER_PREFIX, Application
+from ignis.broker.admission import Admission
+from ignis.broker.application import Application
+from ignis.broker.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.cluster import Cluster, make_cluster
+from ignis.broker.commands import Command
+from ignis.broker.descriptors import room_for_connections
 from ignis.broker.holding import Held
+from ignis.broker.listener import Listener
+from ignis.broker.logins import AT_A_TIME, Logins
 from ignis.broker.metrics import BrokerMetrics
 from ignis.broker.payloads import Connect
+from ignis.broker.permissions import FREE
+from ignis.broker.protocol import BrokerMachine
 from ignis.broker.receiving import Receiving
 from ignis.broker.session import Session
 from ignis.broker.threads import Threads
 from ignis.broker.unread import Unread
+from ignis.broker.watching import Watchers
 from ignis.config import BrokerSettings, LeaderSettings, check_name, load_file, resolve
 from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
 from ignis.native.wire import ReadArea
+from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
+from ignis.urls import redacted
 
 __all__ = ["Broker"]
 
@@ -43,8 +54,10 @@ R = TypeVar("R")
 _TICK_S = 0.25
 _TIDY_S = 60.0
 _POKE_S = 10.0
+_RENEW_S = 0.5
 _AT_ONCE = 256
 _THREADS_S = 10.0
+_SHARE = "a quarter of broker.max_applications"
 
 
 class Broker:
@@ -91,7 +104,7 @@ class Broker:
         if not allow_open:
             check_bind(host, self.authenticator, tls)
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self.owner = OWNER_PREFIX + self.id
+        self.owner = broker_owner(self.id)
         self.area = ReadArea()
         self.unread = Unread(self)
         self.receiving = Receiving(self.area, self.settings.max_receive_bytes, self.settings.frame_timeout_s)
@@ -100,53 +113,63 @@ class Broker:
         self.bytes_in = self.bytes_out = self.messages_in = 0
         self.backlog_bytes = 0
         """Of requests of all connections that wait for the store or are at it."""
-        self.connections_seen = self.connections_refused = 0
+        self.connections_seen = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
         self.sidelined = 0  # held by too many connections that were lost
         self.delivered = self.refused = 0  # of connections and queues that are gone
         self.sessions: set[Session] = set()
-        self.strangers: set[Session] = set()
-        """Those that have not said who they are yet."""
         self.loop: asyncio.AbstractEventLoop
+        self.watchers = Watchers(self.settings.watch_threads)
         self.metrics = BrokerMetrics(self)
         self.cluster: Cluster
         self._store_options = dict(store or {})
         self._config = config
         self._scope = (client_id, farm_id)
         self._applications: dict[tuple[str, str], Application] = {}
-        self._lost: dict[tuple[str, str, str, str], tuple[Held, Application, asyncio.TimerHandle]] = {}
-        self._servers: list[asyncio.Server] = []
+        self._present: dict[tuple[str, str, str, str], list[Session]] = {}
+        self._lost: dict[tuple[str, str, str, str], tuple[Held, Application, asyncio.TimerHandle, str]] = {}
+        self.admission = Admission(self.settings)
+        self._listener: Listener | None = None
         self._threads: Threads
         self._auth_threads: Threads
+        self._password_threads: Threads
+        self._logins: Logins
         self._calls = 0
         self._stop_asked: asyncio.Event
         self._ticker: asyncio.Task[None] | None = None
         self._opening = threading.Lock()
+        self._guard = threading.Lock()
+        """Over the table of applications and who uses them; held for a moment only, the event loop takes it too."""
+        self._ending: asyncio.Task[None] | None = None
 
     # -- life
 
     async def start(self) -> None:
-        """Opens the store, then listens. Raises what opening the store raises, and OSError when the port cannot be
-        had."""
+        """Opens the store, then listens. Raises what opening the store raises, AddressInUseError, and ConfigError for an
+        address that cannot be had."""
         self.loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
         count = self.settings.store_threads
         self._threads = Threads(count, "ignis-broker-store")
-        # Apart, because a password check is made to be slow: strangers must not hold up the store's threads.
         self._auth_threads = Threads(2, "ignis-broker-auth")
+        # Apart, because a password check is made to be slow: strangers must hold up neither the store's threads nor tokens.
+        self._password_threads = Threads(AT_A_TIME, "ignis-broker-password")
+        self._logins = Logins(self.loop.call_later)
         try:
             own = await self.loop.run_in_executor(None, self._application, *self._scope)
             self.cluster = make_cluster(self.id, own.store, resolve(LeaderSettings, {}, load_file(self._config)))
-            server = await self.loop.create_server(
-                lambda: Session(self),
-                self.host,
-                self.port,
-                ssl=self.tls,
-                backlog=1_024,
-                ssl_handshake_timeout=self.settings.handshake_timeout_s if self.tls else None,
+            # Behind the store, whose files are open by now.
+            room = room_for_connections(self.settings.max_connections, self.settings.reserved_files)
+            self.admission = Admission(self.settings, room)
+            self._listener = Listener(
+                self.admission,
+                lambda visitor: Session(self, visitor),
+                lambda exc: BrokerMachine.error_frame(0, exc, fatal=True),
+                self.tls,
+                self.settings.handshake_timeout_s,
+                self.settings.reserved_files,
             )
-            self._servers.append(server)
-            self.port = server.sockets[0].getsockname()[1]
+            self.port = await self._listener.open(self.host, self.port)
             await self.loop.run_in_executor(None, self.cluster.join, f"{self.host}:{self.port}")
         except BaseException:
             await self._close()
@@ -174,8 +197,8 @@ class Broker:
         timeout = self.settings.drain_timeout_s if timeout is None else timeout
         deadline = self.loop.time() + timeout
         self.draining = True
-        for server in self._servers:
-            server.close()
+        if self._listener is not None:
+            self._listener.close()
         for session in list(self.sessions):
             session.consuming.stop_pulls()
             session.notice()
@@ -197,8 +220,10 @@ class Broker:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
-        for server in self._servers:
-            server.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._ending is not None:
+            await asyncio.wait({self._ending}, timeout=_THREADS_S)
         self.draining = True
         for _ in range(100):
             if not self.sessions:
@@ -224,12 +249,10 @@ class Broker:
     def _close_stores(self) -> None:
         if hasattr(self, "cluster"):
             self.cluster.leave()
-        for application in self._applications.values():
-            try:
-                application.close()
-            except IgnisError as exc:
-                log.warning("store of %s: %s", application.app, exc)
-        if not (self._threads.close(_THREADS_S) and self._auth_threads.close(_THREADS_S)):
+        for application in self.applications:
+            self._close_store(application)
+        threads = (self._threads, self._auth_threads, self._password_threads)
+        if [one for one in threads if not one.close(_THREADS_S)]:
             log.warning("threads of the broker are still at work after %g s", _THREADS_S)
 
     # -- work in threads
@@ -264,7 +287,7 @@ class Broker:
             try:
                 value: Any = work(argument)
                 call = done
-            except Exception as exc:
+            except BaseException as exc:  # of whatever kind: somebody waits for an answer
                 value, call = exc, failed or _log_failure
             with contextlib.suppress(RuntimeError):  # the loop was closed under us
                 self.loop.call_soon_threadsafe(finish, call, value)
@@ -278,19 +301,16 @@ class Broker:
         return self.loop.time()
 
     def admit(self, session: Session) -> None:
-        """A connection was made. Raises TooManyRequestsError, DrainingError."""
+        """A connection was made. Raises DrainingError."""
         self.connections_seen += 1
         self.sessions.add(session)
         if self.draining:
             raise DrainingError("the broker is shutting down")
-        settings = self.settings
-        if len(self.sessions) > settings.max_connections:
-            self.connections_refused += 1
-            raise TooManyRequestsError(len(self.sessions), settings.max_connections, "broker.max_connections")
-        self.strangers.add(session)
-        if len(self.strangers) > settings.max_unauthenticated:
-            self.connections_refused += 1
-            raise TooManyRequestsError(len(self.strangers), settings.max_unauthenticated, "broker.max_unauthenticated")
+
+    @property
+    def connections_refused(self) -> int:
+        """For want of a place, also of those that had one."""
+        return self.admission.refused + self.admission.displaced
 
     def authenticate(
         self,
@@ -298,8 +318,10 @@ class Broker:
         head: Connect,
         admitted: Callable[[tuple[Principal, Application]], None],
         refused: Callable[[BaseException], None],
+        gone: Callable[[], bool],
     ) -> None:
-        """Asks the authenticator, and opens the application's store, off the event loop."""
+        """Asks the authenticator, and opens the application's store, off the event loop. Passwords stand in a line, from which
+        those that are ``gone`` are left out."""
 
         def work(_: None) -> tuple[Principal, Application]:
             check_name(head.client_id, "client_id")
@@ -307,25 +329,102 @@ class Broker:
             if not 1 <= len(head.instance) <= 128:
                 raise ConfigError("instance must be a text of 1 to 128 characters")
             principal = self.authenticator.authenticate(credentials)
-            return principal, self._application(head.client_id, head.farm_id)
+            scope = (head.client_id, head.farm_id) if may_something(principal) else self._scope
+            return principal, self._entered(*scope, self.holder(principal, credentials.peer))
 
-        self._submit(self._auth_threads, work, admitted, None, refused)
+        if self.authenticator.open or not credentials.by_password:
+            self._submit(self._auth_threads, work, admitted, None, refused)
+            return
 
-    def _application(self, client_id: str, farm_id: str) -> Application:
-        """In any thread."""
+        def ended(call: Callable[[Any], None]) -> Callable[[Any], None]:
+            def end(value: Any) -> None:
+                try:
+                    call(value)
+                finally:
+                    self._logins.left()
+
+            return end
+
+        def begin() -> None:
+            self._submit(self._password_threads, work, ended(admitted), None, ended(refused))
+
+        self._logins.enter(begin, refused, gone)
+
+    def holder(self, principal: Principal, peer: str) -> str:
+        """Under what the applications that a connection uses are counted: its user, or without users its address; of this
+        machine's own connections to an open broker nothing."""
+        if not self.authenticator.open:
+            return f"user {principal.name}"
+        host = peer.rpartition(":")[0]
+        return "" if not host or _is_loopback(host) else f"address {network_of((host,))}"
+
+    def _entered(self, client_id: str, farm_id: str, holder: str) -> Application:
+        """The application, with one user more; `left` is due. In a thread of the authentication's."""
+        try:
+            return self._application(client_id, farm_id, holder)
+        except TooManyRequestsError as exc:
+            if exc.setting == _SHARE:
+                raise  # nobody else's places are of use to it
+            # Those that nobody uses do not wait for their time then.
+            asyncio.run_coroutine_threadsafe(self._end_applications(0.0), self.loop).result(_THREADS_S)
+            return self._application(client_id, farm_id, holder)
+
+    def left(self, application: Application, holder: str) -> None:
+        """One user less."""
+        with self._guard:
+            application.leave(holder)
+
+    async def _end_applications(self, linger_s: float) -> None:
+        """Closes the stores of applications that have been idle for so long. That of the broker itself stays."""
+        now = self.now()
+        ended = []
+        with self._guard:
+            for key, application in list(self._applications.items()):
+                owed = key == self._scope or any(one[1] is application for one in self._lost.values())
+                if owed or not application.idle:
+                    application.idle_since_s = None
+                    continue
+                if application.idle_since_s is None:
+                    application.idle_since_s = now
+                if now - application.idle_since_s >= linger_s:
+                    del self._applications[key]
+                    application.closed = True
+                    ended.append(application)
+        for application in ended:
+            application.tidy()
+            await self.loop.run_in_executor(None, self._close_store, application)
+
+    @staticmethod
+    def _close_store(application: Application) -> None:
+        try:
+            application.close()
+        except IgnisError as exc:
+            log.warning("store of %s: %s", application.app, exc)
+
+    def _application(self, client_id: str, farm_id: str, holder: str | None = None) -> Application:
+        """With a holder it has one user more. In any thread but the event loop's: opening a store may take a while.
+
+        Raises TooManyRequestsError: there is no room for one more, or the holder uses its share of them.
+        """
         key = client_id, farm_id
         with self._opening:
-            found = self._applications.get(key)
-            if found is None:
-                if len(self._applications) >= self.settings.max_applications:
-                    raise TooManyRequestsError(
-                        len(self._applications), self.settings.max_applications, "broker.max_applications"
-                    )
-                app = Ignis(
-                    self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config
-                )
-                found = Application(self, app)
-                _ = found.store
+            with self._guard:
+                found = self._applications.get(key)
+                if found is not None:
+                    found.enter(holder)
+                    return found
+                count = len(self._applications)
+                mine = sum(holder in one.holders for one in self._applications.values()) if holder else 0
+            share = max(1, self.settings.max_applications // 4)
+            if mine >= share:
+                raise TooManyRequestsError(mine + 1, share, _SHARE)
+            if count >= self.settings.max_applications:
+                raise TooManyRequestsError(count + 1, self.settings.max_applications, "broker.max_applications")
+            app = Ignis(self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config)
+            found = Application(self, app)
+            _ = found.store
+            with self._guard:
+                found.enter(holder)
                 self._applications[key] = found
             return found
 
@@ -333,22 +432,33 @@ class Broker:
         """A connection is gone. What it held waits a moment for its client to come back."""
         self.receiving.left(session)
         self.sessions.discard(session)
-        self.strangers.discard(session)
+        self.admission.leave(session.visitor)
         self.refused += session.refused
         application = session.application
         if application is None:
             return
-        application.sessions -= 1
+        key = self._key(session, application)
+        others = [one for one in self._present.get(key, ()) if one is not session]
+        if others:
+            self._present[key] = others
+        else:
+            self._present.pop(key, None)
+        for other in others:
+            for magazine in other.resumed:
+                # Its client is here by another connection, and said what it holds: the rest never reached it.
+                rest = session.held.without(magazine, other.held.runs(magazine))
+                session.held.forget(magazine)
+                application.give_back(magazine, rest)
+        self.left(application, self.holder(session.principal, session.peer))
         if not session.held:
             return
-        key = self._key(session, application)
         known = self._lost.pop(key, None)
         if known is not None:
             known[2].cancel()
             session.held.join(known[0])
         delay_s = 0 if self.draining else self.settings.redeliver_after_s
         timer = self.loop.call_later(delay_s, self._redeliver, key)
-        self._lost[key] = session.held, application, timer
+        self._lost[key] = session.held, application, timer, session.owner
 
     @staticmethod
     def _key(session: Session, application: Application) -> tuple[str, str, str, str]:
@@ -357,27 +467,46 @@ class Broker:
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
         assert session.application is not None
-        self.strangers.discard(session)
+        self.admission.known(session.visitor)
+        self._present.setdefault(self._key(session, session.application), []).append(session)
         found = self._lost.pop(self._key(session, session.application), None)
         if found is None:
             return 0
         found[2].cancel()
         count = found[0].count
-        session.held.join(found[0])
+        for magazine, runs in found[0].take_all().items():
+            session.take_up(magazine, runs)
         return count
 
+    def said(self, session: Session, magazine: str) -> None:
+        """Its client has said what it holds of a magazine: what still waits for it of an earlier connection is part of that, or
+        went back."""
+        assert session.application is not None
+        found = self._lost.get(self._key(session, session.application))
+        if found is not None:
+            found[0].forget(magazine)
+
     def _redeliver(self, key: tuple[str, str, str, str]) -> None:
-        held, application, timer = self._lost.pop(key)
+        held, application, timer, _ = self._lost.pop(key)
         timer.cancel()
         self.redelivered += held.count
         for magazine, runs in held.take_all().items():
             log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
-            application.give_back(magazine, runs, crashed=not self.draining)
+            application.give_back(magazine, runs, crashed=not self.draining and key not in self._present)
+
+    def sessions_of(self, owner: str) -> list[Session]:
+        """The connections of one client. Belongs to the event loop, as everything here."""
+        return [one for many in self._present.values() for one in many if one.owner == owner]
+
+    def awaited(self) -> set[str]:
+        """Whose connection stands, or was lost a moment ago. From any thread: a snapshot."""
+        present = {one.owner for many in list(self._present.values()) for one in list(many)}
+        return present | {str(lost[3]) for lost in list(self._lost.values())}
 
     async def _tick(self) -> None:
         """Deadlines of all connections, in one place."""
         settings = self.settings
-        tidy_s = poke_s = self.now()
+        tidy_s = poke_s = end_s = renew_s = self.now()
         while True:
             await asyncio.sleep(min(_TICK_S, settings.handshake_timeout_s / 4, settings.idle_timeout_s / 4))
             now = self.now()
@@ -386,14 +515,25 @@ class Broker:
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)  # thousands of connections must not hold up the others' requests
             self._end_overdue(now)
+            if now - end_s > min(_POKE_S, settings.application_linger_s) and (not self._ending or self._ending.done()):
+                end_s = now
+                self._ending = self.loop.create_task(self._end_applications(settings.application_linger_s))
+            if now - renew_s >= _RENEW_S:
+                renew_s = now
+                holding: dict[Application, list[Session]] = {}
+                for session in self.sessions:
+                    if session.held and session.application is not None and not session.closed:
+                        holding.setdefault(session.application, []).append(session)
+                for application in self.applications:
+                    application.look(now, holding.get(application, []))
             if now - poke_s > _POKE_S:
                 poke_s = now
-                for application in self._applications.values():
+                for application in self.applications:
                     for pump in list(application.pumps):
                         pump.look()
             if now - tidy_s > _TIDY_S:
                 tidy_s = now
-                for application in self._applications.values():
+                for application in self.applications:
                     application.tidy()
 
     def _end_overdue(self, now: float) -> None:
@@ -406,9 +546,12 @@ class Broker:
     def _check(self, session: Session, now: float) -> None:
         settings = self.settings
         session.look(now)
-        if session.stuck_since_s is not None and now - session.stuck_since_s > settings.write_timeout_s:
+        patience_s = settings.write_timeout_s
+        if session.application is None:
+            patience_s = min(patience_s, settings.handshake_timeout_s)
+        if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
             self.timeouts += 1
-            log.info("%s reads nothing for %g s: closed", session.peer, settings.write_timeout_s)
+            log.info("%s reads nothing for %g s: closed", session.peer, patience_s)
             session.abort()
         elif not session.known and now - session.began_s > settings.handshake_timeout_s:
             self.timeouts += 1
@@ -446,19 +589,14 @@ def _log_failure(exc: BaseException) -> None:
     log.error("a call of the store failed", exc_info=exc)
 
 
-def redacted(url: str) -> str:
-    """The URL without user and password, for logs and status."""
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+def may_something(principal: Principal) -> bool:
+    """Whether there is any command that the principal may give: else nothing is made for it."""
+    return any(principal.allows_some(one.name) for one in Command if one.name not in FREE)
 
 
 def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | None) -> None:
     """Raises ConfigError for an address that others than this machine can reach, unless users and TLS protect it."""
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if loopback:
+    if _is_loopback(host):
         return
     missing = [
         what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there
@@ -466,5 +604,12 @@ def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | No
     if missing:
         raise ConfigError(
             f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
-            "give both, bind to 127.0.0.1, or say that it may be open"
+            "give users (--users) and a certificate (--tls-cert, --tls-key), bind to 127.0.0.1, or allow it (--open)"
         )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -8,29 +8,30 @@ import os
 import ssl
 from typing import TYPE_CHECKING, Any, cast
 
+from ignis.broker import permitting
 from ignis.broker.access import Anyone, Credentials, Principal
 from ignis.broker.calling import Calling
+from ignis.broker.claimants import claimant
 from ignis.broker.commands import FINISHING, Command
 from ignis.broker.consuming import Consuming
 from ignis.broker.holding import Held, Run
-from ignis.broker.payloads import Connect, Connected, TransferRequest, pack, unpack
+from ignis.broker.payloads import Connect, Connected, pack, unpack
 from ignis.broker.peers import common_name, keep_alive
 from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
-from ignis.broker.requests import QUEUE_OF
 from ignis.broker.sending import Sending
 from ignis.errors import (
     BrokerError,
+    ConfigError,
     DrainingError,
     IgnisError,
-    MalformedFrameError,
-    PermissionDeniedError,
-    ProtocolError,
+    TooManyRequestsError,
     UnauthenticatedError,
 )
-from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import FrameReader
+from ignis.storage.base import Owner, Process
 
 if TYPE_CHECKING:
+    from ignis.broker.admission import Visitor
     from ignis.broker.application import Application
     from ignis.broker.server import Broker
 
@@ -44,11 +45,21 @@ class Session(asyncio.BufferedProtocol):
 
     Args:
         broker: whose.
+        visitor: its place among the connections.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, visitor: Visitor) -> None:
         self.broker = broker
+        self.visitor = visitor
         self.held = Held()
+        self.fired = Held()
+        """Those of them that the client claimed by itself (FIRE), and hence renews by itself."""
+        self.earlier = Held()
+        """Those that were delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
+        self.resumed: set[str] = set()
+        """Magazines of which the client said what it holds."""
+        self.owner = Owner("", Process())
+        """In whose name its claims are made; known once the client is, and the same from then on."""
         self.closed = False
         self.peer = ""
         self.principal: Principal = Anyone()
@@ -128,10 +139,19 @@ class Session(asyncio.BufferedProtocol):
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
         keep_alive(sock, self.broker.settings.idle_timeout_s)
         transport.set_write_buffer_limits(high=self.broker.settings.max_outbound_bytes)
+        self.visitor.close = self._displaced
         try:
             self.broker.admit(self)
         except IgnisError as exc:
             self.end(exc)
+
+    def _displaced(self) -> None:
+        """Its place is another's now. A TLS connection would wait for the client's answer to its end."""
+        limit = self.broker.settings.max_unauthenticated
+        log.info("%s has not said who it is, and others want its place", self.peer)
+        self.end(TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated"))
+        if self._fd < 0:
+            self.abort()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._machine.receive_buffer()
@@ -143,7 +163,7 @@ class Session(asyncio.BufferedProtocol):
             return
         try:
             requests, at_once = self._machine.received(nbytes)
-        except (ProtocolError, MalformedFrameError) as exc:
+        except IgnisError as exc:
             self._broken(exc)
             return
         if at_once:
@@ -325,7 +345,7 @@ class Session(asyncio.BufferedProtocol):
             self._sending.take(request)
             return
         try:
-            self._check(command, request.payload)
+            permitting.check(self, command, request.payload)
             if not self.consuming.take(request) and not self._own(request):
                 self._calling.put(request)
         except Exception as exc:
@@ -336,23 +356,16 @@ class Session(asyncio.BufferedProtocol):
         for one in ids_of(request.command, request.request_id, request.payload):
             self.refuse(one, exc)
 
-    def _check(self, command: int, payload: bytes) -> None:
-        """Raises PermissionDeniedError."""
+    def _screen(self, command: int, name: str) -> BaseException | None:
+        """Why a large request is not read to its end."""
         if type(self.principal) is Anyone:
-            return
-        name_of = QUEUE_OF.get(command)
-        names = [] if name_of is None else [name_of(payload)]
-        if command == Command.TRANSFER:
-            names.append(unpack(payload, TransferRequest)[0].target)
-        for name in names or [""]:
-            self.check_queue(command, name)
-
-    def check_queue(self, command: int, name: str) -> None:
-        """Raises PermissionDeniedError."""
-        queue, word = name.removesuffix(SIDELINE_SUFFIX), Command(command).name
-        if not self.principal.allows(word, queue):
-            self.broker.denied += 1
-            raise PermissionDeniedError(word, queue)
+            return None
+        try:
+            permitting.check_queue(self, Command(command).name, name)
+        except IgnisError as exc:
+            self.broker.errors += 1
+            return exc
+        return None
 
     def _own(self, request: Request) -> bool:
         """Requests about the connection or the broker, which need no call of the store."""
@@ -361,6 +374,8 @@ class Session(asyncio.BufferedProtocol):
             give_back = bool(unpack(request.payload, bool)[0])
             self.consuming.end()
             held = self.held.take_all()
+            self.fired.take_all()
+            self.earlier.take_all()
             if give_back and self.application is not None:
                 for magazine, runs in held.items():
                     self.application.give_back(magazine, runs)
@@ -386,17 +401,47 @@ class Session(asyncio.BufferedProtocol):
 
     # -- claims of this connection
 
-    def hold(self, magazine: str, runs: list[Run]) -> None:
+    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
         """The client was given these. If it is gone already, they go back."""
         if self.closed:
             assert self.application is not None
             self.application.give_back(magazine, runs)
         else:
             self.held.add(magazine, runs)
+            if fired:
+                self.fired.add(magazine, runs)
+
+    def delivered(self, magazine: str) -> list[Run]:
+        """What it holds of the magazine and did not claim by itself."""
+        return self.held.without(magazine, self.fired.runs(magazine) + self.earlier.runs(magazine))
+
+    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
+        """It holds these no longer; returns what it did hold of them."""
+        taken = self.held.take(magazine, runs)
+        for some in (self.fired, self.earlier):
+            if some:
+                some.take(magazine, taken)
+        return taken
+
+    def take_up(self, magazine: str, runs: list[Run]) -> None:
+        """Its client held these on an earlier connection."""
+        self.held.add(magazine, runs)
+        self.earlier.add(magazine, runs)
+
+    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
+        """The client holds these of the magazine, and nothing else."""
+        if self.closed:
+            return  # they wait for its next connection, or for its end
+        self.resumed.add(magazine)
+        self.broker.said(self, magazine)
+        self.held.forget(magazine)
+        self.fired.forget(magazine)
+        self.earlier.forget(magazine)
+        self.hold(magazine, runs, fired=fired)
 
     def let_go(self, magazine: str, runs: list[Run]) -> None:
         """The client accounted for these."""
-        if self.held.take(magazine, runs) and self.application is not None:
+        if self.take(magazine, runs) and self.application is not None:
             self.application.poke(magazine)
 
     # -- the handshake
@@ -415,15 +460,22 @@ class Session(asyncio.BufferedProtocol):
             head,
             lambda found: self._admitted(request.request_id, head, *found),
             self._turned_away,
+            lambda: self.closed or self._closing,
         )
 
     def _admitted(self, request_id: int, head: Connect, principal: Principal, application: Application) -> None:
         if self.closed or self._closing:
+            self.broker.left(application, self.broker.holder(principal, self.peer))
+            return
+        try:
+            self.owner = claimant(principal.name, head)
+        except ConfigError as exc:
+            self.broker.left(application, self.broker.holder(principal, self.peer))
+            self.end(exc)
             return
         self.principal = principal
         self.application = application
         self.instance = head.instance
-        application.sessions += 1
         resumed = self.broker.take_up(self)
         settings = self.broker.settings
         welcome = Connected(
@@ -434,7 +486,9 @@ class Session(asyncio.BufferedProtocol):
             principal.name,
             resumed,
             application.store.magazines.tells_repeats,
+            str(self.owner),
         )
+        self._machine.screen = self._screen
         self.write(self._machine.welcome(request_id, welcome))
         if self.broker.draining:
             self.notice()

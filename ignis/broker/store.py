@@ -22,6 +22,7 @@ from ignis.broker.link import Link, Slot
 from ignis.broker.loading import begin
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.tls import client_context
+from ignis.broker.tracking import Tracking
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
@@ -53,10 +54,12 @@ from ignis.storage.base import (
     ShardState,
     Store,
     Transfer,
+    group_pointers,
 )
-from ignis.storage.checks import check_limit
+from ignis.storage.checks import check_declaration, check_limit, check_owner, check_record, ttl_milliseconds
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.underway import Loading
+from ignis.urls import redacted
 
 __all__ = ["BrokerStore", "open_store"]
 
@@ -77,9 +80,15 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
     given: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     given.pop("create", None)
     files: dict[str, str] = {name: str(given.pop(name)) for name in ("ca", "cert", "key") if name in given}
+    try:
+        host, port = parts.hostname or "127.0.0.1", parts.port or DEFAULT_PORT
+    except ValueError:  # which would show what stands there
+        raise ConfigError(
+            f"broker URL {redacted(parts.geturl())!r}: its port is no number of 1 to 65535; write ignis://user:password@host:port"
+        ) from None
     endpoint = Endpoint(
-        parts.hostname or "127.0.0.1",
-        parts.port or DEFAULT_PORT,
+        host,
+        port,
         client_id,
         farm_id,
         str(given.pop("token", "")) or os.environ.get("IGNIS_TOKEN", ""),
@@ -90,7 +99,7 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
         else None,
     )
     if parts.path.strip("/"):
-        raise ConfigError(f"a broker's URL has no path: {parts.path!r}")
+        raise ConfigError(f"a broker's URL has no path: {redacted(parts.geturl())!r}")
     if files and endpoint.tls is None:
         raise ConfigError(f"{min(files)} is for ignis+tls://")
     return BrokerStore(endpoint, resolve(ClientSettings, given))
@@ -99,8 +108,8 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
 class BrokerStore(Store):
     """One connection to a broker. Thread-safe; not usable in a child after ``fork``.
 
-    What this store claimed is delivered to others soon after its connection is lost and does not come back (see
-    ``broker.redeliver_after_s``); `close` leaves it claimed, as other stores do.
+    What this store claimed stays its own over a new connection, and over a new broker, as long as it is back soon (see
+    ``broker.redeliver_after_s``); if not, it is delivered to others. `close` leaves it claimed, as other stores do.
 
     Args:
         endpoint: where the broker is.
@@ -116,6 +125,7 @@ class BrokerStore(Store):
         self.farm_id = endpoint.farm_id
         self.client = SyncClient(endpoint, settings)
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.tracking = Tracking(self.client, keeps=True)
         self.gate = Gate("store", settings.timeout_s)
         self._closing = False
         self._waits: dict[Slot, Link] = {}
@@ -124,7 +134,9 @@ class BrokerStore(Store):
         self.queues = BrokerQueues(self)
         self.locks = BrokerLocks(self)
         self.arrays = BrokerArrays(self)
-        self.client.connect(settings.connect_timeout_s)
+        broker = self.client.connect(settings.connect_timeout_s).machine.broker
+        if broker is not None and broker.owner:
+            self._owner = broker.owner  # the same at every broker: it is made of who this client is
 
     # -- what the facets use
 
@@ -207,6 +219,7 @@ class BrokerStore(Store):
         if self.client.forked:
             return  # the parent's
         self._closing = True
+        self.tracking.close()
         self.gate.close()
         deadline = time.monotonic() + timeout
         while True:
@@ -250,6 +263,7 @@ class BrokerMagazines(MagazineStore):
         self._store = store
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        check_declaration(magazine, shards, durability)
         self._store.ask(asks.declare(magazine, shards, durability))
 
     def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
@@ -315,9 +329,15 @@ class BrokerMagazines(MagazineStore):
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
         check_limit(limit)
-        return self._store.ask(asks.fire(magazine, limit, owner, shards, max_bytes))
+        check_owner(owner)  # none at all is this client to the broker
+        with self._store.tracking.claiming(magazine) as found:
+            result = self._store.ask(asks.fire(magazine, limit, owner, shards, max_bytes))
+            if owner == self._store.owner:
+                found.extend(result.claims)
+        return result
 
     def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        check_owner(owner)
         return self._store.ask(asks.claim(magazine, limit, owner, shards))
 
     def held(self, magazine: str, owner: str) -> list[Run]:
@@ -326,11 +346,32 @@ class BrokerMagazines(MagazineStore):
     def renew(self, magazine: str, owner: str) -> bool:
         return self._store.ask(asks.renew(magazine, owner))
 
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        lost: dict[int, list[int]] = {
+            shard: sorted(many) for shard, many in pointers.items() if not 0 <= shard <= _MOST_SHARDS and many
+        }
+        for shard, many in pointers.items():
+            if 0 <= shard <= _MOST_SHARDS and (low := sorted({one for one in many if one < 0})):
+                lost[shard] = low
+        for runs, count in _named(pointers):
+            if count:
+                for shard, start, stop in self._store.ask(
+                    asks.renew_claims(magazine, runs, str(owner), str(to_owner or ""))
+                ):
+                    lost.setdefault(shard, []).extend(range(start, stop))
+        return dict(lost)
+
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
-        return sum(self._store.ask(asks.reload(magazine, runs, fence)) for runs, _ in _named(pointers))
+        count = sum(self._store.ask(asks.reload(magazine, runs, fence)) for runs, _ in _named(pointers))
+        self._store.tracking.accounted(magazine, pointers)
+        return count
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
-        return sum(self._store.ask(asks.delete(magazine, runs)) for runs, _ in _named(pointers))
+        count = sum(self._store.ask(asks.delete(magazine, runs)) for runs, _ in _named(pointers))
+        self._store.tracking.accounted(magazine, pointers)
+        return count
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         found: dict[int, dict[int, bytes | None]] = {}
@@ -370,7 +411,9 @@ class BrokerMagazines(MagazineStore):
     ) -> int:
         ask = asks.transfer(source, target, items, ttl_s, fence)
         self._check_size(len(ask.payload))
-        return self._store.ask(ask)
+        moved = self._store.ask(ask)
+        self._store.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in items))
+        return moved
 
     def abandoned(
         self,
@@ -416,6 +459,7 @@ class BrokerQueues(QueueStore):
         return self._store.ask(asks.queue_get(name))
 
     def put(self, record: QueueRecord) -> None:
+        check_record(record)
         self._store.ask(asks.queue_put(record))
 
     def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
@@ -429,6 +473,7 @@ class BrokerQueues(QueueStore):
                     raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
                 fresh = copy.deepcopy(known)
                 change(fresh)
+                check_record(fresh)
                 try:
                     return client.ask(asks.queue_replace(known, fresh, fence))
                 except ConflictError:
@@ -448,9 +493,11 @@ class _Locks(LockTable):
         self._where = table, farm_id
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        ttl_milliseconds(ttl_s)
         return self._store.ask(asks.lock(Command.LOCK_ACQUIRE, name, owner, ttl_s, *self._where))
 
     def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
+        ttl_milliseconds(ttl_s)
         return self._store.ask(asks.lock(Command.LOCK_RENEW, name, owner, ttl_s, *self._where))
 
     def release(self, name: str, owner: str) -> bool:

@@ -21,7 +21,8 @@ from ignis.broker.commands import FINISHING
 from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.link import Link, Slot
-from ignis.config import ClientSettings, resolve
+from ignis.broker.tracking import Tracking
+from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,
@@ -31,6 +32,7 @@ from ignis.errors import (
     StoreTimeoutError,
     StoreUnreachableError,
 )
+from ignis.native.wire import pack_pointers
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["Subscription", "SyncClient"]
@@ -53,6 +55,7 @@ class SyncClient:
         self.instance = secrets.token_hex(16)
         self.connects = 0
         self.late_answers = 0
+        self._tracking = Tracking(self, keeps=False)
         self._pid = os.getpid()
         self._connecting = threading.Lock()
         self._link: Link | None = None
@@ -76,7 +79,7 @@ class SyncClient:
 
     def exchange(self, ask: Ask[T], timeout: float | None = None) -> bytes:
         """`ask`, without reading the answer."""
-        timeout_s = self.settings.timeout_s if timeout is None else timeout
+        timeout_s = self.settings.timeout_s if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + timeout_s
         while True:
             link = self._link_for(ask, max(0.001, deadline - time.monotonic()))
@@ -113,12 +116,29 @@ class SyncClient:
 
     def consume(self, queue: str, limit: int = 1, wait_s: float = 0, *, max_bytes: int = 8 << 20) -> FireResult:
         """Claims up to ``limit`` messages of a queue, waiting up to ``wait_s`` seconds for the first. What is not
-        acknowledged when this connection ends is delivered again."""
-        return self.ask(asks.consume(queue, limit, wait_s, max_bytes))
+        acknowledged when this client ends, or has no connection for ``broker.redeliver_after_s``, is delivered again."""
+        with self._tracking.claiming(queue) as claims:
+            found = self.ask(asks.consume(queue, limit, wait_s, max_bytes))
+            claims.extend(found.claims)
+        return found
 
     def ack(self, queue: str, pointers: Pointers) -> int:
-        """Retires messages; returns how many of them this connection held."""
-        return self.ask(asks.ack(queue, pointers))
+        """Retires messages; returns how many of them this client held."""
+        count = self.ask(asks.ack(queue, pointers))
+        self._tracking.accounted(queue, pointers)
+        return count
+
+    def nack(self, queue: str, pointers: Pointers, **how: Any) -> int:
+        """Gives messages back, or moves them to the sideline: see `ignis.broker.asks.nack`."""
+        count = self.ask(asks.nack(queue, pointers, **how))
+        self._tracking.accounted(queue, pointers)
+        return count
+
+    def renew(self, queue: str, pointers: Pointers) -> int:
+        """Starts the stuck time of messages anew; returns how many of them this client does not hold (any more). Needed only
+        for what came over a connection that was lost since: the broker renews what it delivered over the present one."""
+        lost = self.ask(asks.renew_claims(queue, pack_pointers(pointers), ""))
+        return sum(stop - start for _, start, stop in lost)
 
     def ack_soon(self, queue: str, pointers: Pointers) -> None:
         """`ack` that does not wait for the answer: the next request follows at once, in this order.
@@ -128,6 +148,7 @@ class SyncClient:
 
         Raises what an earlier one was refused for (then these are not acknowledged), and what `ask` raises.
         """
+        self._tracking.accounted(queue, pointers)
         ask = asks.ack(queue, pointers)
         self._link_for(ask, self.settings.timeout_s).tell(ask.command, ask.payload, self.settings.timeout_s)
 
@@ -138,7 +159,11 @@ class SyncClient:
         Raises the first refusal since then, ConnectionLostError when it is not known what became of some, StoreTimeoutError.
         """
         self.check()
-        return 0 if self._link is None else self._link.settle(self.settings.timeout_s if timeout is None else timeout)
+        return (
+            0
+            if self._link is None
+            else self._link.settle(self.settings.timeout_s if timeout is None else check_timeout(timeout))
+        )
 
     def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> Subscription:
         """Messages of a queue as they come, at most ``credit`` of them unacknowledged.
@@ -146,6 +171,7 @@ class SyncClient:
         The subscription ends with the connection: ConnectionLostError. Subscribe again; what was not acknowledged
             comes again.
         """
+        self._tracking.leave(queue)
         link = self.connect(self.settings.timeout_s)
         slot = Slot()
         ask = asks.subscribe(queue, credit, max_bytes)
@@ -210,6 +236,10 @@ class SyncClient:
                     fresh.unwaited.inherit(link.unwaited)
                 link = self._link = fresh
                 self.connects += 1
+                if self._closed:  # meanwhile, by another thread, which did not see this one
+                    self._link = None
+                    fresh.lose("the client was closed")
+                    raise ClosedError("the client is closed")
             return link
         finally:
             self._connecting.release()
@@ -316,7 +346,9 @@ class Subscription:
 
         Raises ConnectionLostError, ClosedError after `close`, or why the broker ended the subscription.
         """
-        answer = self._link.next_answer(self._slot, self._client.settings.timeout_s if timeout is None else timeout)
+        answer = self._link.next_answer(
+            self._slot, self._client.settings.timeout_s if timeout is None else check_timeout(timeout)
+        )
         if answer is None:
             return None
         if answer.error is not None:
@@ -334,7 +366,7 @@ class Subscription:
 
     def settle(self, timeout: float | None = None) -> int:
         """See `SyncClient.settle`."""
-        return self._link.settle(self._client.settings.timeout_s if timeout is None else timeout)
+        return self._link.settle(self._client.settings.timeout_s if timeout is None else check_timeout(timeout))
 
     def nack(self, pointers: Pointers, **how: Any) -> int:
         """See `ignis.broker.asks.nack`."""

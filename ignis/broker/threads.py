@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 
+from ignis.hooks import call_user_code
+
 __all__ = ["Threads"]
+
+log = logging.getLogger("ignis.broker")
 
 
 class Threads:
@@ -28,7 +33,7 @@ class Threads:
             thread.start()
 
     def submit(self, call: Callable[[], None]) -> None:
-        """``call`` must not raise."""
+        """``call`` must not raise; what it raises all the same is logged, and the thread goes on."""
         self._calls.put(call)
 
     def close(self, timeout: float) -> bool:
@@ -47,4 +52,4 @@ class Threads:
             call = take()
             if call is None:
                 return
-            call()
+            call_user_code(log, "a call in a thread of the broker failed", call)

@@ -81,7 +81,7 @@ def load_users(path: str | os.PathLike[str]) -> Users:
         raise ConfigError(f"users file {os.fspath(path)} is larger than {MAX_BYTES} bytes")
     try:
         users = msgspec.json.decode(data, type=Users)
-    except (msgspec.MsgspecError, RecursionError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"users file {os.fspath(path)}: {exc}") from None
     if users.version != VERSION:
         raise ConfigError(f"users file {os.fspath(path)} has version {users.version}, this build reads {VERSION}")

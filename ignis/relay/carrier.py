@@ -70,6 +70,10 @@ class Load:
             self.magazine.load_batches(self._batches)
         except Exception as exc:
             return exc
+        except BaseException as exc:  # whoever waits for the outcome gets one, whatever it was
+            error = RuntimeError(f"{type(exc).__name__}: {exc}")
+            error.__cause__ = exc
+            return error
         return None
 
 

@@ -34,6 +34,7 @@ from ignis.relay.directory import RelayDirectory
 from ignis.relay.inlet import Inlet, Target
 from ignis.relay.label import settings_of
 from ignis.relay.roster import Roster
+from ignis.urls import redacted
 
 __all__ = ["Relay"]
 
@@ -106,7 +107,7 @@ class Relay:
         """
         if str(self.app.url).startswith("relay:"):
             raise ConfigError(
-                f"the relay's own store cannot be {self.app.url}: give it the store that keeps the messages"
+                f"the relay's own store cannot be {redacted(self.app.url)}: give it the store that keeps the messages"
             )
         lock = self.directory.lock()
         try:
@@ -115,7 +116,7 @@ class Relay:
             self._write_state()
             self._carrier = Carrier(_PARALLEL_LOADS)
             self._running = True
-            log.info("relaying %s to %s", self.directory.path, self.app.url)
+            log.info("relaying %s to %s", self.directory.path, redacted(self.app.url))
             while not self._stopping:
                 if not self._turn():
                     self._rest()

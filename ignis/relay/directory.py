@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
+from ignis.storage.os_errors import store_errors
 
 __all__ = ["CHANNEL_SUFFIX", "RelayDirectory"]
 
@@ -57,8 +58,10 @@ class RelayDirectory:
     # -- the relay's lock
 
     def lock(self) -> int:
-        """Takes the relay's lock; returns the descriptor that holds it. Raises LockHeldError: another relay lives."""
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        """Takes the relay's lock; returns the descriptor that holds it. Raises LockHeldError: another relay lives;
+        StoreUnreachableError, StoreFullError: no descriptor, or no room for it."""
+        with store_errors(f"relay directory {self.path}"):
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         deadline = time.monotonic() + _LOCK_TRIES_S
         try:
             while True:
@@ -77,9 +80,12 @@ class RelayDirectory:
     def relay_present(self) -> bool:
         """Whether a process holds the relay's lock at this moment."""
         try:
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            return False
+            with store_errors(f"relay directory {self.path}"):
+                descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except StoreUnreachableError as exc:
+            if isinstance(exc.__cause__, FileNotFoundError):
+                return False
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -119,7 +125,9 @@ class RelayDirectory:
     def channel_files(self) -> list[Path]:
         """The channels there are, oldest name first; removes what half-made files dead producers left."""
         found = []
-        for entry in os.scandir(self.channels):
+        with store_errors(f"relay directory {self.path}"):
+            entries = list(os.scandir(self.channels))
+        for entry in entries:
             if entry.name.endswith(CHANNEL_SUFFIX):
                 found.append(Path(entry.path))
             elif entry.name.endswith(".tmp"):

@@ -46,7 +46,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """Checks what a producer wrote. Raises ConfigError: nothing of it can be trusted."""
         try:
             label = msgspec.msgpack.decode(data, type=cls)
-        except (msgspec.MsgspecError, RecursionError) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise ConfigError(f"the channel's label cannot be read: {exc}") from exc
         if label.version != VERSION:
             raise ConfigError(f"the channel's label has version {label.version}, this relay reads version {VERSION}")

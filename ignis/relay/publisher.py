@@ -8,8 +8,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ignis.config import PublisherSettings
+from ignis.config import PublisherSettings, check_timeout
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
+from ignis.hooks import log_safely
 from ignis.magazine import Magazine
 from ignis.native import Outbox, Receipt
 from ignis.publisher import Publisher
@@ -64,11 +65,12 @@ class RelayPublisher(Publisher[M]):
         """
         if self._closing:
             return
+        timeout_s = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
         self._closing = True
         self._put = self._refuse
         outbox = self._outbox
         try:
-            outbox.wait_settled(outbox.sent, self._settings.close_timeout_s if timeout is None else timeout)
+            outbox.wait_settled(outbox.sent, timeout_s)
         except ForkedHandleError:
             return  # the parent's channel, which is not ours to close
         finally:
@@ -115,8 +117,12 @@ class ReceiptWatcher:
             except (ClosedError, ForkedHandleError):
                 return
             except NativeError as exc:
-                log.error("the channel's file is damaged: %s", exc)  # its receipts have failed
+                log_safely(log, logging.ERROR, "the channel's file is damaged: %s", exc)  # its receipts have failed
                 return
+            except BaseException:
+                with self._lock:
+                    self._running = False  # whoever registers next starts another
+                raise
             if waiting:
                 continue
             with self._lock:

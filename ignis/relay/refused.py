@@ -43,6 +43,11 @@ class NoReading(MagazineStore):
     def held(self, magazine: str, owner: str) -> list[Run]:
         refuse("held", self.url)
 
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        refuse("renew_claims", self.url)
+
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         refuse("reload", self.url)
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ignis.broker import asks
 from ignis.broker.client import AsyncClient
+from ignis.broker.commands import Command
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.sync_client import SyncClient
 from ignis.errors import BadRequestError, ConfigError, QueueNotFoundError
 from ignis.message import Message
 from ignis.native import Record, encode_record
-from ignis.storage.base import FireResult
-from tests.broker_support import RunningBroker
+from ignis.storage.base import FireResult, Pointers
+from tests.broker_support import RunningBroker, Wire, running
 from tests.support import WAIT_S, eventually
 
 pytestmark = pytest.mark.integration
@@ -272,3 +274,39 @@ def test_coroutines(broker: RunningBroker) -> None:
             assert (await client.ask(asks.queue_info("a")))["in_flight"] == 0
 
     asyncio.run(run())
+
+
+def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who names what it does not hold takes one thread of the store's, whatever it names and however often."""
+    with running(memory_url) as broker:
+        with broker.client() as client:
+            client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        go, names, under_way = threading.Event(), 1 << 20, []
+        magazines = broker.broker.applications[0].store.magazines
+        renew, call = magazines.renew_claims, broker.broker.call
+
+        def held_up(magazine: str, pointers: Pointers, owner: str, **how: Any) -> dict[int, Sequence[int]]:
+            assert go.wait(WAIT_S)
+            assert [len(many) for many in pointers.values()] == [names]
+            return renew(magazine, pointers, owner, **how)
+
+        def counted(work: Callable[..., Any], done: Callable[..., None], *rest: Any) -> None:
+            under_way.append(work)
+            call(work, done, *rest)
+
+        monkeypatch.setattr(magazines, "renew_claims", held_up)
+        monkeypatch.setattr(broker.broker, "call", counted)
+        with Wire(broker.port) as wire:
+            wire.greet()
+            under_way.clear()
+            for number in range(20):
+                ask = asks.ack("q", {0: range(1, names + 1)})
+                wire.send(ask.command, 10 + number, ask.payload)
+            wire.send(Command.PING, 99)
+            assert wire.receive()[1] == 99
+            looks = [one for one in under_way if one.__name__ == "look"]
+            go.set()
+            assert len(looks) == 1
+            answers = [wire.receive() for _ in range(20)]
+            assert sorted(one[1] for one in answers) == list(range(10, 30))
+            assert {asks.count_of(one[2]) for one in answers} == {0}

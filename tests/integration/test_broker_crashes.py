@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker import asks
+from ignis.broker import application, asks
 from ignis.broker.crashes import _BATCH
 from ignis.broker.sync_client import SyncClient
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.native import PackedBatch, Record, encode_record
 from tests.broker_support import RunningBroker
-from tests.support import WAIT_S, eventually
+from tests.support import UNREADABLE_METAS, WAIT_S, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -183,3 +183,44 @@ def test_a_sideline_has_no_sideline(url: str) -> None:
         reader.link.lose("cable cut")
         eventually(lambda: info(client)["sideline_in_flight"] == 0)
         assert info(client)["sideline"] == 1
+
+
+@pytest.mark.parametrize("kind", UNREADABLE_METAS)
+def test_headers_that_cannot_be_read_hold_nobody_up(broker: RunningBroker, kind: str) -> None:
+    with broker.client(timeout_s=WAIT_S) as client:
+        create(client, b"a")
+        records = [encode_record(b"poison", meta=UNREADABLE_METAS[kind]), encode_record(b"b"), encode_record(b"c")]
+        client.ask(asks.send_batch("q", [(0, PackedBatch.pack(records))]))
+        assert lose(broker) == 4
+        eventually(lambda: settled(client))
+        (aside,) = messages(client, SIDELINE)
+        assert (aside.body, aside.reason, aside.crashes) == (b"poison", "unreadable", 1)
+        assert [(one.body, one.crashes) for one in messages(client, "q")] == [(b"a", 1), (b"b", 1), (b"c", 1)]
+
+
+def test_a_refusal_of_what_cannot_be_read_sets_it_aside(broker: RunningBroker) -> None:
+    with broker.client(timeout_s=WAIT_S) as client:
+        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
+        records = [encode_record(b"poison", meta=meta) for meta in UNREADABLE_METAS.values()]
+        records.append(encode_record(b"a"))
+        client.ask(asks.send_batch("q", [(0, PackedBatch.pack(records))]))
+        found = client.consume("q", 10, wait_s=WAIT_S)
+        where = {claim.shard: claim.pointers for claim in found.claims}
+        assert client.ask(asks.nack("q", where, sideline=True, reason="rejected")) == len(records)
+        assert [one.reason for one in messages(client, SIDELINE)] == ["unreadable"] * len(UNREADABLE_METAS) + [
+            "rejected"
+        ]
+
+
+def test_whatever_counting_raises_the_messages_come_back(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError("a bug")
+
+    with broker.client(timeout_s=WAIT_S) as client:
+        create(client, b"a", b"b")
+        monkeypatch.setattr(application, "count_crash", broken)
+        assert lose(broker) == 2
+        eventually(lambda: settled(client))
+        assert [(one.body, one.crashes) for one in messages(client, "q")] == [(b"a", 0), (b"b", 0)]

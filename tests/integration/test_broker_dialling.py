@@ -105,6 +105,8 @@ def test_a_certificate_that_the_broker_wants(ask: Ask, files: TlsFiles) -> None:
 
 def test_credentials_that_are_refused(ask: Ask) -> None:
     class Nobody:
+        open = False
+
         def authenticate(self, credentials: Credentials) -> Principal:
             raise UnauthenticatedError("token is not known")
 

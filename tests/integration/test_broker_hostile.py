@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from ignis.broker import asks
+from ignis.broker.access import Credentials, Principal
+from ignis.broker.auth import KnownUser
 from ignis.broker.commands import Command
-from ignis.broker.payloads import Connect, Subscribe, pack, pack_connect, pack_send, pack_send_batch
+from ignis.broker.payloads import Connect, Failure, Subscribe, pack, pack_connect, pack_send, pack_send_batch, unpack
+from ignis.broker.users import User
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from ignis.native.wire import pack_pointers
@@ -29,11 +32,21 @@ from tests.support import WAIT_S, eventually
 pytestmark = pytest.mark.integration
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
-_LIMITS, _HERE, _RECEIVING = "test_broker_limits", "test_broker_hostile", "test_broker_receiving"
+_LIMITS, _HERE, _FLOODS = "test_broker_limits", "test_broker_hostile", "test_broker_floods"
 
 LIMITS: dict[str, tuple[str, str]] = {
     "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
     "frame": (_HERE, "test_a_frame_over_the_limit"),
+    "frame over 8,192 bytes of a request that its sender may not make": (
+        _HERE,
+        "test_a_denied_request_is_answered_before_it_has_come",
+    ),
+    (
+        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, ACK, NACK, RELOAD, DELETE, PEEK, TRANSFER, "
+        "ARRAY_ENQUEUE"
+    ): (_HERE, "test_a_denied_request_is_answered_before_it_has_come"),
+    "head of a request other than TRANSFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "values of an ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
     "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
@@ -44,6 +57,7 @@ LIMITS: dict[str, tuple[str, str]] = {
     "bytes that all connections together have not read": (_HERE, "test_what_all_leave_unread_together"),
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
     "connections": (_LIMITS, "test_connections_are_counted"),
+    "connections that have not said who they are": (_FLOODS, "test_silence_of_one_address_does_not_lock_out_another"),
     "answer to FIRE, CONSUME, PEEK, SCAN, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
     "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
 }
@@ -95,6 +109,45 @@ def test_a_frame_over_the_limit(narrow: RunningBroker) -> None:
         failure = wire.failure()
         assert (failure.code, failure.fatal) == ("frame_too_large", True)
         assert wire.closed()
+
+
+def test_heads_and_values_are_bounded(memory_url: str) -> None:
+    with running(memory_url) as broker, greeted(broker.port) as wire:
+        wire.send(Command.NACK, 2, pack(["orders", "requeue", -1, "", "", [{}] * 400_000]))
+        assert (failure := wire.failure()).code == "bad_request"
+        assert "262144" in failure.message
+        wire.send(Command.ARRAY_ENQUEUE, 3, pack(["a", "Q", [{}] * 1_000_001]))
+        assert (failure := wire.failure()).code == "config"
+        assert "at most 1000000" in failure.message
+        wire.send(Command.ARRAY_ENQUEUE, 4, pack(["a", "Q", [0] * 400_000]))
+        assert wire.receive()[:2] == (Command.RESULT, 4)
+        wire.send(Command.PING, 5)
+        assert wire.receive()[0] == Command.PONG
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{2: "a\nb"}, {6: "a\nb"}, {7: [1]}, {7: ["h", -1, 1, 1, "b"]}, {1: 5}, {5: b"secretpw"}],
+    ids=["instance", "software", "short process", "pid", "farm_id", "password"],
+)
+def test_an_odd_connect_is_told_so_and_is_one_line_of_the_log(
+    narrow: RunningBroker, odd: dict[int, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = ["ignis", "local", "wire", "", "", "", "", None]
+    hello = pack_connect(Connect("", "", ""))[: -len(pack(Connect("", "", "")))]
+    caplog.set_level("INFO")
+    with Wire(narrow.port) as wire:
+        wire.send(Command.CONNECT, 1, hello + pack([odd.get(at, one) for at, one in enumerate(fields)]))
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("protocol", True)
+        assert wire.closed()
+    lines = [one for one in caplog.records if one.exc_info or "Connect" in one.getMessage()]
+    assert len(lines) == 1
+    text = lines[0].getMessage()
+    assert len(text) < 300
+    assert "\n" not in text
+    assert "secretpw" not in text + failure.message
+    assert lines[0].exc_info is None
 
 
 def test_what_follows_good_frames_is_told_as_well(narrow: RunningBroker) -> None:
@@ -430,3 +483,48 @@ def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int],
             assert good.ask(asks.names()), number
         assert own_bytes(broker.process.pid) - before < 150 << 20
         assert broker.process.poll() is None
+
+
+# -- users who may not do what they ask for
+
+
+class Users:
+    """Lets in who has a name, with its own rules."""
+
+    open = False
+
+    def __init__(self, **rules: list[str]) -> None:
+        self.users = {name: KnownUser(User(name, texts)) for name, texts in rules.items()}
+
+    def authenticate(self, credentials: Credentials) -> Principal:
+        return self.users[credentials.user]
+
+
+def test_a_denied_request_is_answered_before_it_has_come(memory_url: str) -> None:
+    """And nothing of it is kept, however many there are and whatever they are called."""
+    users = Users(none=[], web=["publish:orders"])
+    with running(memory_url, authenticator=users) as broker, Wire(broker.port) as none, Wire(broker.port) as web:
+        none.greet(user="none")
+        web.greet(user="web", instance="web")
+        name = "n" * (8 << 20)
+        for number in range(2, 12):
+            for wire, command, payload, codes in (
+                (none, Command.METADATA, pack([f"{number}{name}"]), ("bad_request",)),
+                (none, Command.SEND, pack_send(b"orders", 0, 0, bytes(8 << 20)), ("permission_denied",)),
+                (web, Command.SEND, pack_send(b"bills", 0, 0, bytes(8 << 20)), ("permission_denied",)),
+                (web, Command.METADATA, pack([f"{number}{'n' * 200_000}"]), ("permission_denied", "invalid_name")),
+            ):
+                frame = encode_frame(command, number, payload)
+                half = len(frame) // 2 if len(frame) > 1 << 20 else len(frame)
+                wire.raw(frame[:half])
+                answered, request_id, failure = wire.receive()
+                assert (answered, request_id) == (Command.ERROR, number)
+                assert unpack(failure, Failure)[0].code in codes
+                assert held_bytes(broker) <= 2 * (256 << 10)
+                wire.raw(frame[half:])
+        for wire in (none, web):
+            wire.send(Command.PING, 99)
+            assert wire.receive()[:2] == (Command.PONG, 99)
+        assert broker.on_loop(lambda: broker.broker.backlog_bytes) == 0
+        remembered = [key for user in users.users.values() for key in user._permissions._remembered]
+        assert all(len(queue) <= 512 for _, queue in remembered)

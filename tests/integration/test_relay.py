@@ -264,7 +264,7 @@ def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[by
     calls = [
         lambda: queue.main.fire(1),
         queue.main.metadata,
-        lambda: queue.sideline.load(b"x"),
+        lambda: queue.sideline.fire(1),
         lambda: store.locks.acquire("a", "b", 1.0),
         lambda: store.arrays.size("a", "b"),
         lambda: store.queues.remove("q"),

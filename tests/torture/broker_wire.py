@@ -23,10 +23,10 @@ from ignis.broker.commands import ANSWERS, Command
 from ignis.broker.endpoint import Endpoint
 from ignis.broker.payloads import Connect, Connected, Named, pack, pack_connect, pack_send, unpack
 from ignis.broker.protocol import Answer, BrokerMachine, ClientMachine, Request
-from ignis.broker.requests import QUEUE_OF
 from ignis.broker.server import Broker
 from ignis.broker.sync_client import SyncClient
-from ignis.errors import BadRequestError, BrokerError, MalformedFrameError
+from ignis.broker.table import TABLE
+from ignis.errors import BadRequestError, BrokerError, ConfigError, MalformedFrameError
 from ignis.native import encode_frame, encode_record
 from ignis.native.wire import ReadArea, unpack_runs
 from tests.torture.report import Outcome
@@ -34,7 +34,7 @@ from tests.vectors import by_hand
 
 __all__ = ["cancellations", "frames", "hostile"]
 
-_DECLARED = (BrokerError, MalformedFrameError, BadRequestError)
+_DECLARED = (BrokerError, MalformedFrameError, BadRequestError, ConfigError)
 _WAIT_S = 30.0
 
 
@@ -171,8 +171,8 @@ def _look_into(outcome: Outcome, one: Request | Answer) -> None:
             asks.delivered(one.payload)
         elif one.command in (Command.ACK, Command.NACK, Command.DELETE, Command.PEEK, Command.RELOAD):
             unpack_runs(one.payload, unpack(one.payload, Named)[1])
-        elif one.command in QUEUE_OF:
-            QUEUE_OF[one.command](one.payload)
+        elif (row := TABLE.get(one.command)) is not None and row.names is not None:
+            row.names(one.payload)
     except _DECLARED:
         outcome.add(refused=1)
     except Exception as exc:

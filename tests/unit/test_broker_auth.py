@@ -340,33 +340,6 @@ def test_failures_slow_guessing_one_users_password_down(
         users.authenticate(Credentials(user="ann", password="x", peer="192.0.2.99:1"))
 
 
-def test_only_so_many_passwords_are_checked_at_a_time(users: UsersFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, leave = threading.Semaphore(0), threading.Event()
-
-    def slow(password: str, kept: str) -> bool:
-        entered.release()
-        assert leave.wait(30)
-        return False
-
-    monkeypatch.setattr(auth, "verify_password", slow)
-    monkeypatch.setattr(auth, "_HASHING_WAIT_S", 0.01)
-
-    def attempt() -> None:
-        with pytest.raises(UnauthenticatedError):
-            users.authenticate(Credentials(user="ann", password="x"))
-
-    threads = [threading.Thread(target=attempt) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        assert entered.acquire(timeout=30)
-    with pytest.raises(TooManyRequestsError):
-        users.authenticate(Credentials(user="ann", password="x"))
-    leave.set()
-    for thread in threads:
-        thread.join(30)
-
-
 def test_a_changed_file_counts_for_the_next_login(
     users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -97,6 +97,8 @@ def requests() -> dict[str, asks.Ask[Any]]:
         "CLAIM": asks.claim("orders", 200_000, "spark-1", [1]),
         "HELD": asks.held("orders", "spark-1"),
         "RENEW": asks.renew("orders", "spark-1"),
+        "RENEW_CLAIMS": asks.renew_claims("orders", runs, "spark-1"),
+        "RESUME": asks.resume("orders", runs, True),
         "LOCK_ACQUIRE": asks.lock(Command.LOCK_ACQUIRE, "db", "me", 90.5, "dc", "farm"),
         "LOCK_RENEW": asks.lock(Command.LOCK_RENEW, "db", "me", 90.5),
         "LOCK_RELEASE": asks.lock_release("db", "me"),
@@ -113,7 +115,7 @@ def requests() -> dict[str, asks.Ask[Any]]:
     }
 
 
-STATES = [ShardState(0, 100, 90, 100, 80, 10), ShardState(1, 0, 0, 0, 0, 0)]
+STATES = [ShardState(0, 100, 90, 100, 80, 10, 2_815_614_201_523_719), ShardState(1, 0, 0, 0, 0, 0, 7)]
 LEFT = [Abandoned(2, 4, ONE, 1_700_000_000_000, "me", True), Abandoned(2, 5, None, 1, "", False)]
 VALUES: dict[str, tuple[Any, Any]] = {
     "CREATE_QUEUE": ({"name": "orders", "shards": 8},) * 2,
@@ -132,6 +134,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "QUEUE_LIST": ([QUEUE, LATER],) * 2,
     "CLAIM": ([Run(1, 5, 204, 200)],) * 2,
     "HELD": ([], []),
+    "RENEW_CLAIMS": ([(0, 5, 6)], [(0, 5, 6)]),
     "LOCK_ACQUIRE": (LOCK, LOCK),
     "LOCK_RENEW": (LOCK, LOCK),
     "ARRAY_DEQUEUE": ([1, "x", b"y", {"z": [None, 2.5]}],) * 2,
@@ -142,7 +145,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
         "DECLARE": None, "RELOAD": 2, "DELETE": 2, "TRANSFER": 1, "EXPIRE": 500, "OLDEST": 1_700_000_000_000_000, "WAIT": 18,
         "WAKE": None, "DROP": None, "NAMES": ["orders", "orders_SIDELINE"], "QUEUE_PUT": None, "QUEUE_REMOVE": False,
         "RENEW": True, "LOCK_RELEASE": True, "LOCK_GET": None, "LOCK_TOKEN": 8, "EPOCH_NEXT": 9, "EPOCH_GET": 1 << 40,
-        "EPOCH_RAISE": None, "ARRAY_ENQUEUE": 4, "ARRAY_SIZE": 70_000,
+        "EPOCH_RAISE": None, "RESUME": 2, "ARRAY_ENQUEUE": 4, "ARRAY_SIZE": 70_000,
     }.items()},
 }  # fmt: skip
 """Commands that RESULT answers: what a broker packs, and what the client's caller is given."""
@@ -164,9 +167,11 @@ HEADS: dict[str, type[Any]] = {
     "SCAN": payloads.Scan, "TRANSFER": payloads.TransferRequest, "ABANDONED": payloads.AbandonedRequest,
     "EXPIRE": payloads.Expire, "WAIT": payloads.Wait, "LOAD_ONCE": payloads.LoadOnce, "QUEUE_PUT": QueueRecord,
     "QUEUE_REPLACE": payloads.QueueReplace, "QUEUE_LIST": payloads.QueueList, "CLAIM": payloads.ClaimRequest,
-    "HELD": payloads.OwnerRequest, "RENEW": payloads.OwnerRequest,
+    "HELD": payloads.OwnerRequest, "RENEW": payloads.OwnerRequest, "RENEW_CLAIMS": payloads.RenewClaims,
+    "RESUME": payloads.Resume,
     **dict.fromkeys(
-        ("ACK", "QUEUE_INFO", "DELETE", "PEEK", "METADATA", "OLDEST", "WAKE", "DROP", "QUEUE_GET", "QUEUE_REMOVE"), payloads.Named
+        ("ACK", "QUEUE_INFO", "DELETE", "PEEK", "METADATA", "OLDEST", "WAKE", "DROP", "QUEUE_GET", "QUEUE_REMOVE"),
+        payloads.Named
     ),
     **dict.fromkeys(("LOCK_ACQUIRE", "LOCK_RENEW", "LOCK_RELEASE", "LOCK_GET", "LOCK_TOKEN"), payloads.LockRequest),
     **dict.fromkeys(("EPOCH_NEXT", "EPOCH_GET", "EPOCH_RAISE"), payloads.EpochRequest),
@@ -274,7 +279,7 @@ def test_defaults_may_be_left_out(name: str) -> None:
     if name == "CONNECT":
         machine = BrokerMachine(AREA, 1 << 20, 8)
         (request,), _ = machine.feed(by_hand.frame(1, 1, FEWEST[name]))
-        assert fields(request.payload) == ["shop", "local", "instance-1", "", "", "", ""]
+        assert fields(request.payload) == ["shop", "local", "instance-1", "", "", "", "", None]
         return
     head = payloads.unpack(take(name, FEWEST[name]).payload, HEADS[name])[0]
     if isinstance(head, QueueRecord):

@@ -164,8 +164,8 @@ LOCK = ["db", "me", 7, 1_700_000_000_000, 1_700_000_090_000]
 DELIVERY = [True, 1, {0: [4, 5]}]
 CLAIMS = claims((3, [(1, 2), (5, 1)], [ONE, None, b""]), (4, [(9, 1)], [TWO]))
 
-CONNECT = ["shop", "local", "instance-1", "secret", "u", "p", "test/1"]
-CONNECTED = ["broker-1", 1 << 20, 8, 60_000, "anyone", 0, True]
+CONNECT = ["shop", "local", "instance-1", "secret", "u", "p", "test/1", ("host-1", 7, 123_456, 4_026_531_836, "a-boot")]
+CONNECTED = ["broker-1", 1 << 20, 8, 60_000, "anyone", 0, True, "broker/client/6f@host-1:7:123456:4026531836:a-boot"]
 
 REQUESTS: dict[tuple[str, int], bytes] = {
     ("CONNECT", 1): hello(CONNECT),
@@ -210,6 +210,8 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("CLAIM", 85): payload(["orders", 200_000, "spark-1", [1]]),
     ("HELD", 86): payload(["orders", "spark-1"]),
     ("RENEW", 87): payload(["orders", "spark-1"]),
+    ("RENEW_CLAIMS", 88): payload(["orders", "spark-1", ""], pointers((0, 4, 2))),
+    ("RESUME", 89): payload(["orders", True], pointers((0, 4, 2))),
     ("LOCK_ACQUIRE", 90): payload(["db", "me", 90.5, "dc", "farm"]),
     ("LOCK_RENEW", 91): payload(["db", "me", 90.5, "", ""]),
     ("LOCK_RELEASE", 92): payload(["db", "me", 0, "", ""]),
@@ -257,7 +259,7 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "TRANSFER": (_RESULT, payload(1)),
     "ABANDONED": (_RESULT, payload([[[2, 4, ONE, 1_700_000_000_000, "me", True], [2, 5, None, 1, "", False]], False])),
     "EXPIRE": (_RESULT, payload(500)),
-    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10], [1, 0, 0, 0, 0, 0]])),
+    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10, 2_815_614_201_523_719], [1, 0, 0, 0, 0, 0, 7]])),
     "OLDEST": (_RESULT, payload(1_700_000_000_000_000)),
     "WAIT": (_RESULT, payload(18)),
     "WAKE": (_RESULT, payload(None)),
@@ -272,6 +274,8 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "CLAIM": (_RESULT, payload([[1, 5, 204, 200]])),
     "HELD": (_RESULT, payload([])),
     "RENEW": (_RESULT, payload(True)),
+    "RENEW_CLAIMS": (_RESULT, payload([[0, 5, 6]])),
+    "RESUME": (_RESULT, payload(2)),
     "LOCK_ACQUIRE": (_RESULT, payload(LOCK)),
     "LOCK_RENEW": (_RESULT, payload(LOCK)),
     "LOCK_RELEASE": (_RESULT, payload(True)),

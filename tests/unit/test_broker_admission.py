@@ -1,0 +1,126 @@
+"""Places for connections: in all, for each address, and for those who have not said who they are."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from ignis.broker import descriptors
+from ignis.broker.admission import Admission, Visitor
+from ignis.broker.descriptors import room_for_connections
+from ignis.config import BrokerSettings
+from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.places import network_of
+
+
+def nothing() -> None:
+    """Closes nothing."""
+
+
+def admission(**limits: int) -> Admission:
+    return Admission(BrokerSettings(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        (("10.1.2.3", 5), "10.1.2.3"),
+        (("::ffff:10.1.2.3", 5, 0, 0), "10.1.2.3"),
+        (("2001:db8:1:2:3:4:5:6", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("2001:db8:1:2:ffff::", 5, 0, 0), "2001:db8:1:2::/64"),
+        (("fe80::1%eth0", 5, 0, 2), "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_what_an_address_is_counted_under(address: object, network: str) -> None:
+    assert network_of(address) == network
+
+
+def test_one_address_keeps_nobody_out() -> None:
+    places = admission(max_unauthenticated=8, max_unauthenticated_per_address=8)
+    closed: list[int] = []
+    for number in range(8):
+        places.enter("a", lambda number=number: closed.append(number))  # type: ignore[misc]
+    with pytest.raises(TooManyRequestsError, match="per_address"):
+        places.enter("a", nothing)
+    for _ in range(4):
+        places.enter("b", nothing)
+    assert closed == [0, 1, 2, 3]
+    with pytest.raises(TooManyRequestsError, match=r"broker\.max_unauthenticated$|broker\.max_unauthenticated\b"):
+        places.enter("b", nothing)
+    places.enter("c", nothing)
+    assert (places.strangers, places.count, places.displaced, places.refused) == (8, 8, 5, 2)
+
+
+def test_a_place_is_free_again() -> None:
+    places = admission(max_unauthenticated=2, max_unauthenticated_per_address=1, max_connections_per_address=2)
+    first = places.enter("a", nothing)
+    with pytest.raises(TooManyRequestsError, match="max_unauthenticated_per_address"):
+        places.enter("a", nothing)
+    places.known(first)
+    second = places.enter("a", nothing)
+    places.known(second)
+    with pytest.raises(TooManyRequestsError, match="max_connections_per_address"):
+        places.enter("a", nothing)
+    for _ in range(2):
+        places.leave(first)
+    places.leave(second)
+    assert (places.count, places.strangers, places.of("a")) == (0, 0, 0)
+    assert not places._all._holders
+    assert not places._strangers._holders
+
+
+def test_strangers_make_room_for_another_address_when_all_places_are_taken() -> None:
+    places = admission(max_connections=4)
+    visitors = [places.enter("a", nothing) for _ in range(4)]
+    with pytest.raises(TooManyRequestsError, match=r"broker\.max_connections"):
+        places.enter("a", nothing)
+    places.enter("b", nothing)
+    for visitor in visitors:
+        places.known(visitor)
+    with pytest.raises(TooManyRequestsError, match=r"broker\.max_connections"):
+        places.enter("c", nothing)
+    assert places.count == 4
+
+
+def test_a_displaced_one_that_leaves_once_more_is_counted_once() -> None:
+    places = admission(max_unauthenticated=3, max_unauthenticated_per_address=3)
+    left: list[Visitor] = []
+    visitors: list[Visitor] = []
+    for number in range(3):
+        visitors.append(places.enter("a", lambda number=number: left.append(visitors[number])))  # type: ignore[misc]
+    places.enter("b", nothing)
+    places.leave(left[0])
+    assert (places.count, places.strangers) == (3, 3)
+
+
+@pytest.fixture
+def limits() -> Iterator[tuple[int, int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_soft_limit_of_files_is_raised_as_far_as_needed(limits: tuple[int, int]) -> None:
+    hard = limits[1]
+    taken = descriptors._open_files()
+    low = taken + 50
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+    assert room_for_connections(20, 100) == 20
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert low < soft <= taken + 20 + 100 + 100
+    assert room_for_connections(20, 100) == 20
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft
+
+
+def test_limits_that_do_not_fit_are_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 1_024))
+    monkeypatch.setattr(descriptors, "_open_files", lambda: 30)
+    with caplog.at_level(logging.WARNING, "ignis.broker"):
+        assert room_for_connections(12_000, 256) == 1_024 - 256 - 30 - 64
+    assert "broker.max_connections = 12000" in caplog.text
+    with pytest.raises(ConfigError, match=r"broker\.reserved_files = 1000"):
+        room_for_connections(12_000, 1_000)

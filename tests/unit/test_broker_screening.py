@@ -1,0 +1,137 @@
+"""Large frames are judged by their first bytes: who may not send them is told so, and the rest is not kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignis.broker.commands import Command
+from ignis.broker.payloads import (
+    ArrayRequest,
+    Connect,
+    Connected,
+    Failure,
+    LoadOnce,
+    Nack,
+    Named,
+    Reload,
+    RenewClaims,
+    Resume,
+    TransferRequest,
+    pack,
+    pack_connect,
+    pack_send,
+    pack_send_batch,
+    unpack,
+)
+from ignis.broker.protocol import BrokerMachine, Request
+from ignis.broker.screening import HEAD_BYTES, LARGE, name_at_head
+from ignis.errors import PermissionDeniedError
+from ignis.native import PackedBatch, decode_frames, encode_frame, encode_record
+from ignis.native.wire import ReadArea
+
+_BULK = bytes(40_000)
+_NAME = "orders.high"
+
+PAYLOADS = {
+    Command.SEND: pack_send(_NAME.encode(), 0, 0, encode_record(_BULK)),
+    Command.SEND_BATCH: pack_send_batch(_NAME.encode(), 0, [(0, PackedBatch.pack([encode_record(_BULK)]))]),
+    Command.LOAD_ONCE: pack(LoadOnce(_NAME, 1), _BULK),
+    Command.ACK: pack(Named(_NAME), _BULK),
+    Command.NACK: pack(Nack(_NAME), _BULK),
+    Command.RELOAD: pack(Reload(_NAME), _BULK),
+    Command.DELETE: pack(Named(_NAME), _BULK),
+    Command.PEEK: pack(Named(_NAME), _BULK),
+    Command.RENEW_CLAIMS: pack(RenewClaims(_NAME), _BULK),
+    Command.RESUME: pack(Resume(_NAME), _BULK),
+    Command.TRANSFER: pack(TransferRequest(_NAME, "target", [(0, 1, _BULK, 0)], 0)),
+    Command.ARRAY_ENQUEUE: pack(ArrayRequest(_NAME, "bin", [_BULK.hex()])),
+}
+
+
+class Judge:
+    """Allows what is about one queue."""
+
+    def __init__(self, allowed: str = "") -> None:
+        self.allowed = allowed
+        self.asked: list[tuple[int, str]] = []
+
+    def __call__(self, command: int, name: str) -> BaseException | None:
+        self.asked.append((command, name))
+        return None if name == self.allowed else PermissionDeniedError(Command(command).name, name)
+
+
+def ready(judge: Judge | None) -> tuple[BrokerMachine, ReadArea]:
+    area = ReadArea(4_096)
+    machine = BrokerMachine(area, 64 << 20, 100)
+    machine.feed(encode_frame(Command.CONNECT, 1, pack_connect(Connect("a", "b", "c"))))
+    machine.welcome(1, Connected("broker", 64 << 20, 100, 0, "anyone"))
+    machine.screen = judge
+    return machine, area
+
+
+def failures(data: bytes) -> list[tuple[int, str]]:
+    return [(request_id, unpack(payload, Failure)[0].code) for _, request_id, payload in decode_frames(data)[0]]
+
+
+def feed(machine: BrokerMachine, area: ReadArea, data: bytes, step: int) -> tuple[list[Request], bytes, int]:
+    """Also the most memory that was held."""
+    requests, answers, most = [], b"", 0
+    for at in range(0, len(data), step):
+        some, answered = machine.feed(data[at : at + step])
+        requests += some
+        answers += answered
+        most = max(most, area.carried_bytes)
+    return requests, answers, most
+
+
+def test_every_large_command_has_its_name_first() -> None:
+    assert set(PAYLOADS) == LARGE
+    for command, payload in PAYLOADS.items():
+        frame = encode_frame(command, 7, payload)
+        assert name_at_head(frame[:HEAD_BYTES], len(frame)) == (command, 7, _NAME)
+
+
+@pytest.mark.parametrize("command", sorted(PAYLOADS))
+@pytest.mark.parametrize("step", [1, 13, 4_000])
+def test_the_denied_is_told_at_once_and_not_kept(command: Command, step: int) -> None:
+    judge = Judge()
+    machine, area = ready(judge)
+    follower = encode_frame(Command.NAMES, 8, pack(None))
+    data = encode_frame(command, 7, PAYLOADS[command]) + follower
+    requests, answers, most = feed(machine, area, data, step)
+    assert failures(answers) == [(7, "permission_denied")]
+    assert [(one.command, one.request_id) for one in requests] == [(Command.NAMES, 8)]
+    assert judge.asked == [(command, _NAME)]
+    assert most <= 2 * 8_192 + 4_096
+    assert (area.carried_bytes, machine.pending) == (0, 1)
+
+
+@pytest.mark.parametrize("step", [13, 4_000])
+def test_what_is_allowed_comes_to_its_end(step: int) -> None:
+    judge = Judge(_NAME)
+    machine, area = ready(judge)
+    data = b"".join(encode_frame(command, 7, payload) for command, payload in PAYLOADS.items())
+    requests, answers, _ = feed(machine, area, data, step)
+    assert [one.command for one in requests] == list(PAYLOADS)
+    assert answers == b""
+    assert len(judge.asked) == len(PAYLOADS), "each once"
+
+
+def test_what_is_never_large_is_refused_for_everybody() -> None:
+    machine, area = ready(Judge(_NAME))
+    for command, payload in [
+        (Command.METADATA, pack(Named("n" * 300_000))), (Command.PING, bytes(300_000)), (31_000, bytes(300_000)),
+        (Command.SEND, b"\x05\x00" + bytes(300_000)), (Command.DELETE, pack(["n" * 2_000], bytes(20_000))),
+        (Command.DELETE, pack({"name": "q"}, bytes(20_000))), (Command.DELETE, pack([1], bytes(20_000))),
+    ]:  # fmt: skip
+        requests, answers, most = feed(machine, area, encode_frame(command, 9, payload), 1_000)
+        assert (requests, failures(answers)) == ([], [(9, "bad_request")])
+        assert most <= 32_768
+
+
+def test_small_frames_are_nobodys_business() -> None:
+    judge = Judge()
+    machine, area = ready(judge)
+    requests, _, _ = feed(machine, area, encode_frame(Command.ACK, 7, pack(Named("q"), bytes(8_000))), 100)
+    assert len(requests) == 1
+    assert judge.asked == []

@@ -1,0 +1,84 @@
+"""Very many pulls that wait on one queue: none of them is looked at again for each of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ignis.broker.delivery import Consumer, Packed, Pump
+
+PULLS = 500
+
+
+class Watch:
+    changed: Any = None
+
+    def ensure(self) -> None:
+        pass
+
+
+class Session:
+    """Of a client that reads; says what was answered."""
+
+    takes_deliveries = True
+
+    def __init__(self) -> None:
+        self.answered: list[int] = []
+        self.consuming = self
+
+    def pulled(self, consumer: Consumer) -> None:
+        pass
+
+    def answer(self, command: int, request_id: int, payload: bytes) -> None:
+        self.answered.append(request_id)
+
+
+class Application:
+    """Of a store that is quick and empty."""
+
+    quick = True
+    draining = False
+    watched = 0
+
+    def __init__(self) -> None:
+        self.broker = self
+
+    def watch(self, magazine: str) -> Watch:
+        self.watched += 1
+        return Watch()
+
+    def unwatch(self, magazine: str) -> None:
+        self.watched = 0
+
+
+class Counted(Consumer):
+    """Counts how often it is asked whether its time is over, or for its room."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("due", "tried", "room"):
+            Counted.looks += 1
+        return super().__getattribute__(name)
+
+
+def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    application, session = Application(), Session()
+    pump = Pump(application, "q")  # type: ignore[arg-type]
+    pump._by_thread = False
+    monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(b"", [], 0, False))
+    monkeypatch.setattr(Counted, "looks", 0)
+    pulls = [Counted(session, number, "q", 1, 1, True) for number in range(PULLS)]  # type: ignore[arg-type]
+    for one in pulls:
+        pump.add(one)
+    assert pump.consumers == PULLS and application.watched
+    assert all(one.tried for one in pulls)
+    for one in pulls[:-1]:
+        pump.time_over(one)
+    assert session.answered == list(range(PULLS - 1))
+    assert pump.consumers == 1 and application.watched
+    pump.remove(pulls[-1])
+    assert pump.idle and not application.watched
+    assert Counted.looks < 20 * PULLS
