@@ -127,6 +127,16 @@ class Bench:
     def ingest_with_ids(self) -> int:
         return self.ingest("id", self.with_ids)
 
+    def ingest_in_pandas(self) -> int:
+        """``mapInPandas``; JSON is made in the JVM, as `publish` does it."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        from ignis.spark import publish_in_pandas
+
+        stage = publish_in_pandas(self.url, "pandas", codec="json")
+        bodies = self.df.select(F.to_json(F.struct("*")).alias("body"))
+        return sum(int(receipt["count"]) for receipt in bodies.mapInPandas(stage, stage.schema).collect())
+
     def ingest_singly(self) -> int:
         """``foreachPartition``, a publish per row, each durable by itself."""
         url, rows = self.url, min(SINGLE_ROWS, self.rows)
@@ -161,12 +171,21 @@ class Bench:
             drained.df.write.parquet(self.path("with-envelope"))
             return drained.commit().retired
 
+    def drain_in_pandas(self) -> int:
+        from ignis.spark import drain, parse_in_pandas, read_in_pandas
+
+        with drain(self.spark, self.url, "pandas") as drained:
+            read, parse = read_in_pandas(drained), parse_in_pandas(SCHEMA)
+            bodies = drained.parts.mapInPandas(read, read.schema).select("body")
+            bodies.mapInPandas(parse, parse.schema).write.parquet(self.path("from-pandas"))
+            return drained.commit().retired
+
     # -- the course of it
 
     def check(self) -> None:
         """What came out is what went in: as many different rows, and the same ones."""
         expected = self.df.select("id", "customer", "note")
-        for name in ("from-files", "from-q"):
+        for name in ("from-files", "from-q", "from-pandas"):
             found = self.spark.read.parquet(self.path(name)).select("id", "customer", "note")
             if found.count() != self.rows or found.exceptAll(expected).limit(1).count():
                 raise AssertionError(f"{name}: not the rows that were written")
@@ -193,10 +212,12 @@ def run(options: Options, recorder: Recorder) -> None:
         "write_files": ("Spark: JSON lines", "the DataFrame into files"),
         "ingest": ("ignis: publish", "durability sync, without ids"),
         "ingest_with_ids": ("ignis: publish with ids", "each id looked up and remembered"),
+        "ingest_in_pandas": ("ignis: publish_in_pandas", "the same with mapInPandas"),
         "ingest_singly": ("row by row", "foreachPartition, a durable publish each"),
         "read_files": ("Spark: from JSON lines", "the files into Parquet"),
         "drain": ("ignis: drain", "claim, parse, Parquet, commit"),
         "drain_with_envelope": ("ignis: drain with envelope", "eight columns more"),
+        "drain_in_pandas": ("ignis: read and parse in pandas", "two mapInPandas, with the envelope in between"),
     }
     results = {name: Result(label, note=note) for name, (label, note) in steps.items()}
     peaks: dict[int, tuple[int, int]] = {}
@@ -236,8 +257,8 @@ def run(options: Options, recorder: Recorder) -> None:
 
 
 def _show(results: dict[str, Result], peaks: dict[int, tuple[int, int]], rows: int) -> None:
-    into = [results[name] for name in ("write_files", "ingest", "ingest_with_ids", "ingest_singly")]
-    out = [results[name] for name in ("read_files", "drain", "drain_with_envelope")]
+    into = [results[name] for name in ("write_files", "ingest", "ingest_with_ids", "ingest_in_pandas", "ingest_singly")]
+    out = [results[name] for name in ("read_files", "drain", "drain_with_envelope", "drain_in_pandas")]
     throughput_table(f"{rows:,} rows of 100 bytes from Spark, local[2]", into)
     throughput_table(f"{rows:,} rows into Parquet, local[2]", out)
     median = {name: result.throughput.median for name, result in results.items()}

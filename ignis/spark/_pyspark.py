@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark import TaskContext
+    from pyspark import AccumulatorParam, TaskContext
     from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
     from pyspark.sql.datasource import (
         DataSource,
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
         InputPartition,
         WriterCommitMessage,
     )
+    from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
     from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
 else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
-        from pyspark import TaskContext
+        from pyspark import AccumulatorParam, TaskContext
         from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
         from pyspark.sql.datasource import (
             DataSource,
@@ -34,6 +35,7 @@ else:
             InputPartition,
             WriterCommitMessage,
         )
+        from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
         from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
     except ImportError as exc:
@@ -42,6 +44,7 @@ else:
         ) from exc
 
 __all__ = [
+    "AccumulatorParam",
     "BinaryType",
     "Column",
     "DataFrame",
@@ -61,5 +64,6 @@ __all__ = [
     "TaskContext",
     "Window",
     "WriterCommitMessage",
+    "arrow_udf",
     "functions",
 ]

@@ -6,18 +6,18 @@ record batch with three columns, of which the native core makes a packed batch w
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from ignis.errors import ConfigError, InvalidMessageError
-from ignis.spark._pyspark import BinaryType, Column, DataFrame, IntegralType, StringType, functions
+from ignis.errors import ConfigError
+from ignis.spark._pyspark import BinaryType, Column, DataFrame, functions
+from ignis.spark.ids import id_expression
 from ignis.spark.parsing import UNPARSED, parse_lines
 from ignis.storage.columns import RecordColumns
 
-__all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "ids_from", "ids_of", "message_batch", "to_messages"]
+__all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "message_batch", "to_messages"]
 
 ENVELOPE_SCHEMA = (
     "_id binary, _key binary, _enqueued_at timestamp, _attempts int, _crashes int, _meta binary, _shard int, "
@@ -47,23 +47,12 @@ def _as_bytes(df: DataFrame, column: Column) -> Column:
 
 
 def _id_column(df: DataFrame, id: str | Column | Sequence[str]) -> Column:
-    """16 bytes: binary values of that length and UUIDs as they are, of everything else the MD5. Whole numbers stay such
-    for `ids_of`, which makes ids that follow each other of numbers that do: the store looks those up at the least cost."""
+    """What `ignis.spark.ids` makes of one column, or the MD5 of several together."""
     if not isinstance(id, (str, Column)):
         whole = functions.struct(*(_column(df, name, "id") for name in id))
         return functions.unhex(functions.md5(functions.to_json(whole, {"ignoreNullFields": "false"})))
     column = _column(df, id, "id")
-    kind = _type_of(df, column)
-    if issubclass(kind, BinaryType):
-        return functions.when(functions.length(column) == 16, column).otherwise(functions.unhex(functions.md5(column)))
-    if issubclass(kind, IntegralType):
-        return column.cast("bigint")
-    text = column.cast("string")
-    hashed = functions.unhex(functions.md5(text))
-    if not issubclass(kind, StringType):
-        return hashed
-    uuid = functions.unhex(functions.replace(text, functions.lit("-"), functions.lit("")))
-    return functions.when((functions.length(text) == 36) & (functions.length(uuid) == 16), uuid).otherwise(hashed)
+    return id_expression(column, _type_of(df, column))
 
 
 def to_messages(
@@ -94,48 +83,6 @@ def to_messages(
     if id is not None:
         wanted.append(_id_column(df, id).alias("id"))
     return df.select(*wanted)
-
-
-def ids_of(column: pa.Array) -> pa.Array:
-    """Binary values of 16 bytes, or whole numbers in 16 bytes big-endian, as a column of values of one size. Raises
-    InvalidMessageError for others."""
-    if column.null_count:
-        raise InvalidMessageError("id is null in a row: a row without an id could not be told from its repetition")
-    if pa.types.is_integer(column.type):
-        halves = np.zeros((len(column), 2), ">i8")
-        halves[:, 1] = column.to_numpy()
-        return pa.Array.from_buffers(pa.binary(16), len(column), [None, pa.py_buffer(halves)])
-    try:
-        return column.cast(pa.binary(16))
-    except pa.ArrowInvalid as exc:
-        raise InvalidMessageError(f"id is not 16 bytes in every row: {exc}") from exc
-
-
-def ids_from(column: pa.Array) -> pa.Array:
-    """What `to_messages` makes of an id column in the JVM, made here; of text and binary values row by row. Raises
-    InvalidMessageError for a null."""
-    if column.null_count or pa.types.is_integer(column.type):
-        return ids_of(column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        ids = [_id_of_text(value) for value in column.to_pylist()]
-    else:
-        ids = [value if len(value) == 16 else _md5(value) for value in column.to_pylist()]
-    return pa.array(ids, pa.binary(16))
-
-
-def _md5(value: bytes) -> bytes:
-    return hashlib.md5(value, usedforsecurity=False).digest()
-
-
-def _id_of_text(text: str) -> bytes:
-    if len(text) == 36:
-        try:
-            found = bytes.fromhex(text.replace("-", ""))
-        except ValueError:
-            found = b""
-        if len(found) == 16:
-            return found
-    return _md5(text.encode())
 
 
 def message_batch(

@@ -13,22 +13,39 @@ from typing import NamedTuple
 from ignis.config import check_name
 from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
-from ignis.spark.columns import ENVELOPE_SCHEMA
+from ignis.spark.columns import ENVELOPE_SCHEMA, MESSAGE_SCHEMA
+from ignis.spark.offsets import Incarnations, check_incarnations, incarnations
 from ignis.spark.parsing import UNPARSED, fields_of
 from ignis.spark.places import Place
 from ignis.spark.reading import Reading, cut_runs
+from ignis.spark.unparsed import CORRUPT, Suspects, parsed_with_spark, put_aside
 from ignis.storage.base import MagazineStore, Run, joined_runs
 
-__all__ = ["Committed", "Drained", "claim_all", "keep_renewing", "new_job", "owner_of", "retire"]
+__all__ = [
+    "COMMIT_AT_ONCE",
+    "Committed",
+    "Drained",
+    "claim_all",
+    "keep_renewing",
+    "new_job",
+    "owner_of",
+    "pieces",
+    "retire",
+    "struct_of",
+]
 
 log = logging.getLogger("ignis.spark")
 
 _CLAIM_AT_ONCE = 1_000_000
 """Messages claimed in one call: bounds what other claimers wait for."""
-_COMMIT_AT_ONCE = 262_144
+COMMIT_AT_ONCE = 262_144
 """Pointers retired in one transaction, for the same reason."""
 _RENEWALS = 4
 """Claims are renewed so often within the stuck time."""
+
+
+_handles: weakref.WeakValueDictionary[tuple[str, str, str, str, str], Drained] = weakref.WeakValueDictionary()
+"""The last handle of each job in this process."""
 
 
 def new_job() -> str:
@@ -74,15 +91,17 @@ def pieces(runs: Sequence[Run], size: int) -> Iterator[dict[int, range]]:
 
 def retire(magazines: MagazineStore, queue: str, runs: Sequence[Run]) -> int:
     """Deletes what is left of the runs; returns how many messages that were."""
-    return sum(magazines.delete(queue, pointers) for pointers in pieces(runs, _COMMIT_AT_ONCE))
+    return sum(magazines.delete(queue, pointers) for pointers in pieces(runs, COMMIT_AT_ONCE))
 
 
 class Committed(NamedTuple):
     """``retired`` messages left the store by this commit; ``late`` ones were claimed, and gone before it: the sweeper had
-    taken them because the claim was too old, or they were damaged. They are in the sideline and come again."""
+    taken them because the claim was too old, or they were damaged. They are in the sideline and come again. ``unreadable`` ones
+    did not parse as the drain's schema says: they were in no row, and were moved to the sideline."""
 
     retired: int
     late: int
+    unreadable: int = 0
 
 
 class Drained:
@@ -98,6 +117,9 @@ class Drained:
         job: the name for `resume`.
         claimed: number of messages.
         runs: where they are.
+        run_lists: the same, by part: what one task reads.
+        parts: a DataFrame of the parts' numbers, one a task, for `ignis.spark.read_in_pandas`.
+        incarnations: of the shards they are in, see `ignis.storage.base.ShardState`.
     """
 
     def __init__(
@@ -117,6 +139,7 @@ class Drained:
         self.place = place
         self._owner = owner_of(job)
         self._magazines = place.open().magazines
+        self.incarnations: Incarnations = incarnations(self._magazines, place.queue)
         held = self._magazines.held(place.queue, self._owner)
         if claims:
             left = None if limit is None else limit - sum(run.messages for run in held)
@@ -124,14 +147,24 @@ class Drained:
                 held = joined_runs([*held, *claim_all(self._magazines, place.queue, self._owner, left)])
         self.runs = held
         self.claimed = sum(run.messages for run in held)
-        self.df = self._frame(spark, schema, envelope)
+        self.run_lists = tuple(cut_runs(held, place.settings.partition_rows, _parallelism(spark)))
+        self.parts = spark.range(0, len(self.run_lists), 1, max(1, len(self.run_lists))).toDF("part")
+        self._spark = spark
+        self._schema = None if schema is None else struct_of(schema)
+        self._fields = None if self._schema is None else fields_of(self._schema)
+        # Who asks for the column has those bodies as rows.
+        watched = self._schema is not None and CORRUPT not in self._schema.fieldNames()
+        self._suspects = Suspects(spark) if watched else None
+        self.df = self._frame(spark, envelope)
         self._lock = threading.Lock()
         self._ended = ""
         self._committed: Committed | None = None
-        self._to_retire = list(pieces(self.runs, _COMMIT_AT_ONCE))
+        self._to_retire = list(pieces(self.runs, COMMIT_AT_ONCE))
         self._retired = 0
+        self._unreadable = 0
         self._stop = threading.Event()
         self._renewal: threading.Thread | None = None
+        self._say_if_second()
         # At once, since what a resumed job holds may be old; and then every now and then, where the store can.
         if held and self._magazines.renew(place.queue, self._owner):
             self._renewal = threading.Thread(
@@ -140,10 +173,20 @@ class Drained:
             weakref.finalize(self, self._stop.set)  # a handle that nobody holds holds no messages
             self._renewal.start()
 
-    def _frame(self, spark: SparkSession, schema: StructType | str | None, envelope: bool) -> DataFrame:
-        parts = tuple(cut_runs(self.runs, self.place.settings.partition_rows, _parallelism(spark)))
-        wanted = None if schema is None else _struct(schema)
-        fields = None if wanted is None else fields_of(wanted)
+    def _say_if_second(self) -> None:
+        place = self.place
+        named = (place.url, place.client_id, place.farm_id, place.queue, self._owner)
+        other = _handles.get(named)
+        if other is not None and not other._ended and self.claimed:
+            log.warning(
+                "job %s of %s has another handle in this process: both give the same messages, and what one commits or gives "
+                "back is gone for the other",
+                self.job, place.queue,
+            )  # fmt: skip
+        _handles[named] = self
+
+    def _frame(self, spark: SparkSession, envelope: bool) -> DataFrame:
+        wanted, fields = self._schema, self._fields
         read = StructType()
         if fields is None or wanted is None:
             read.add("body", "binary")
@@ -151,43 +194,73 @@ class Drained:
             for field in wanted.fields:
                 read.add(field.name, field.dataType)
             read.add(UNPARSED, "binary")
-        around = _struct(ENVELOPE_SCHEMA) if envelope else StructType()
+        around = struct_of(ENVELOPE_SCHEMA) if envelope else StructType()
         for field in around.fields:
             read.add(field)
-        if parts:
-            numbers = spark.range(0, len(parts), 1, len(parts))
-            df = numbers.mapInArrow(Reading(self.place, parts, fields, envelope), read)
+        if self.run_lists:
+            # Without fields the tasks parse nothing: then no part is known to be good.
+            told = None if fields is None else self._suspects
+            reading = Reading(self.place, self.run_lists, fields, envelope, told)
+            df = self.parts.mapInArrow(reading, read)
         else:
             df = spark.createDataFrame([], read)
         if wanted is None:
             return df
         if fields is None:
-            # Not "body.*": the optimizer makes one parser per field of that, each of which reads the whole body.
-            parsed = functions.from_json(functions.col("body").cast("string"), wanted)
-            return df.select(functions.inline(functions.array(parsed)), *around.fieldNames())
-        left = functions.from_json(functions.col(UNPARSED).cast("string"), wanted)
+            return self._parsed_by_spark(df, wanted, around)
+        left = parsed_with_spark(functions.col(UNPARSED).cast("string"), wanted)
         is_parsed = functions.col(UNPARSED).isNull()
         columns = [
             functions.when(is_parsed, functions.col(f"`{name}`")).otherwise(left.getField(name)).alias(name)
             for name in wanted.fieldNames()
         ]
-        return df.select(*columns, *around.fieldNames())
+        good = is_parsed | (left.isNotNull() & left.getField(CORRUPT).isNull())
+        return df.where(good).select(*columns, *around.fieldNames())
+
+    def _parsed_by_spark(self, df: DataFrame, wanted: StructType, around: StructType) -> DataFrame:
+        text = functions.col("body").cast("string")
+        keeps = CORRUPT in wanted.fieldNames()
+        parsed = functions.array(functions.from_json(text, wanted) if keeps else parsed_with_spark(text, wanted))
+        if not keeps:
+            parsed = functions.array_compact(parsed)  # a body that is no value at all is no row
+        # Not "body.*": the optimizer makes one parser per field of that, each of which reads the whole body.
+        rows = df.select(functions.inline(parsed), *around.fieldNames())
+        return rows if keeps else rows.where(functions.col(CORRUPT).isNull()).drop(CORRUPT)
+
+    def _put_unreadable_aside(self) -> int:
+        """What is in no row because its body does not parse, into the sideline."""
+        if self._suspects is None or self._schema is None:
+            return 0
+        runs = self._suspects.runs(self.run_lists)
+        if not runs:
+            return 0
+        lists = tuple(cut_runs(runs, self.place.settings.partition_rows, _parallelism(self._spark)))
+        parts = self._spark.range(0, len(lists), 1, len(lists)).toDF("part")
+        messages = parts.mapInArrow(Reading(self.place, lists), MESSAGE_SCHEMA)
+        return put_aside(self.place, messages, self._schema)
 
     def commit(self) -> Committed:
-        """Retires the messages, once the action's result is safe. Idempotent. Durable on return as the queue's setting
-        promises.
+        """Retires the messages, once the action's result is safe.
 
-        Raises ClosedError after `abandon`. StoreFailedError, StoreBusyError, StoreUnreachableError: some may be retired and
+        With a schema it first moves those whose body does not parse to the sideline (reason ``unreadable``): they are in no
+        row. Spark parses what its tasks could not decide once more for that. Idempotent. Durable on return as the queue's
+        setting promises.
+
+        Raises ClosedError after `abandon`. QueueMismatchError when the queue or its store was made anew since the claim:
+        nothing was deleted. StoreFailedError, StoreBusyError, StoreUnreachableError: some may be retired and
         none is lost; call it again.
         """
         with self._lock:
             if self._committed is None:
                 if self._ended:
                     raise ClosedError(f"the drain {self.job} was {self._ended}")
+                self._check_incarnations()
+                self._unreadable += self._put_unreadable_aside()
                 while self._to_retire:
                     self._retired += self._magazines.delete(self.place.queue, self._to_retire[0])
                     del self._to_retire[0]
-                self._committed = Committed(self._retired, self.claimed - self._retired)
+                late = self.claimed - self._retired - self._unreadable
+                self._committed = Committed(self._retired, late, self._unreadable)
                 self._end("committed")
             return self._committed
 
@@ -198,11 +271,17 @@ class Drained:
                 return 0
             if self._ended:
                 raise ClosedError(f"the drain {self.job} was {self._ended}")
+            self._check_incarnations()
             count = sum(
-                self._magazines.reload(self.place.queue, pointers) for pointers in pieces(self.runs, _COMMIT_AT_ONCE)
+                self._magazines.reload(self.place.queue, pointers) for pointers in pieces(self.runs, COMMIT_AT_ONCE)
             )
             self._end("given back")
             return count
+
+    def _check_incarnations(self) -> None:
+        check_incarnations(
+            self._magazines, self.place.queue, self.incarnations, f"the drain {self.job}", "drain what is there now"
+        )
 
     def close(self) -> None:
         """Lets go without a decision: the messages stay claimed, for `resume` or the sweeper. Idempotent."""
@@ -228,7 +307,7 @@ class Drained:
         return f"<Drained {self.claimed} message(s) of {self.place.queue}, job {self.job}, {state}>"
 
 
-def _struct(schema: StructType | str) -> StructType:
+def struct_of(schema: StructType | str) -> StructType:
     """Raises ConfigError for a text that names no columns. Needs a session."""
     found = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(found, StructType):

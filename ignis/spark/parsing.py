@@ -41,20 +41,21 @@ def fields_of(schema: StructType) -> pa.Schema | None:
     return pa.schema(list(zip(names, known, strict=True)))
 
 
-def parse_lines(lines: pa.Array, fields: pa.Schema) -> list[pa.Array]:
+def parse_lines(lines: pa.Array, fields: pa.Schema, *, fewest: int = _FEWEST_ROWS) -> list[pa.Array]:
     """A column for each field, and one with the bodies that were not parsed, null where one was.
 
     Args:
         lines: binary values without nulls, side by side, each ending in a newline.
+        fewest: a batch with a row that Arrow refuses is halved until so few are left, which count as refused.
     """
     pieces: list[list[pa.Array]] = []
-    _parse(lines, fields, pieces)
+    _parse(lines, fields, pieces, fewest)
     if not pieces:
         return [pa.nulls(0, field.type) for field in [*fields, pa.field(UNPARSED, pa.binary())]]
     return [pa.concat_arrays(column) for column in zip(*pieces, strict=True)]
 
 
-def _parse(lines: pa.Array, fields: pa.Schema, pieces: list[list[pa.Array]]) -> None:
+def _parse(lines: pa.Array, fields: pa.Schema, pieces: list[list[pa.Array]], fewest: int) -> None:
     count = len(lines)
     if not count:
         return
@@ -62,11 +63,11 @@ def _parse(lines: pa.Array, fields: pa.Schema, pieces: list[list[pa.Array]]) -> 
     if table is not None:
         columns = [column.combine_chunks() for column in table.columns]
         pieces.append([*columns, pa.nulls(count, pa.binary())])
-    elif count <= _FEWEST_ROWS:
+    elif count <= fewest:
         pieces.append([*(pa.nulls(count, field.type) for field in fields), lines])
     else:
-        _parse(lines.slice(0, count // 2), fields, pieces)
-        _parse(lines.slice(count // 2), fields, pieces)
+        _parse(lines.slice(0, count // 2), fields, pieces, fewest)
+        _parse(lines.slice(count // 2), fields, pieces, fewest)
 
 
 def _read(lines: pa.Array, fields: pa.Schema) -> Any:

@@ -13,14 +13,15 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.config import QueueSettings, SparkSettings, resolve
-from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
+from ignis.errors import ConfigError, IgnisError, QueueMismatchError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
 from ignis.spark._pyspark import TaskContext
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
-from ignis.storage.base import Store
+from ignis.storage.base import QueueRecord, Store
+from ignis.urls import redacted
 
-__all__ = ["Place", "close_stores", "find_place", "make_place", "split_options"]
+__all__ = ["Place", "close_stores", "find_place", "make_place", "must_have_shards", "split_options"]
 
 _SPARK_NAMES = {spec.name for spec in dataclasses.fields(SparkSettings)}
 _QUEUE_NAMES = {spec.name for spec in dataclasses.fields(QueueSettings)}
@@ -37,7 +38,7 @@ _stores: dict[tuple[int, str, str, str], Store] = {}
 class Place:
     """A queue as a task needs it. Small, and pickled into every task."""
 
-    url: str
+    url: str = dataclasses.field(repr=False)
     client_id: str
     farm_id: str
     queue: str
@@ -77,7 +78,9 @@ def _open(url: str, client_id: str, farm_id: str) -> Store:
             known = open_store(url, client_id=client_id, farm_id=farm_id)
             if known.in_process:
                 known.close()
-                raise ConfigError(f"store {url}: Spark's tasks are other processes, which cannot see a store in memory")
+                raise ConfigError(
+                    f"store {redacted(url)}: Spark's tasks are other processes, which cannot see a store in memory"
+                )
             _stores[key] = known
         return known
 
@@ -141,12 +144,23 @@ def make_place(
     name = asked if asked != "auto" else codec if stored is None else stored.codec
     if name not in _CODECS:
         raise ConfigError(f"codec = {name!r} is not one of auto, {', '.join(_CODECS)}")
+    must_have_shards(queue, stored, given)
     app = Ignis(url, client_id=client_id, farm_id=farm_id, config=config)
     try:
         app.queue(queue, _CODECS[name], codec=name, **given).open()
         return _place(app, store, queue, spark)
     finally:
         app.close()
+
+
+def must_have_shards(queue: str, stored: QueueRecord | None, given: Mapping[str, Any]) -> None:
+    """Raises QueueMismatchError when a queue that is there is asked for with another number of shards: messages in shards
+    that its consumers do not know of would not be found."""
+    wanted = given.get("shards")
+    if stored is not None and wanted is not None and str(wanted) != str(stored.shards):
+        raise QueueMismatchError(
+            f"queue {queue!r} is stored with {stored.shards} shards, asked for {wanted}; leave it out"
+        )
 
 
 def find_place(
@@ -170,7 +184,7 @@ def find_place(
         )
     store = _open(url, client_id, farm_id)
     if store.queues.get(queue) is None:
-        raise QueueNotFoundError(f"queue {queue!r} is not in store {url}")
+        raise QueueNotFoundError(f"queue {queue!r} is not in store {redacted(url)}")
     app = Ignis(url, client_id=client_id, farm_id=farm_id, config=config)
     try:
         app.queue(queue).open()

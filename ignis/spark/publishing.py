@@ -13,7 +13,7 @@ import pyarrow as pa
 from ignis.errors import InvalidMessageError
 from ignis.native import PackedBatch
 from ignis.spark._pyspark import TaskContext
-from ignis.spark.columns import ids_of
+from ignis.spark.ids import ids_from_jvm
 from ignis.spark.places import Place
 from ignis.storage.base import LoadedOnce
 
@@ -120,7 +120,7 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
     if rows.column("body").null_count:
         raise InvalidMessageError(f"{rows.column('body').null_count} row(s) without a value cannot be messages")
     if ids is None and "id" in names:
-        ids = ids_of(rows.column("id"))
+        ids = ids_from_jvm(rows.column("id"))
     magazines = place.open().magazines
     batches = PackedBatch.pack_columns(
         rows.column("body"),

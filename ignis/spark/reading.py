@@ -7,12 +7,16 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from ignis.message import corrupt_record
 from ignis.spark.columns import message_batch
+from ignis.spark.parsing import UNPARSED
 from ignis.spark.places import Place
+from ignis.spark.unparsed import Suspects
 from ignis.storage.base import Run, Transfer
+from ignis.storage.columns import RecordColumns
 
 __all__ = ["Reading", "cut_runs", "read_runs"]
 
@@ -31,17 +35,28 @@ class Reading:
     parts: tuple[tuple[Run, ...], ...]
     fields: pa.Schema | None = None
     envelope: bool = True
+    suspects: Suspects | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from read_runs(self.place, self.parts[number], self.fields, envelope=self.envelope)
+                left: list[tuple[int, int]] = []
+                yield from read_runs(self.place, self.parts[number], self.fields, envelope=self.envelope, left=left)
+                if self.suspects is not None:
+                    self.suspects.read_to_the_end(number, left)
 
 
 def read_runs(
-    place: Place, runs: Sequence[Run], fields: pa.Schema | None = None, *, envelope: bool = True
+    place: Place,
+    runs: Sequence[Run],
+    fields: pa.Schema | None = None,
+    *,
+    envelope: bool = True,
+    left: list[tuple[int, int]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the runs that are still there. At most about ``read_bytes`` of them are held at a time.
+
+    ``left`` is filled with the (shard, pointer) of those that are not parsed into the ``fields``.
 
     A record that does not match its checksum is no row: it is moved to the sideline with the reason ``corrupt``, as a
     consumer does.
@@ -58,9 +73,21 @@ def read_runs(
                 _put_aside(place, run.shard, found.damaged)
             if found.rows:
                 batch = message_batch(run.shard, found, fields, envelope=envelope)
+                if left is not None and fields is not None:
+                    left += ((run.shard, pointer) for pointer in _unparsed(batch, found))
                 yield batch
                 # By the size that these had: the next ones fit, if they are alike.
                 rows = max(1, min(_MOST_ROWS, place.settings.read_bytes * batch.num_rows // max(1, batch.nbytes)))
+
+
+def _unparsed(batch: pa.RecordBatch, found: RecordColumns) -> list[int]:
+    column = batch.column(UNPARSED)
+    if column.null_count == len(column):
+        return []
+    pointers: list[int] = np.frombuffer(found.pointers, np.int64)[
+        column.is_valid().to_numpy(zero_copy_only=False)
+    ].tolist()
+    return pointers
 
 
 def _put_aside(place: Place, shard: int, pointers: list[int]) -> None:

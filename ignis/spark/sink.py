@@ -25,7 +25,7 @@ from ignis.spark._pyspark import (
     TaskContext,
     WriterCommitMessage,
 )
-from ignis.spark.columns import ids_from
+from ignis.spark.ids import ids_of_column
 from ignis.spark.places import Place, make_place, split_options
 from ignis.spark.publishing import gathered, load_rows
 
@@ -89,7 +89,7 @@ class Target:
         for rows in gathered(map(self._message_columns, batches), settings.batch_rows, settings.batch_bytes):
             body = rows.column("body")
             if self.id is not None:
-                ids = ids_from(rows.column("id"))
+                ids = ids_of_column(rows.column("id"))
             elif body.null_count:
                 ids = None  # refused where it is loaded, in words
             else:

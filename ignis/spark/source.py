@@ -25,21 +25,28 @@ from ignis.spark._pyspark import (
     SupportsTriggerAvailableNow,
 )
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.draining import claim_all, keep_renewing, owner_of, retire
+from ignis.spark.draining import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
+from ignis.spark.offsets import (
+    Offset,
+    behind,
+    check_offset,
+    incarnations,
+    new_offset,
+    pointers_of,
+    up_to,
+    with_pointers,
+)
 from ignis.spark.places import Place, find_place, split_options
 from ignis.spark.reading import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
 from ignis.storage.base import Run, joined_runs
 
-__all__ = ["IgnisDataSource"]
+__all__ = ["IgnisDataSource", "retire_processed"]
 
 log = logging.getLogger("ignis.spark")
 
 _BATCH_PARTS = 8
 """Parts of a read at the least, where there are messages for them: how many tasks run at a time is not known here."""
-
-Offset = dict[str, int]
-"""Shard, as JSON has it, -> pointer. Messages up to it were read; a shard that is not there stands at 0."""
 
 
 class IgnisDataSource(DataSource):
@@ -91,6 +98,8 @@ class IgnisReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         names, rest = split_options(options, "job", "limit")
+        if any(name.lower() == "max_rows" for name in options):
+            raise ConfigError("option max_rows is for streams: a batch takes limit")
         self._place = find_place(options=rest, **names)
         self._job = options.get("job")
         self._limit = _positive(options.get("limit"), "limit")
@@ -137,10 +146,12 @@ def _pending(place: Place, limit: int | None) -> list[Run]:
 
 
 class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. An offset is a pointer per shard.
+    """A stream. An offset is a pointer per shard, with the incarnation of the shard that it is of: one of another queue, or
+    of a queue or a store that was made anew, is refused before anything is read or retired.
 
     * ``latestOffset`` claims at most the rows that Spark admits (``max_rows``), in the name of the ``job``, and answers how
-      far that reaches. What an earlier life of the query had claimed and not processed comes first.
+      far that reaches. What an earlier life of the query had claimed and not processed comes first. What lies up to its
+      start is in the checkpoint as processed, and is retired.
     * ``partitions`` gives the claimed runs between two offsets; tasks peek them. A query that starts again from its
       checkpoint reads the same ones.
     * ``commit`` retires what was processed.
@@ -159,7 +170,8 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[int, int] | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, from here on
-        return {}
+        place = self._place
+        return new_offset(place.url, place.queue, incarnations(place.open().magazines, place.queue))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._place.settings.max_rows)
@@ -171,17 +183,36 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         self._keep_claims()
         magazines, queue = self._place.open().magazines, self._place.queue
-        ahead = _behind(magazines.held(queue, self._owner), start)
+        read = check_offset(magazines, queue, start)
+        held = magazines.held(queue, self._owner)
+        # Spark asks for what follows a batch once the checkpoint has it: also for what follows the last one.
+        retire(magazines, queue, up_to(held, read))
+        ahead = behind(held, read)
         room = limit.max_rows - sum(run.messages for run in ahead) if isinstance(limit, ReadMaxRows) else None
         claimed = self._claim(room)
-        done = _up_to(claimed, start)
-        if done:
-            # Processed, and pending again because a power cut has undone the claims before they were committed.
-            retire(magazines, queue, done)
-        end = dict(start)
-        for run in [*ahead, *_behind(claimed, start)]:
-            end[str(run.shard)] = max(end.get(str(run.shard), 0), run.last)
-        return end
+        if done := up_to(claimed, read):
+            self._claimed_again(done)
+        end = with_pointers(start, [*ahead, *behind(claimed, read)])
+        # Shards that were added since the query began.
+        return {**end, "incarnations": {**incarnations(magazines, queue), **start["incarnations"]}}
+
+    def _claimed_again(self, runs: list[Run]) -> None:
+        """Up to where the query has read, and pending: a power cut has undone the claims before they were committed.
+
+        Where every acknowledged message survives that, they are those that were processed. Otherwise the pointers may
+        have been given to others since, which come again behind all that was read.
+        """
+        magazines, queue = self._place.open().magazines, self._place.queue
+        record = self._place.open().queues.get(queue)
+        if record is not None and record.durability == "sync":
+            retire(magazines, queue, runs)
+            return
+        for pointers in pieces(runs, COMMIT_AT_ONCE):
+            magazines.reload(queue, pointers)
+        log.warning(
+            "%d message(s) of %s that may have been processed come again: a power cut has undone their claims",
+            sum(run.messages for run in runs), queue,
+        )  # fmt: skip
 
     def _claim(self, room: int | None) -> list[Run]:
         magazines, queue = self._place.open().magazines, self._place.queue
@@ -201,13 +232,15 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[Part]:
         self._keep_claims()
-        runs = _up_to(_behind(self._place.open().magazines.held(self._place.queue, self._owner), start), end)
+        magazines, queue = self._place.open().magazines, self._place.queue
+        read, planned = pointers_of(start, queue), check_offset(magazines, queue, end)
+        runs = up_to(behind(magazines.held(queue, self._owner), read), planned)
         if not runs:
             # Planned from the checkpoint after a power cut, which has undone the claims: what is still there is read.
             runs = [
-                Run(int(shard), start.get(shard, 0) + 1, last, last - start.get(shard, 0))
-                for shard, last in end.items()
-                if last > start.get(shard, 0)
+                Run(int(shard), read.get(shard, 0) + 1, last, last - read.get(shard, 0))
+                for shard, last in planned.items()
+                if last > read.get(shard, 0)
             ]
         return _parts(self._place, runs)
 
@@ -216,8 +249,7 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_runs(partition.place, partition.runs)
 
     def commit(self, end: Offset) -> None:
-        magazines, queue = self._place.open().magazines, self._place.queue
-        retire(magazines, queue, _up_to(magazines.held(queue, self._owner), end))
+        retire_processed(self._place, self._owner, end)
 
     def stop(self) -> None:
         if self._stop is not None:
@@ -238,17 +270,9 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**vars(self), "_renewal": None, "_stop": None}
 
 
-def _behind(runs: Sequence[Run], offset: Offset) -> list[Run]:
-    """The parts of the runs behind the offset."""
-    return [part for run in runs if (part := _part(run, max(run.first, offset.get(str(run.shard), 0) + 1), run.last))]
-
-
-def _up_to(runs: Sequence[Run], offset: Offset) -> list[Run]:
-    """The parts of the runs up to and with the offset."""
-    return [part for run in runs if (part := _part(run, run.first, min(run.last, offset.get(str(run.shard), 0))))]
-
-
-def _part(run: Run, first: int, last: int) -> Run | None:
-    if first > last:
-        return None
-    return Run(run.shard, first, last, min(run.messages, last - first + 1))
+def retire_processed(place: Place, owner: str, end: Offset) -> int:
+    """Deletes what ``owner`` has claimed up to an offset that the checkpoint has; returns how many messages that were.
+    Idempotent. Raises QueueMismatchError for an offset of another life of the queue: nothing was deleted."""
+    magazines = place.open().magazines
+    read = check_offset(magazines, place.queue, end)
+    return retire(magazines, place.queue, up_to(magazines.held(place.queue, owner), read))

@@ -50,8 +50,8 @@ def publish(
         id: the column, or columns, that tell the rows apart. With it no message is stored twice, however often its row
             is published: by a task that is run again or twice, by another action, by another run of the program within
             ``remember_ids_s``. Not on a store without ``tells_repeats`` (Aerospike), and not without it: at least once.
-            Binary values of 16 bytes, UUIDs and whole numbers are the messages' ids, of everything else the MD5 is. Not
-            null.
+            Binary values of 16 bytes, UUIDs (``8-4-4-4-12`` hexadecimal digits, or 32) and whole numbers are the messages'
+            ids, of everything else the MD5 is. Not null, and no text that looks like a UUID and is none.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.

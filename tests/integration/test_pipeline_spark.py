@@ -17,7 +17,7 @@ from ignis.errors import ConfigError, LockHeldError, QueueMismatchError, QueueNo
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install 'ignis-mq[spark]'")
 
 from ignis.spark.pipeline import Description, Progress, Step, Target, export, ingest, parse_description
-from ignis.spark.pipeline.runs import Runs
+from ignis.spark.pipeline.runs import Run, Runs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -452,6 +452,23 @@ def test_claims_that_a_power_cut_ended(place: Place) -> None:
     assert place.export(description).written == 50
     assert place.messages() == []
     assert len(place.rows("order")) == 50
+
+
+def test_files_in_place_of_a_store_that_was_made_anew(place: Place) -> None:
+    """What the old store's run has in its files is at pointers that are other messages' in the new one."""
+    publish(place, *orders(150))
+    description = place.describe(export={})
+    with pytest.raises(CrashError):
+        place.export(description, run_id="r1", progress=CrashAt("place", "end"))
+    place.target = Target(f"embedded://{place.directory}/anew", "", "")
+    publish(place, *orders(300)[150:])
+    with pytest.raises(QueueMismatchError, match=r"made anew.*Nothing was deleted.*export-r1\.json"):
+        place.export(description)
+    stats = place.queue().stats()
+    assert stats["pending"] + stats["in_flight"] == 150
+    Runs(description.folder, description.name).path(Run(id="r1", kind="export", pipeline=description.name)).unlink()
+    assert place.export(description).written == 150
+    assert len(place.rows("order")) == 300
 
 
 def test_a_queue_that_is_not_there(place: Place) -> None:

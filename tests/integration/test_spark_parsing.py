@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from tests.conftest import MakeApp
+from tests.support import sidelined
 
 pytestmark = pytest.mark.integration
 
@@ -63,25 +65,66 @@ BODIES: list[bytes] = [
 ]
 
 
-def test_the_same_as_from_json(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+GOOD = [
+    json.dumps({"a": number, "s": f"n{number}", "d": number / 8, "b": number % 2 == 0}).encode()
+    for number in range(500)
+]
+TEXTS = [*GOOD, *BODIES, *GOOD, *reversed(BODIES)]
+"""Odd ones among good ones, which are parsed in bulk, and each twice, beside different neighbours."""
+
+
+def by_from_json(spark: Any, schema: str) -> list[tuple[Any, ...] | None]:
+    """What Spark says of each text; None of one that is none."""
+    df = spark.createDataFrame([(number, bytearray(text)) for number, text in enumerate(TEXTS)], "n int, body binary")
+    parsed = F.from_json(F.col("body").cast("string"), f"{schema}, _corrupt_record string", {"mode": "PERMISSIVE"})
+    rows = df.select("n", parsed.alias("x")).orderBy("n").collect()
+    return [None if row.x is None or row.x["_corrupt_record"] is not None else tuple(row.x)[:-1] for row in rows]
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, f"{SCHEMA}, n decimal(4,1)"], ids=["in the tasks", "by Spark"])
+def test_the_same_as_from_json(spark: Any, embedded_url: str, new_app: MakeApp, schema: str) -> None:
     queue = new_app(embedded_url).queue("q", bytes, shards=1)
-    # Among good ones, which are parsed in bulk, and each twice, beside different neighbours.
-    good = [
-        json.dumps({"a": number, "s": f"n{number}", "d": number / 8, "b": number % 2 == 0}).encode()
-        for number in range(500)
-    ]
-    queue.publish_many([*good, *BODIES, *good, *reversed(BODIES)])
-    with drain(spark, embedded_url, "q") as raw:
-        expected = (
-            raw.df.select("_pointer", F.from_json(F.col("body").cast("string"), SCHEMA).alias("x"))
-            .select("_pointer", "x.*").orderBy("_pointer").collect()
-        )  # fmt: skip
-    with drain(spark, embedded_url, "q", schema=SCHEMA) as parsed:
-        found = parsed.df.select("_pointer", "a", "s", "d", "b", "i").orderBy("_pointer").collect()
-    texts = [*good, *BODIES, *good, *reversed(BODIES)]
-    assert len(found) == len(expected) == len(texts)
-    for body, mine, theirs in zip(texts, found, expected, strict=True):
-        assert repr(mine[1:]) == repr(theirs[1:]), body
+    queue.publish_many(TEXTS)
+    expected = by_from_json(spark, schema)
+    columns = len(StructType.fromDDL(schema).fields)
+    bad = [text for text, row in zip(TEXTS, expected, strict=True) if row is None]
+    assert 20 < len(bad) < 2 * len(BODIES)
+    with drain(spark, embedded_url, "q", schema=schema) as drained:
+        rows = drained.df.orderBy("_pointer").collect()
+        assert [repr(tuple(row)[:columns]) for row in rows] == [repr(row) for row in expected if row is not None]
+        assert drained.commit() == (len(TEXTS) - len(bad), 0, len(bad))
+    aside = sidelined(queue)
+    assert Counter(bytes(one.body) for one in aside) == Counter(bad)
+    assert {one.reason for one in aside} == {"unreadable"}
+
+
+def test_a_commit_without_an_action_puts_aside_as_well(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+    queue = new_app(embedded_url).queue("q", bytes, shards=2)
+    queue.publish_many([b'{"a": 1}', b"broken", b'{"a": "x"}', b'{"a": 2}'])
+    with drain(spark, embedded_url, "q", schema="a long", partition_rows=2) as drained:
+        assert drained.df.limit(1).count() == 1  # reads a part of it
+        assert drained.commit() == (2, 0, 2)
+    assert len(sidelined(queue)) == 2
+
+
+def test_a_commit_of_good_bodies_asks_nobody(
+    spark: Any, embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_app(embedded_url).queue("q", dict).publish_many([{"a": number} for number in range(1_000)])
+    monkeypatch.setattr("ignis.spark.draining.put_aside", None)
+    with drain(spark, embedded_url, "q", schema="a long", partition_rows=300) as drained:
+        assert drained.df.count() == 1_000
+        assert drained.df.groupBy().sum("a").first()[0] == 499_500
+        assert drained.commit() == (1_000, 0, 0)
+
+
+def test_who_wants_the_corrupt_ones_has_them(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+    queue = new_app(embedded_url).queue("q", bytes)
+    queue.publish_many([b'{"a": 1}', b"broken"])
+    with drain(spark, embedded_url, "q", schema="a long, _corrupt_record string") as drained:
+        assert {row._corrupt_record for row in drained.df.collect()} == {None, "broken"}
+        assert drained.commit() == (2, 0, 0)
+    assert sidelined(queue) == []
 
 
 def test_without_the_envelope(spark: Any, embedded_url: str, new_app: MakeApp) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ pytestmark = pytest.mark.integration
 
 pytest.importorskip("pyspark")
 
-import pyarrow as pa  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402, N812
 
 from ignis.spark import IgnisDataSource  # noqa: E402
-from ignis.spark.columns import ids_from, ids_of, to_messages  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -101,17 +98,6 @@ class TestBatch:
         df = spark.createDataFrame([("a",), (None,)], "body string").coalesce(1)
         with pytest.raises(Exception, match="without a value"):
             write(df, embedded_url)
-
-
-def test_ids_are_those_of_the_stage(spark: Any, embedded_url: str) -> None:
-    """A row that went through the stage is known to the sink."""
-    many = [(n, str(uuid.UUID(int=n)), f"row {n}", bytearray([n] * 16), bytearray([n])) for n in range(10)]
-    df = spark.createDataFrame(many, "number int, uuid string, text string, whole binary, part binary")
-    kinds = {"number": pa.int32(), "uuid": pa.string(), "text": pa.string(), "whole": pa.binary(), "part": pa.binary()}
-    for at, (column, kind) in enumerate(kinds.items()):
-        messages = to_messages(df, value="text", columns=None, key=None, id=column)
-        made = ids_of(messages.select("id").toArrow().column("id").combine_chunks())
-        assert made.to_pylist() == ids_from(pa.array([row[at] for row in many], kind)).to_pylist(), column
 
 
 class TestStream:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, QueueMismatchError
+from ignis.native import encode_record
 from tests.conftest import MakeApp
 from tests.support import WAIT_S
 
@@ -20,6 +21,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
 
 from ignis.spark import IgnisDataSource, resume  # noqa: E402
+from ignis.spark.offsets import new_offset  # noqa: E402
 from ignis.spark.source import IgnisStreamReader  # noqa: E402
 from ignis.storage.embedded import catalogue, claims  # noqa: E402
 
@@ -70,7 +72,7 @@ class TestBatch:
         assert len(first) == 20
         assert texts(df.filter("true")) == first, "planned again"
         assert (queue.main.pending(), queue.main.in_flight()) == (30, 20)
-        assert resume(spark, embedded_url, "q", "nightly").commit() == (20, 0)
+        assert resume(spark, embedded_url, "q", "nightly").commit() == (20, 0, 0)
         assert (queue.main.pending(), queue.main.in_flight()) == (30, 0)
 
     @pytest.mark.parametrize(
@@ -117,7 +119,8 @@ class Sink:
 class TestStream:
     def run(self, spark: Any, url: str, checkpoint: Path, sink: Sink, **options: Any) -> Any:
         """Reads what there is, and stops."""
-        stream = spark.readStream.format("ignis").options(url=url, queue="q", job="stream", **options).load()
+        place = {"url": url, "queue": "q", "job": "stream", **options}
+        stream = spark.readStream.format("ignis").options(**place).load()
         query = (
             stream.writeStream.foreachBatch(sink)
             .option("checkpointLocation", str(checkpoint))
@@ -135,12 +138,36 @@ class TestStream:
         self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=40)
         assert sink.all() == sorted(f"m{number}" for number in range(100))
         assert [len(batch) for _, batch in sink.batches] == [40, 40, 20]
-        assert queue.main.pending() == 0
-        # What the last batch held is retired when the next one is planned.
+        # The last batch as well: a stream that ends leaves nothing for the sweeper to bring back.
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
         fill(new_app(embedded_url), 5, first=200)
         self.run(spark, embedded_url, tmp_path / "checkpoint", sink, max_rows=40)
         assert len(sink.all()) == 105
-        assert queue.main.in_flight() == 5
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+    def test_the_checkpoint_of_another_queue_is_refused(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
+    ) -> None:
+        fill(new_app(embedded_url), 60)
+        other = fill(new_app(embedded_url), 60, first=100, queue="other")
+        self.run(spark, embedded_url, tmp_path / "checkpoint", Sink())
+        sink = Sink()
+        with pytest.raises(Exception, match=r"checkpoint is of queue 'q'.*new checkpointLocation"):
+            self.run(spark, embedded_url, tmp_path / "checkpoint", sink, queue="other")
+        assert sink.batches == []
+        assert other.main.pending() + other.main.in_flight() == 60, "nothing that nobody has read was deleted"
+
+    def test_a_checkpoint_that_outlives_the_store_is_refused(
+        self, spark: Any, tmp_path: Path, new_app: MakeApp
+    ) -> None:
+        old, new = f"embedded://{tmp_path}/old", f"embedded://{tmp_path}/new"
+        fill(new_app(old), 60)
+        self.run(spark, old, tmp_path / "checkpoint", Sink())
+        queue, sink = fill(new_app(new), 30), Sink()
+        with pytest.raises(Exception, match=r"made anew.*Nothing was deleted.*new checkpointLocation"):
+            self.run(spark, new, tmp_path / "checkpoint", sink)
+        assert sink.batches == []
+        assert queue.main.pending() + queue.main.in_flight() == 30
 
     def test_a_batch_that_failed_is_read_again(
         self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
@@ -180,13 +207,16 @@ class TestOffsets:
         reader = self.reader(embedded_url)
         start = reader.initialOffset()
         one = reader.latestOffset(start, ReadMaxRows(30))
+        first = self.rows(reader, start, one)
+        assert first == self.rows(reader, start, one), "a batch that is planned again reads the same"
+        assert len(first) == 30
         two = reader.latestOffset(one, ReadAllAvailable())
-        assert len(self.rows(reader, start, one)) == 30
-        assert sorted(self.rows(reader, start, one) + self.rows(reader, one, two)) == sorted(f"m{n}" for n in range(50))
-        assert reader.latestOffset(two, ReadMaxRows(30)) == two
-        assert reader.partitions(two, two) == []
+        assert sorted(first + self.rows(reader, one, two)) == sorted(f"m{n}" for n in range(50))
+        assert queue.main.in_flight() == 20, "what lies before an offset that Spark goes on from is in the checkpoint"
         reader.commit(one)
         assert queue.main.in_flight() == 20
+        assert reader.latestOffset(two, ReadMaxRows(30)) == two
+        assert reader.partitions(two, two) == []
         reader.commit(two)
         reader.commit(two)
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
@@ -195,19 +225,20 @@ class TestOffsets:
     def test_what_was_claimed_and_never_planned_comes_first(self, embedded_url: str, new_app: MakeApp) -> None:
         fill(new_app(embedded_url), 50)
         first = self.reader(embedded_url)
-        lost = first.latestOffset({}, ReadMaxRows(20))
+        lost = first.latestOffset(first.initialOffset(), ReadMaxRows(20))
         again = self.reader(embedded_url)
-        end = again.latestOffset({}, ReadMaxRows(20))
+        end = again.latestOffset(again.initialOffset(), ReadMaxRows(20))
         assert end == lost
-        assert self.rows(again, {}, end) == self.rows(first, {}, lost)
+        assert self.rows(again, again.initialOffset(), end) == self.rows(first, first.initialOffset(), lost)
 
     def test_what_others_have_claimed_is_not_read(self, embedded_url: str, new_app: MakeApp) -> None:
         queue = fill(new_app(embedded_url), 40)
         reader = self.reader(embedded_url)
-        one = reader.latestOffset({}, ReadMaxRows(10))
+        one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
         others = {fired.message for fired in queue.main.fire(10)}
+        mine = self.rows(reader, reader.initialOffset(), one)
         two = reader.latestOffset(one, ReadAllAvailable())
-        mine = self.rows(reader, {}, two)
+        mine += self.rows(reader, one, two)
         assert len(mine) == 30
         assert others.isdisjoint(mine)
         reader.commit(two)
@@ -217,7 +248,7 @@ class TestOffsets:
         app = new_app(embedded_url)
         queue = fill(app, 40)
         reader = self.reader(embedded_url)
-        one = reader.latestOffset({}, ReadMaxRows(20))
+        one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
         two = reader.latestOffset(one, ReadMaxRows(10))
         planned = self.rows(reader, one, two)
         # What a boot does to claims; the rows up to `one` were processed and not committed.
@@ -229,20 +260,82 @@ class TestOffsets:
         again.commit(three)
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
+    def test_shards_that_are_added_are_read(self, embedded_url: str, new_app: MakeApp) -> None:
+        fill(new_app(embedded_url), 20)
+        reader = self.reader(embedded_url)
+        one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+        more = new_app(embedded_url)
+        more.queue("q", str, shards=6).publish_many([f"n{number}" for number in range(50)])
+        again = self.reader(embedded_url)
+        two = again.latestOffset(one, ReadMaxRows(100))
+        assert len(self.rows(again, one, two)) == 50
+        assert set(two["incarnations"]) == {str(shard) for shard in range(6)}
+
+    def test_an_offset_of_an_earlier_life_of_the_queue_retires_nothing(
+        self, embedded_url: str, new_app: MakeApp
+    ) -> None:
+        app = new_app(embedded_url)
+        fill(app, 20)
+        reader = self.reader(embedded_url)
+        end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
+        app.store.magazines.drop("q")
+        app.store.magazines.declare("q", 4)
+        app.store.magazines.load_records("q", 0, [encode_record(b"x")] * 20)
+        again = self.reader(embedded_url)
+        again.latestOffset(again.initialOffset(), ReadMaxRows(20))  # claims in the same name
+        for call in (
+            lambda: again.commit(end),
+            lambda: again.latestOffset(end, ReadMaxRows(1)),
+            lambda: again.partitions(end, end),
+        ):
+            with pytest.raises(QueueMismatchError, match="made anew"):
+                call()
+        assert sum(state.pending + state.in_flight for state in app.store.magazines.metadata("q")) == 20
+
+    @pytest.mark.parametrize("offset", [{}, {"0": 12, "1": 7}, {"pointers": {"0": 1}}])
+    def test_an_offset_that_names_no_queue_is_refused(
+        self, embedded_url: str, new_app: MakeApp, offset: dict[str, Any]
+    ) -> None:
+        fill(new_app(embedded_url), 10)
+        with pytest.raises(QueueMismatchError, match="does not say which queue"):
+            self.reader(embedded_url).latestOffset(offset, ReadMaxRows(1))
+
+    def test_offsets_hold_no_secret(self) -> None:
+        shown = json.dumps(new_offset("ignis://ann:secret@host:9710/?token=secret", "q", {}))
+        assert "host:9710" in shown
+        assert "secret" not in shown
+
+    @pytest.mark.parametrize(("durability", "again"), [("sync", 0), ("interval", 20)])
+    def test_what_a_power_cut_may_have_renumbered_is_read_again(
+        self, embedded_url: str, new_app: MakeApp, durability: str, again: int
+    ) -> None:
+        app = new_app(embedded_url)
+        queue = app.queue("q", str, shards=4, durability=durability)
+        queue.publish_many([f"m{number}" for number in range(20)])
+        reader = self.reader(embedded_url)
+        end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
+        forget_claims(app.store)
+        after = self.reader(embedded_url)
+        last = after.latestOffset(end, ReadMaxRows(100))
+        last = after.latestOffset(last, ReadMaxRows(100))
+        assert len(self.rows(after, end, last)) == again
+
     def test_available_now_ends_where_it_began(self, embedded_url: str, new_app: MakeApp) -> None:
         app = new_app(embedded_url)
         fill(app, 30)
         reader = self.reader(embedded_url)
         reader.prepareForTriggerAvailableNow()
         fill(app, 30, first=100)
-        end = reader.latestOffset({}, ReadMaxRows(20))
+        end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
+        rows = self.rows(reader, reader.initialOffset(), end)
         last = reader.latestOffset(end, ReadMaxRows(20))
-        assert self.rows(reader, {}, last) == sorted(f"m{number}" for number in range(30))
+        assert sorted(rows + self.rows(reader, end, last)) == sorted(f"m{number}" for number in range(30))
         assert reader.latestOffset(last, ReadMaxRows(20)) == last
 
     def test_offsets_are_json(self, embedded_url: str, new_app: MakeApp) -> None:
         fill(new_app(embedded_url), 10)
-        end = self.reader(embedded_url).latestOffset({}, ReadAllAvailable())
+        reader = self.reader(embedded_url)
+        end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert json.loads(json.dumps(end)) == end
 
     def test_a_job_is_wanted(self, embedded_url: str, new_app: MakeApp) -> None:
@@ -253,5 +346,5 @@ class TestOffsets:
 
 def forget_claims(store: Any) -> None:
     """As a boot does: fire pointers and claims are gone, the messages are not."""
-    for info in catalogue.read_all(store.directory.data("sync").env):
+    for info in catalogue.read_all(store.directory.data("sync").env)[0]:
         store.directory.claims.transact(lambda txn, number=info.id: claims.forget_magazine(txn, number))

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ignis.errors import ClosedError, ConfigError, InvalidNameError, QueueNotFoundError
+from ignis.errors import ClosedError, ConfigError, InvalidNameError, QueueMismatchError, QueueNotFoundError
+from ignis.native import encode_record
 from tests.conftest import MakeApp
 from tests.integration.embedded_support import flip, overwrite, stored
 from tests.support import sidelined
@@ -271,6 +272,20 @@ class TestDrain:
         assert second.commit() == Committed(0, 25), "another has committed them"
         assert resume(spark, embedded_url, "q", "nightly").claimed == 0
         assert new_app(embedded_url).queue("q").main.pending() == 10
+
+    def test_a_queue_that_was_made_anew_keeps_its_messages(
+        self, spark: Any, embedded_url: str, new_app: MakeApp
+    ) -> None:
+        app = new_app(embedded_url)
+        app.queue("q", str, shards=1).publish_many(["a"] * 10)
+        held, given = drain(spark, embedded_url, "q", limit=5), drain(spark, embedded_url, "q")
+        app.store.magazines.drop("q")
+        app.store.magazines.declare("q", 1)
+        app.store.magazines.load_records("q", 0, [encode_record(b"b")] * 10)
+        for call in (held.commit, given.abandon):
+            with pytest.raises(QueueMismatchError, match=r"made anew.*Nothing was deleted"):
+                call()
+        assert sum(state.pending for state in app.store.magazines.metadata("q")) == 10
 
     def test_the_sweeper_leaves_a_job_its_time(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
         publish(numbers(spark, 8), embedded_url, "q").collect()

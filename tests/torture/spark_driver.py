@@ -27,6 +27,9 @@ class Dying:
             os.kill(os.getpid(), signal.SIGKILL)
         return count
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
 
 def main(url: str, out: str, point: str, commits: int) -> None:
     with tempfile.TemporaryDirectory(prefix="ignis-driver-") as directory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import warnings
 from html.parser import HTMLParser
@@ -272,3 +273,14 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["total"] == 3
     assert main(["pipeline", "report", "nothing", "--url", url]) == 5
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "x;=1+1", 'x; "=1+1"', "x|@SUM(A1)", "a;b;-1", "+1", "x,=1", ";'=1", "\uff1d1", "=;="]
+)
+def test_no_cell_is_a_formula_wherever_a_spreadsheet_cuts(text: str, separator: str) -> None:
+    out = io.StringIO()
+    csv.writer(out).writerow(["what", cell(text), 1])
+    for row in csv.reader(io.StringIO(out.getvalue()), delimiter=separator):
+        assert not [one for one in row if one.strip(' "').startswith(tuple("=+-@\uff1d"))]

@@ -1,7 +1,7 @@
 """The data pipeline as a program: files into a queue, a queue into Parquet, and a report on what failed.
 
 * `description`: the TOML file; `session`, `target`: the Spark session and the store that it names;
-* `ingest`: `reading` and `checks`, then publishing; `export`: draining, and Parquet;
+* `ingest`: `intake` (which files), `reading` with `csv_lines`, and `checks`, then publishing; `export`: draining, and Parquet;
 * `runs`, `files`: what makes running again safe: records of runs, folders that appear in one step;
 * `report`, `page`: the sideline as figures, CSV and an HTML page;
 * `progress`: what whoever starts a pipeline is told.

@@ -6,6 +6,7 @@ are not absolute are looked up from the directory of the file.
 
 from __future__ import annotations
 
+import codecs
 import datetime as dt
 import os
 import re
@@ -60,7 +61,7 @@ class Column(_Part, frozen=True):
 
     Args:
         type: ``string``, ``integer`` (64 bits), ``number`` (double, finite), ``decimal``, ``boolean``, ``date``,
-            ``timestamp``, or ``json`` (any JSON value, kept as it is).
+            ``timestamp``, or ``json`` (any JSON value, kept as it is, byte for byte).
         required: whether a missing value is a reason to reject the row.
         source: the column's name in the files, where it differs.
         format: of a ``date`` or ``timestamp``, in Spark's datetime patterns; default ISO 8601.
@@ -90,9 +91,11 @@ class Csv(_Part, frozen=True):
 
     Args:
         delimiter, quote, escape: one character each; ``quote`` may be empty: nothing is quoted.
-        encoding: a character set's name.
+        encoding: ``UTF-8``, or a character set of one byte a character that has ASCII in it (``ISO-8859-1``,
+            ``windows-1252``, ``US-ASCII``, ...). Bytes that it does not have are rejects.
         nulls: values that count as missing, beside the empty one.
-        multiline: whether a quoted value may go over several lines. Such a file is read by one task.
+        multiline: whether a quoted value may go over several lines. Such a file is read by one task. Otherwise these lines
+            are one malformed row.
     """
 
     delimiter: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
@@ -110,10 +113,11 @@ class Ingest(_Part, frozen=True):
         paths: files, directories or glob patterns.
         format: ``csv`` (with a header line), ``jsonl`` (one JSON object a line) or ``parquet``.
         quarantine: the folder for rejected rows.
-        key: columns that make the message's key; several are joined by ``/``. Empty = no key.
+        key: columns that make the message's key; several are joined by ``/``, with ``%25`` and ``%2F`` for a ``%`` and a ``/``
+            in a value and ``%00`` for a missing one. Empty = no key.
         dedup: required columns that say which rows are the same message: one of them is published. Empty = every row is.
         scope: ``queue``: a row whose ``dedup`` values were published by an earlier run is not published again, as far
-            back as the store remembers ids; ``run``: only within one run. Without ``dedup`` it is always the run.
+            back as the store remembers ids; ``run``: only the same line of the same file is not.
         prefer: column whose highest value decides which of the same rows is published; empty = the content does.
         columns: of the body; empty = all of the schema. Missing values are kept as ``null``.
         body: a string column that is the body as it stands, instead of an object of columns.
@@ -340,7 +344,31 @@ def _check_order(where: str, low_name: str, high_name: str, low: Any, high: Any)
         raise ConfigError(f"{where}.{low_name} = {low!r} is above {high_name} = {high!r}")
 
 
+def _check_csv(layout: Csv) -> None:
+    signs = {"delimiter": layout.delimiter, "quote": layout.quote}
+    for name, sign in {**signs, "escape": layout.escape}.items():
+        if sign and sign in "\r\n":
+            raise ConfigError(f"ingest.csv.{name} = {sign!r} ends a line")
+    if layout.delimiter in (layout.quote, layout.escape):
+        raise ConfigError(f"ingest.csv.delimiter = {layout.delimiter!r} is the quote or the escape as well")
+    where = f"ingest.csv.encoding = {layout.encoding!r}"
+    try:
+        name = codecs.lookup(layout.encoding).name
+        ascii_alone = all(bytes([code]).decode(name) == chr(code) for code in range(128))
+        single = name == "utf-8" or all(
+            len(bytes([code, code]).decode(name, "replace")) == 2 for code in range(128, 256)
+        )
+    except (LookupError, UnicodeError):
+        ascii_alone = single = False
+    if not (ascii_alone and single):
+        raise ConfigError(
+            f"{where} cannot be read: UTF-8 can, and character sets of one byte a character that have ASCII in them; "
+            "convert the files to UTF-8 first, e.g. with iconv"
+        )
+
+
 def _check_ingest(ingest: Ingest, schema: Mapping[str, Column]) -> None:
+    _check_csv(ingest.csv)
     if not schema:
         raise ConfigError("[ingest] wants a [schema]: which columns are read, and what they must be")
     for rule in ("key", "dedup", "columns"):

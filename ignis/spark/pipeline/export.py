@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Optional
 
 import msgspec
@@ -19,11 +20,21 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, functions
 from ignis.spark.draining import Drained, retire
-from ignis.spark.pipeline.checks import PROBLEMS, REASONS, check_rows, first_reason, problem_texts
+from ignis.spark.offsets import check_incarnations
+from ignis.spark.pipeline.checks import (
+    PROBLEMS,
+    REASON_ENCODING,
+    REASON_PARTITION,
+    REASONS,
+    check_rows,
+    first_reason,
+    problem,
+    problem_texts,
+)
 from ignis.spark.pipeline.description import ENVELOPE, Column, Description, Export
 from ignis.spark.pipeline.files import Files
 from ignis.spark.pipeline.progress import Progress, watched
-from ignis.spark.pipeline.reading import RAW, take_apart
+from ignis.spark.pipeline.reading import MALFORMED, RAW, RAW_BYTES, take_apart
 from ignis.spark.pipeline.runs import Run, Runs
 from ignis.spark.pipeline.session import SETTINGS, settings
 from ignis.spark.pipeline.target import Target, resolve_target
@@ -33,6 +44,9 @@ from ignis.storage.base import Run as ClaimedRun
 __all__ = ["ExportSummary", "export"]
 
 _BODY = "body"
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED_IN_FOLDERS = r"""[\x01-\x1f\x7f"#%'*/:=?\\{\[\]^]"""
+_MOST_NAME_BYTES = 255
 _PROBLEMS_TYPE = "array<struct<reason: string, column: string, why: string>>"
 
 
@@ -166,6 +180,13 @@ class _Export:
         # By pointer, not by claim: a power cut ends claims, and what was claimed is pending again where it was.
         runs = [ClaimedRun(shard, first, last, 0) for shard, first, last in self._run.pointers]
         with watched(self._progress, self._spark, "commit", "deleting the messages"), self._where.app() as app:
+            check_incarnations(
+                app.store.magazines,
+                self._description.queue.name,
+                {str(shard): self._run.incarnations.get(str(shard), 0) for shard, _, _ in self._run.pointers},
+                f"export run {self._run.id}, whose files are in place in {self._place},",
+                f"its files are whole. If the store was made anew on purpose, remove {self._runs.path(self._run)}",
+            )
             retire(app.store.magazines, self._description.queue.name, runs)
 
     def _drain(self) -> Drained:
@@ -192,11 +213,11 @@ class _Export:
 
     def _write(self, drained: Drained) -> None:
         staged = self._files.stage(self._part.path, self._run.id)
-        rows = _parsed(drained, self._description.schema)
+        rows = _parsed(drained, self._description.schema, self._part.partition_by)
         bad = first_reason().isNotNull()
         with watched(self._progress, self._spark, "write", "writing Parquet") as step:
             kept = [f"_{name}" for name in self._part.envelope]
-            columns = [_stored(name, column) for name, column in self._description.schema.items()]
+            columns = [functions.col(name) for name in self._description.schema]
             good = rows.where(~bad).select(*(columns or [functions.col(_BODY)]), *kept)
             self._write_parquet(good, staged)
             # What the files say. With the schema, because there may be no file.
@@ -211,6 +232,7 @@ class _Export:
         sizes = self._files.sizes(staged)
         summary.files, summary.bytes, summary.path = len(sizes), sum(sizes), self._place
         self._run.pointers = [(one.shard, one.first, one.last) for one in drained.runs]
+        self._run.incarnations = drained.incarnations
         self._run.summary = msgspec.to_builtins(summary)
         self._runs.save(self._run)
         with watched(self._progress, self._spark, "place", "putting the files in place"):
@@ -251,6 +273,7 @@ class _Export:
                 problem_texts().alias("problems"),
                 *(functions.col(f"_{name}").alias(name) for name in ENVELOPE),
                 functions.col(RAW).alias("raw"),
+                functions.base64(RAW_BYTES).alias("raw_base64"),
             )
             rows.hint("rebalance", "reason").write.mode("overwrite").partitionBy("reason").json(staged)
             # With the schema, because there may be no file: what is missing had been taken from this run.
@@ -271,7 +294,7 @@ def _job(pipeline: str, run_id: str) -> str:
     return name if len(name) <= 128 else hashlib.sha256(name.encode()).hexdigest()
 
 
-def _parsed(drained: Drained, schema: Mapping[str, Column]) -> DataFrame:
+def _parsed(drained: Drained, schema: Mapping[str, Column], folders: Sequence[str]) -> DataFrame:
     """Messages as rows of the schema, with the envelope, the body as text, and what is wrong with it.
 
     Without a schema there is nothing to be wrong, and the body is a column: text where the queue's codec is JSON.
@@ -285,20 +308,46 @@ def _parsed(drained: Drained, schema: Mapping[str, Column]) -> DataFrame:
     envelope = [_ENVELOPE[name]().alias(f"_{name}") for name in ENVELOPE]
     if not schema:
         body = (text if codec == "json" else functions.col("body")).alias(_BODY)
-        nothing = functions.lit(None).cast("string").alias(RAW)
+        nothing = [
+            functions.lit(None).cast("string").alias(RAW),
+            functions.lit(None).cast("binary").alias(RAW_BYTES),
+        ]
         fine = functions.from_json(functions.lit("[]"), _PROBLEMS_TYPE).alias(PROBLEMS)
-        return drained.df.select(body, *envelope, nothing, fine)
+        return drained.df.select(body, *envelope, *nothing, fine)
     # What stands in a message has the schema's names and ISO 8601: `source` and `format` are those of the files.
     schema = {name: msgspec.structs.replace(column, source="", format="") for name, column in schema.items()}
-    rows = take_apart(drained.df.select(text.alias(RAW), *envelope), RAW, schema)
-    return check_rows(rows, schema, RAW, *(f"_{name}" for name in ENVELOPE))
+    valid = functions.is_valid_utf8(text)
+    bodies = drained.df.select(
+        functions.make_valid_utf8(text).alias(RAW),
+        functions.when(~valid, functions.col("body")).alias(RAW_BYTES),
+        *envelope,
+    )
+    why = functions.when(functions.col(RAW_BYTES).isNotNull(), functions.lit(REASON_ENCODING))
+    rows = take_apart(bodies, RAW, schema).withColumn(MALFORMED, why.otherwise(functions.col(MALFORMED)))
+    checked = check_rows(rows, schema, RAW, RAW_BYTES, *(f"_{name}" for name in ENVELOPE))
+    wrong = [_no_folder(name) for name in folders if schema[name].type in ("string", "json")]
+    if not wrong:
+        return checked
+    found = functions.array_compact(functions.array(*wrong))
+    return checked.withColumn(
+        PROBLEMS, functions.when(functions.size(PROBLEMS) == 0, found).otherwise(functions.col(PROBLEMS))
+    )
 
 
-def _stored(name: str, column: Column) -> Expression:
-    """A column as it stands in the files: JSON as text, which every reader of Parquet knows."""
-    if column.type != "json":
-        return functions.col(name)
-    return functions.nullif(functions.to_json(name), functions.lit("null")).alias(name)
+def _no_folder(name: str) -> Expression:
+    """The problem of a value that no folder's name can hold, or that a reader would take for null; else null."""
+    value = functions.col(name)
+    escaped = functions.regexp_replace(value, _ESCAPED_IN_FOLDERS, "%00")
+    length = functions.octet_length(escaped) + len(re.sub(_ESCAPED_IN_FOLDERS, "%00", name).encode()) + 1
+    why = (
+        functions.when(value == "", functions.lit("is empty, which as a folder would be null"))
+        .when(value == _NULL_FOLDER, functions.lit(f"is {_NULL_FOLDER}, which as a folder would be null"))
+        .when(
+            functions.contains(value, functions.lit("\0")), functions.lit("has a NUL, which no folder's name can have")
+        )
+        .when(length > _MOST_NAME_BYTES, functions.lit(f"makes a folder's name longer than {_MOST_NAME_BYTES} bytes"))
+    )
+    return functions.when(why.isNotNull(), problem(REASON_PARTITION, name, why))
 
 
 def _key() -> Expression:

@@ -41,6 +41,9 @@ class Progress:
     def end(self, step: Step) -> None:
         """The step went well: what it promises is in place."""
 
+    def note(self, text: str) -> None:
+        """Something that is about to be done otherwise than may be expected, in words."""
+
 
 @contextlib.contextmanager
 def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> Iterator[Step]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ MAX_KEYS = 100_000
 MAX_ERRORS = 1_000
 _PAGE = 1_000
 _UNKNOWN = "unknown"
+_FORMULA = re.compile(r"""((?:^|[;,|\t])[\s"']*)(?=[=+\-@\uff1d\uff0b\uff0d\uff20])""")
+"""Before the sign that begins a formula, at the beginning of a text or behind what may separate cells."""
 
 AGES: tuple[tuple[float, str], ...] = (
     (60, "under 1 min"),
@@ -244,9 +247,12 @@ def _write_rows(report: SidelineReport, file: IO[str]) -> None:
 
 
 def cell(text: str) -> str:
-    """Text as a cell: control characters escaped, and nothing that a spreadsheet would take for a formula."""
-    shown = printable(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+    """Text as a cell: control characters escaped, and nothing that a spreadsheet would take for a formula.
+
+    A spreadsheet may cut at semicolons, tabs or bars instead of commas, whatever the quotes say: what could then be the
+    beginning of a cell is treated as one.
+    """
+    return _FORMULA.sub(r"\1'", printable(text))
 
 
 def printable(text: str) -> str:

@@ -32,11 +32,14 @@ class Run(msgspec.Struct, kw_only=True):
     """One run as recorded.
 
     Attributes:
-        id: names the run's folders, its job in the store and, without ``dedup``, its message ids.
+        id: names the run's folders and its job in the store.
         kind: what it does.
         pipeline: the description's name.
         files: what an ingest reads, fixed when it begins.
+        description: of an ingest: part of the description -> hash of what it said, for all that decides what is published.
         pointers: (shard, first, last) of what an export has in its files, fixed before they are moved to their place.
+        incarnations: of the shards that these pointers are of (`ignis.storage.base.ShardState`): what leaves the queue later
+            is what was read, and not what a queue that was made anew has at the same pointers.
         done: whether all that it promises is in place.
         summary: its figures; whole once it is done.
     """
@@ -49,7 +52,9 @@ class Run(msgspec.Struct, kw_only=True):
     finished_at_ms: int = 0
     done: bool = False
     files: list[File] = []
+    description: dict[str, str] = {}
     pointers: list[tuple[int, int, int]] = []
+    incarnations: dict[str, int] = {}
     summary: dict[str, Any] = {}
 
 
@@ -68,21 +73,35 @@ class Runs:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes out. Raises LockHeldError when one is at work; a dead one holds nothing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("ab") as file:
+        for folder in (self.folder.parent, self.folder):
+            if not folder.exists():
+                folder.mkdir(0o700, parents=True, exist_ok=True)
+        with open(self.folder / "lock", "ab", opener=_private) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise LockHeldError(f"another process runs pipeline {self.pipeline!r} (it holds {file.name})") from None
             yield
 
-    def begin(self, kind: Kind, run_id: str | None = None, files: list[File] | None = None) -> Run:
+    def begin(
+        self,
+        kind: Kind,
+        run_id: str | None = None,
+        files: list[File] | None = None,
+        description: dict[str, str] | None = None,
+    ) -> Run:
         """Records a new run. Raises ConfigError when there is one of that id."""
         if run_id is None:
             now = dt.datetime.now(dt.timezone.utc)
             run_id = f"{now:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
-        run = Run(id=check_name(run_id, "run"), kind=kind, pipeline=self.pipeline, files=files or [])
-        if self._path(run).exists():
+        run = Run(
+            id=check_name(run_id, "run"),
+            kind=kind,
+            pipeline=self.pipeline,
+            files=files or [],
+            description=description or {},
+        )
+        if self.path(run).exists():
             raise ConfigError(f"run {run_id!r} of pipeline {self.pipeline!r} exists already")
         run.started_at_ms = time.time_ns() // 1_000_000
         self._write(run)
@@ -99,7 +118,7 @@ class Runs:
 
     def forget(self, run: Run) -> None:
         """Removes the record of a run that came to nothing."""
-        self._path(run).unlink(missing_ok=True)
+        self.path(run).unlink(missing_ok=True)
 
     def get(self, kind: Kind, run_id: str) -> Run | None:
         """The run of that id. Raises ConfigError when its record cannot be read."""
@@ -115,13 +134,14 @@ class Runs:
         """The oldest run that was begun and not finished: its process died, or it failed."""
         return next((run for run in self.all(kind) if not run.done), None)
 
-    def _path(self, run: Run) -> Path:
+    def path(self, run: Run) -> Path:
+        """Of the run's record."""
         return self.folder / f"{run.kind}-{run.id}.json"
 
     def _write(self, run: Run) -> None:
-        path = self._path(run)
+        path = self.path(run)
         fresh = path.with_suffix(".new")
-        with fresh.open("wb") as file:
+        with open(fresh, "wb", opener=_private) as file:
             file.write(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -133,10 +153,14 @@ class Runs:
             os.close(folder)
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _read(path: Path) -> Run:
     try:
         run = msgspec.json.decode(path.read_bytes(), type=Run)
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"the record of a run cannot be read: {path}: {exc}") from exc
     if run.format != _FORMAT:
         raise ConfigError(f"{path} is of format {run.format}, this version knows {_FORMAT}")

@@ -17,6 +17,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",  # the same rows give the same text, and so the same ids, on every machine
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",  # a folder x=01 means the text 01
+    "spark.sql.caseSensitive": "true",  # ID and id are two columns, as they are in the files
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",  # a date that does not fit its format is no error of the job
 }
 """What an ingest and an export set while they run, whoever made the session."""
 _LOCAL = {

@@ -9,7 +9,8 @@ from ignis.app import Ignis
 from ignis.config import load_file
 from ignis.errors import ConfigError
 from ignis.spark.pipeline.description import Description
-from ignis.storage.base import QueueRecord
+from ignis.spark.places import must_have_shards
+from ignis.urls import redacted
 
 __all__ = ["Target", "declare_queue", "resolve_target"]
 
@@ -21,6 +22,9 @@ class Target(NamedTuple):
     client_id: str
     farm_id: str
     config: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Target {redacted(self.url)} {self.farm_id}/{self.client_id}>"
 
     def app(self) -> Ignis:
         """An application on the store. Close it."""
@@ -48,13 +52,15 @@ def resolve_target(description: Description, given: Target | None = None) -> Tar
     if not url:
         raise ConfigError("no store: give a URL, set IGNIS_URL, or write it into [store] of the description")
     if url.startswith("memory:"):
-        raise ConfigError(f"url = {url!r}: a store in memory lives in one process; Spark's workers are others")
+        raise ConfigError(
+            f"url = {redacted(url)!r}: a store in memory lives in one process; Spark's workers are others"
+        )
     client_id = (given.client_id if given else "") or store.client_id
     return Target(url, client_id, (given.farm_id if given else "") or store.farm_id, config)
 
 
-def declare_queue(description: Description, target: Target, *, raw: bool) -> QueueRecord:
-    """Makes the pipeline's queue known in the store and returns what is stored of it.
+def declare_queue(description: Description, target: Target, *, raw: bool) -> int:
+    """Makes the pipeline's queue known in the store; returns how many bytes the body of a message may have.
 
     Args:
         raw: whether bodies are plain text; otherwise they are JSON.
@@ -65,13 +71,19 @@ def declare_queue(description: Description, target: Target, *, raw: bool) -> Que
     name = description.queue.name
     with target.app() as app:
         stored = app.store.queues.get(name)
-        if stored is None or description.queue.settings:
+        given = description.queue.settings
+        must_have_shards(name, stored, given)
+        if stored is None or given:
             kind = bytes if raw and (stored is None or stored.codec == "raw") else None
-            app.queue(name, kind, **description.queue.settings).open()
+            queue = app.queue(name, kind, **given)
+            queue.open()
             stored = app.store.queues.get(name)
+        else:
+            queue = app.queue(name)
         assert stored is not None
+        limit = queue.settings.max_message_bytes
     if stored.codec != "raw" and (raw or stored.codec != "json"):
         raise ConfigError(
             f"queue {name!r} has the codec {stored.codec}; the pipeline brings {'text' if raw else 'JSON'}"
         )
-    return stored
+    return limit
