@@ -1,6 +1,7 @@
 """The acknowledger of one consumer: what has gathered becomes one delete and one transfer to the sideline per round.
 
-Nothing is lost whatever fails: what could not be acknowledged stays queued here, and claimed in the store.
+Nothing is lost whatever fails: what could not be acknowledged stays queued here, and claimed in the store. On a full store
+the deletes, which free room, go first, and the transfer is made in parts.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ignis.config import ConsumerSettings
-from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError
+from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
 from ignis.handler import Failure
 from ignis.message import REASON_CORRUPT
+from ignis.storage.base import RENEWALS, Transfer
+from ignis.storage.parts import in_parts
 from ignis.workers import Chunk
 from ignis.workers.settling import sideline_items
 
@@ -39,6 +42,7 @@ class Acknowledger:
         settings: see ``ignis.config``.
         counts: where it counts.
         on_room: called when less is unacknowledged than before.
+        long_held: (shard, pointers) of what is being worked on for long; called a few times within the stuck time.
     """
 
     def __init__(
@@ -48,12 +52,16 @@ class Acknowledger:
         settings: ConsumerSettings,
         counts: Counter[str],
         on_room: Callable[[], None],
+        long_held: Callable[[], list[tuple[int, Sequence[int]]]],
     ) -> None:
         self._queue = queue
         self._handler = handler
         self._settings = settings
         self._counts = counts
         self._on_room = on_room
+        self._long_held = long_held
+        self._renew_at = 0.0
+        self._failing = False
         self._magazines = queue.main.store
         self._done: deque[tuple[int, Sequence[int]]] = deque()
         self._failures: deque[tuple[Chunk, int, Failure]] = deque()
@@ -62,8 +70,9 @@ class Acknowledger:
         self._settling = False
         self._until = 0.0
         self._work = threading.Event()
+        self._refused = 0  # transfers that were not made for want of room, in a row
         self.unacked = 0
-        """Messages handled and not retired yet: would be handled again if this process died now."""
+        """Messages handled, or failed, and not retired yet: would be handled again if this process died now."""
         self.finishing = threading.Event()
 
     @property
@@ -84,6 +93,8 @@ class Acknowledger:
         self._work.set()
 
     def add_failed(self, chunk: Chunk, index: int, failure: Failure) -> None:
+        with self._lock:
+            self.unacked += 1
         self._failures.append((chunk, index, failure))
         self._work.set()
 
@@ -107,13 +118,17 @@ class Acknowledger:
                 if self._settings.ack_linger_s and len(self._done) < _FULL_ENOUGH:
                     self.finishing.wait(self._settings.ack_linger_s)
             self._work.clear()
+            if time.monotonic() >= self._renew_at:
+                self._renew()
             if time.monotonic() >= retry_at or last:
                 try:
                     self._round()
+                    self._failing = False
                 except (ClosedError, ForkedHandleError, StoreFailedError):
                     raise
                 except IgnisError as exc:
                     self._counts["ack_errors"] += 1
+                    self._failing = True
                     log.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
                     retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.set()
@@ -125,28 +140,65 @@ class Acknowledger:
             if last:
                 return
 
+    def _renew(self) -> None:
+        """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge
+        since: a living owner is not swept. What it has lost track of is not renewed."""
+        queue = self._queue
+        try:
+            record = queue.app.store.queues.get(queue.name)  # it may have been changed by others
+            stuck_after_s = queue.settings.stuck_after_s if record is None else record.stuck_after_s
+            period_s = max(stuck_after_s, 1.0) / RENEWALS
+            pointers: dict[int, list[int]] = {}
+            for shard, some in self._long_held() + (self._unstored() if self._failing else []):
+                pointers.setdefault(shard, []).extend(some)
+            if pointers:
+                self._magazines.renew_claims(queue.main.name, pointers, queue.app.store.owner)
+                self._counts["renewals"] += 1
+        except IgnisError as exc:
+            self._counts["renew_errors"] += 1
+            log.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
+            period_s = self._settings.ack_retry_s
+        self._renew_at = time.monotonic() + period_s
+
+    def _unstored(self) -> list[tuple[int, Sequence[int]]]:
+        """Outcomes that are queued here. Only this thread takes any away."""
+        failed = [chunk.place(index) for chunk, index, _ in list(self._failures)]
+        return list(self._done) + [(shard, [pointer]) for shard, pointer in failed + list(self._corrupt)]
+
     def _round(self) -> None:
-        """One delete and one transfer for everything that has gathered."""
+        """One delete and one transfer for everything that has gathered. A store that refuses the one may take the other."""
         self._settling = True
         try:
-            self._settle_done()
-            self._settle_failed()
+            try:
+                self._settle_done()
+            finally:
+                self._settle_failed()
         finally:
             self._settling = False
 
     def _settle_done(self) -> None:
         taken = [self._done.popleft() for _ in range(len(self._done))]
-        if not taken:
-            return
+        at, size = 0, len(taken)
+        try:
+            while at < len(taken):
+                part = taken[at : at + size]
+                try:
+                    self._delete(part)
+                except StoreFullError:
+                    if len(part) == 1:
+                        raise
+                    size = len(part) // 2
+                else:
+                    at += len(part)
+        finally:
+            self._done.extendleft(reversed(taken[at:]))
+
+    def _delete(self, taken: Sequence[tuple[int, Sequence[int]]]) -> None:
         pointers: dict[int, list[int]] = {}
         for shard, some in taken:
             pointers.setdefault(shard, []).extend(some)
         asked = sum(map(len, pointers.values()))
-        try:
-            gone = self._magazines.delete(self._queue.main.name, pointers)
-        except BaseException:
-            self._done.extendleft(reversed(taken))
-            raise
+        gone = self._magazines.delete(self._queue.main.name, pointers)
         with self._lock:
             self.unacked -= asked
         self._on_room()
@@ -162,19 +214,49 @@ class Acknowledger:
         if not failures and not corrupt:
             return
         items = sideline_items(queue.main.name, self._handler, failures, corrupt)
+        origin = {(item.shard, item.pointer): number for number, item in enumerate(items)}
+        moved_total = 0
         try:
-            moved = self._magazines.transfer(
-                queue.main.name, queue.sideline.name, items, queue.settings.message_expiry_s
-            )
-        except BaseException:
-            self._failures.extendleft(reversed(failures))
-            self._corrupt.extendleft(reversed(corrupt))
+            for part, moved in in_parts(items, self._transfer, self._refused):
+                for item in part:
+                    origin.pop((item.shard, item.pointer), None)  # a message that was claimed twice is here twice
+                moved_total += moved
+                if origin:
+                    self._settle_done()  # meanwhile gathered, and it frees room for the rest
+            self._refused = 0
+        except StoreFullError:
+            self._refused += 1
             raise
-        for _, _, failure in failures:
+        finally:
+            left = sorted(origin.values())
+            self._failures.extendleft(failures[number] for number in reversed(left) if number < len(failures))
+            self._corrupt.extendleft(
+                corrupt[number - len(failures)] for number in reversed(left) if number >= len(failures)
+            )
+            self._count_sidelined(failures, corrupt, set(left), moved_total)
+
+    def _transfer(self, items: Sequence[Transfer]) -> int:
+        queue = self._queue
+        return self._magazines.transfer(queue.main.name, queue.sideline.name, items, queue.settings.message_expiry_s)
+
+    def _count_sidelined(
+        self,
+        failures: Sequence[tuple[Chunk, int, Failure]],
+        corrupt: Sequence[tuple[int, int]],
+        left: set[int],
+        moved: int,
+    ) -> None:
+        """``left``: the numbers of those that were not transferred, failures first."""
+        settled = [failure for number, (_, _, failure) in enumerate(failures) if number not in left]
+        for failure in settled:
             self._counts[f"sidelined_{failure.reason}"] += 1
-        if corrupt:
-            self._counts[f"sidelined_{REASON_CORRUPT}"] += len(corrupt)
+        aside = sum(number + len(failures) not in left for number in range(len(corrupt)))
+        if aside:
+            self._counts[f"sidelined_{REASON_CORRUPT}"] += aside
         self._counts["sidelined"] += moved
-        self._counts["late_acks"] += len(items) - moved
-        if queue.app.hooks.after_handling:
-            queue.app.hooks.handled(queue.name, 0, moved)
+        self._counts["late_acks"] += len(settled) + aside - moved
+        with self._lock:
+            self.unacked -= len(settled)
+        self._on_room()
+        if self._queue.app.hooks.after_handling and settled:
+            self._queue.app.hooks.handled(self._queue.name, 0, moved)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import queue as queues_
@@ -18,25 +19,36 @@ from ignis.config import (
     ConsumerSettings,
     LeaderSettings,
     PublisherSettings,
+    QueueSettings,
     RefresherSettings,
     SweeperSettings,
+    check_name,
+    check_queue_name,
+    check_text,
+    check_timeout,
+    check_whole,
     load_file,
     resolve,
+    shown,
 )
 from ignis.consumer import Consumer
-from ignis.errors import ConfigError, IgnisError, QueueMismatchError
-from ignis.handler import Middleware
+from ignis.errors import ConfigError, IgnisError, InvalidNameError, QueueMismatchError, QueueNotFoundError
+from ignis.handler import Middleware, check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
-from ignis.message import BodyCodec
+from ignis.main_guard import check_start
+from ignis.message import MAX_HEADERS_BYTES, BodyCodec
 from ignis.native import pool_classes
 from ignis.publisher import pending_messages
 from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
+from ignis.stop_signals import stop_signals
 from ignis.storage import open_store
+from ignis.storage.os_errors import without_means
 from ignis.sweeper import Sweeper, SweepResult
 from ignis.template import HandlerTemplate
+from ignis.urls import redacted
 
 if TYPE_CHECKING:
     from ignis.storage.base import Store
@@ -59,7 +71,7 @@ class Ignis:
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
-        clock: seconds since the epoch, for the sweeper's thresholds; injectable for tests.
+        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; injectable for tests.
 
     Not usable in a child after ``fork`` (ForkedHandleError): make a new one there.
     """
@@ -78,27 +90,43 @@ class Ignis:
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.file = load_file(config)
-        self.url = url or os.environ.get("IGNIS_URL") or self.file.get("url")
-        self.client_id = client_id
-        self.farm_id = farm_id
-        self.resources: Mapping[str, Any] = {} if resources is None else resources
+        self.url = (
+            (None if url is None else check_text(url, "url", secret=True))
+            or os.environ.get("IGNIS_URL")
+            or self.file.get("url")
+        )
+        self.client_id = check_name(client_id, "client_id")
+        self.farm_id = check_name(farm_id, "farm_id")
+        self.resources = _mapping(resources, "resources")
+        consumer, sweeper, refresher = (
+            _mapping(consumer, "consumer"), _mapping(sweeper, "sweeper"), _mapping(refresher, "refresher"),
+        )  # fmt: skip
+        publisher, leader, store = (
+            _mapping(publisher, "publisher"), _mapping(leader, "leader"), _mapping(store, "store"),
+        )  # fmt: skip
+        if clock is not None and not callable(clock):
+            raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.layers: list[Middleware] = []
-        self.consumer_settings = resolve(ConsumerSettings, consumer or {}, self.file)
-        self.sweeper_settings = resolve(SweeperSettings, sweeper or {}, self.file)
-        self.refresher = Refresher(self, resolve(RefresherSettings, refresher or {}, self.file), clock)
+        self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
+        self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
+        self.refresher = Refresher(self, resolve(RefresherSettings, refresher, self.file), clock)
         self.hooks = Hooks()
         self.templates: list[HandlerTemplate] = []
-        self.leader_settings = resolve(LeaderSettings, leader or {}, self.file)
-        self._publisher_given = dict(publisher or {})
-        self.store_options = dict(store or {})
-        self._clock = clock
+        self.leader_settings = resolve(LeaderSettings, leader, self.file)
+        resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
+        self._publisher_given = dict(publisher)
+        self.store_options: dict[Any, Any] = dict(store)
+        for name in self.store_options:
+            if not isinstance(name, str) or name in ("url", "client_id", "farm_id"):
+                raise ConfigError(f"store has {shown(name)}, which is no option of a store")
+        self._clock = clock or time.time
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._magazines: MagazineManager | None = None
-        self._codecs: dict[tuple[Any, str], BodyCodec[Any]] = {}
+        self._codecs: dict[tuple[Any, str, bool], BodyCodec[Any]] = {}
         self._queues: dict[str, Queue[Any]] = {}
         self._sweeper: Sweeper | None = None
         self._deciders: Deciders | None = None
@@ -156,6 +184,7 @@ class Ignis:
         Raises:
             InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings.
         """
+        name = check_name(name)
         with self._lock:
             known = self._queues.get(name)
             if known is None:
@@ -163,7 +192,9 @@ class Ignis:
             elif (type is not None and type is not known.type) or settings:
                 fresh: Queue[Any] = Queue(self, name, type if type is not None else known.type, settings)
                 if fresh.type is not known.type or (settings and fresh.settings != known.settings):
-                    raise QueueMismatchError(f"queue {name!r} was made before with another type or other settings")
+                    raise QueueMismatchError(
+                        f"queue {name!r} was made before with {_differences(known, fresh, bool(settings))}"
+                    )
             return known
 
     def queues(self) -> list[Queue[Any]]:
@@ -179,29 +210,78 @@ class Ignis:
         ttl_s: float | None = 172_800,
         durability: str | None = None,
         codec: str = "auto",
-        max_message_bytes: int = 1 << 20,
+        max_message_bytes: int | None = None,
+        max_headers_bytes: int | None = None,
+        strict: bool = True,
     ) -> Magazine[Any]:
         """The raw magazine of that name: load, fire, reload, delete, peek, metadata.
 
         Args:
-            name: of a queue: its main magazine; with ``_SIDELINE`` behind it, its sideline; any other: one of its own.
-            type, codec: as for `queue`.
-            shards, durability: None = those of the queue of that name, or 32 and ``sync``.
-            ttl_s: of what is loaded, in seconds; None = never expires.
-            max_message_bytes: limit of one message.
+            name: of a queue: its main magazine; with ``_SIDELINE`` behind it, its sideline, which nobody loads by hand; any
+                other: one of its own.
+            type, codec, strict: as for `queue`; of a queue that is stored, what the queue has.
+            shards, durability: None = those of the magazine as it is stored, of the queue of that name, or 32 and ``sync``.
+            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires.
+            max_message_bytes, max_headers_bytes: limits of one message's body and headers; None = the queue's, or 1 MiB and
+                16 KiB.
+
+        Raises:
+            ConfigError, InvalidNameError: nothing has changed. QueueMismatchError: the magazine exists with other shards,
+            and keeps them, or with another durability; or the queue has another codec or type, or lower limits, so that its
+            consumers could not read what is loaded. QueueNotFoundError: the sideline of a queue that is not stored.
+            StoreFormatError: its entry in the store is damaged.
         """
-        if shards is None or durability is None:
-            record = self.store.queues.get(name.removesuffix(SIDELINE_SUFFIX))
-            shards = shards or (record.shards if record is not None else 32)
-            durability = durability or (record.durability if record is not None else "sync")
-        with self._lock:
-            body_codec = self._codecs.setdefault((type, codec), BodyCodec(type, codec))
+        if not isinstance(name, str):
+            raise InvalidNameError(f"magazine name {shown(name)} is not text")
+        name = str.__str__(name)
+        of = check_queue_name(name.removesuffix(SIDELINE_SUFFIX), "magazine")
+        body_codec = self._codec_of(type, codec, strict)
+        record = self.store.queues.get(of)
+        if record is None and of != name:
+            raise QueueNotFoundError(
+                f"magazine {name!r} is the sideline of queue {of!r}, which is not there: app.queue({of!r}) makes both"
+            )
+        most_bytes, most_headers_bytes = 1 << 20, MAX_HEADERS_BYTES
+        if record is not None:
+            queue = self._queues.get(of)
+            settings = queue.settings if queue is not None else resolve(QueueSettings, {}, self.file, name=of)
+            most_bytes, most_headers_bytes = settings.max_message_bytes, settings.max_headers_bytes
+            _same(of, "durability", record.durability, durability)
+            _within(of, "max_message_bytes", most_bytes, max_message_bytes)
+            _within(of, "max_headers_bytes", most_headers_bytes, max_headers_bytes)
+            if queue is not None and queue.type is not None:
+                if type is not None and type is not queue.type:
+                    raise QueueMismatchError(
+                        f"queue {of!r} has messages of {queue.type!r} here, asked for {shown(type)}"
+                    )
+                type = queue.type
+            asked = codec if codec != "auto" else body_codec.name if type is not None else record.codec
+            if (asked == "raw") != (record.codec == "raw") or codec != "auto":
+                _same(of, "codec", record.codec, asked)
+            body_codec = self._codec_of(bytes if type is None and record.codec == "raw" else type, record.codec, strict)
+        if shards is None:
+            shards = self.magazines.stored_shards(name) or (record.shards if record is not None else 32)
+        if durability is None:
+            durability = record.durability if record is not None else "sync"
         return self.magazines.get(
-            name, body_codec, shards=shards, ttl_s=ttl_s, durability=durability, max_message_bytes=max_message_bytes
-        )
+            name, body_codec, shards=shards, ttl_s=ttl_s, durability=durability,
+            max_message_bytes=most_bytes if max_message_bytes is None else max_message_bytes,
+            max_headers_bytes=most_headers_bytes if max_headers_bytes is None else max_headers_bytes,
+        )  # fmt: skip
+
+    def _codec_of(self, type: Any, codec: str, strict: bool) -> BodyCodec[Any]:
+        """The same object for the same arguments: a magazine is known by it."""
+        fresh: BodyCodec[Any] = BodyCodec(type, codec, strict)
+        try:
+            hash(type)
+        except TypeError:
+            return fresh
+        with self._lock:
+            return self._codecs.setdefault((type, codec, strict), fresh)
 
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost."""
+        check_callable(layer, "middleware", "ctx, call_next")
         self.layers.append(layer)
         return layer
 
@@ -220,6 +300,9 @@ class Ignis:
         the refresher while the application runs.
         """
 
+        check_text(pattern, "pattern")
+        check_text(handler_type, "handler_type")
+
         def register(fn: F) -> F:
             self.templates.append(
                 HandlerTemplate(self, fn, pattern=pattern, handler_type=handler_type, type=type, options=options)
@@ -237,12 +320,14 @@ class Ignis:
     def after_publish(self, fn: AfterPublish) -> AfterPublish:
         """Decorator: ``fn(queue, count)`` after so many messages became durable, in the thread that stored them. What it
         raises is logged."""
+        check_callable(fn, "after_publish", "queue, count")
         self.hooks.add_after_publish(fn)
         return fn
 
     def after_handling(self, fn: AfterHandling) -> AfterHandling:
         """Decorator: ``fn(queue, handled, sidelined)`` after a batch of acknowledgements was stored. What it raises is
         logged."""
+        check_callable(fn, "after_handling", "queue, handled, sidelined")
         self.hooks.add_after_handling(fn)
         return fn
 
@@ -258,10 +343,11 @@ class Ignis:
 
     def sweep_queue(self, name: str) -> SweepResult:
         """Sweeps one queue now, by hand; see `Sweeper.sweep_queue`. Raises LockHeldError when another instance leads."""
-        return self.sweeper().sweep_queue(name)
+        return self.sweeper().sweep_queue(check_name(name))
 
     def leader(self, scope: str = "sweeper") -> Leadership:
         """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
+        check_name(scope, "scope")
         with self._lock:
             if self._deciders is None:
                 self._deciders = Deciders(self.store, self.leader_settings)
@@ -271,10 +357,21 @@ class Ignis:
 
     def start(self, queues: Iterable[str] | None = None) -> None:
         """Starts consumers and shovels of the queues that have a handler (or of those named), the sweeper and the
-        refresher. Returns at once.
+        refresher. Returns at once, but for handlers with ``pool="process"``: it waits until one worker process of each has
+        imported its module (``consumer.worker_start_timeout_s``).
 
-        Raises ConfigError when there is nothing to run or a named queue has no handler.
+        Raises ConfigError when there is nothing to run or a named queue has no handler; WorkerStartError when no worker
+        process of a handler can start; MainGuardError in a script that a worker process runs again and in a module that
+        ``ignis worker`` imports; StoreUnreachableError where memory, descriptors or threads are lacking. Then nothing runs.
         """
+        check_start("app.start() was called")
+        if queues is not None:
+            if isinstance(queues, str):
+                raise ConfigError(f"queues = {shown(queues)} is one name; give a list of names")
+            try:
+                queues = [check_name(one) for one in queues]
+            except TypeError:
+                raise ConfigError(f"queues = {shown(queues)} is not a list of names") from None
         with self._lock:
             chosen = [queue for queue in self._queues.values() if queue.spec is not None]
             if queues is not None:
@@ -288,10 +385,11 @@ class Ignis:
             self._failure = None
             self._running = True
             try:
-                for queue in chosen:
-                    queue.start()
-                self.sweeper().start()
-                self.refresher.start(None if queues is None else wanted)
+                with without_means("the application cannot be started"):
+                    for queue in chosen:
+                        queue.start()
+                    self.sweeper().start()
+                    self.refresher.start(None if queues is None else wanted)
             except BaseException:
                 self.stop(0)
                 raise
@@ -328,7 +426,7 @@ class Ignis:
         stored. Returns True when nothing was left claimed. Idempotent. Not to be called by a handler, which would wait
         for itself: see `request_stop`.
         """
-        timeout = self.consumer_settings.stop_timeout_s if timeout is None else timeout
+        timeout = self.consumer_settings.stop_timeout_s if timeout is None else check_timeout(timeout)
         # Not under the application's lock: a handler that is to finish may want a queue of this application.
         with self._stop_lock:
             self._running = self.ready = False
@@ -338,22 +436,31 @@ class Ignis:
             clean: list[bool] = []
             threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
             for thread in threads:
-                thread.start()
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
+                    thread.run()
             if self._sweeper is not None:
                 self._sweeper.stop(timeout)
             for thread in threads:
-                thread.join(timeout + 10)
+                if thread.ident is not None:
+                    thread.join(timeout + 10)
             self.drained = len(clean) == len(queues) and all(clean)
             return self.drained
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
-        """`start`, then blocks until SIGTERM or SIGINT (or `request_stop`), then `stop`.
+        """`start`, then blocks until SIGTERM, SIGINT or SIGHUP (or `request_stop`), then `stop`.
 
-        A second signal ends the process at once with status 130: what was claimed is left to the sweeper.
+        A second SIGTERM or SIGINT ends the process at once with status 130: what was claimed is left to the sweeper.
+        SIGHUP, which a terminal sends at its end, often twice, only asks to stop; one that was ignored at the start, as
+        ``nohup`` does, stays ignored.
 
         Raises the error of a consumer that failed (the store broke), after stopping the others.
         """
+        if stop_timeout is not None:
+            check_timeout(stop_timeout, "stop_timeout")
         self._stop_asked, self._signals_seen = False, 0
+        check_start("app.run() was called")
         with _signals(self._on_signal):
             self.start(queues)
             while not self._stop_asked:
@@ -370,7 +477,7 @@ class Ignis:
         self._wake.put(None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals_seen += 1
+        self._signals_seen += number != signal.SIGHUP
         if self._signals_seen > 1:
             for queue in self.queues():
                 if queue.consumer is not None:
@@ -406,6 +513,8 @@ class Ignis:
 
     def close(self, timeout: float | None = None) -> None:
         """Stops, then closes the store. Close publishers before. Idempotent."""
+        if timeout is not None:
+            check_timeout(timeout)
         if self._running or self._sweeper is not None:
             self.stop(timeout)
         with self._lock:
@@ -439,18 +548,50 @@ class Ignis:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
-        return f"<Ignis {self.url!r} {self.farm_id}/{self.client_id}>"
+        return f"<Ignis {redacted(self.url or '')!r} {self.farm_id}/{self.client_id}>"
+
+
+def _same(queue: str, setting: str, stored: str, asked: object) -> None:
+    if asked is not None and asked != stored:
+        raise QueueMismatchError(f"queue {queue!r} is stored with {setting} {stored!r}, asked for {shown(asked)}")
+
+
+def _within(queue: str, setting: str, most: int, asked: object) -> None:
+    if asked is not None and check_whole(asked, setting, 0) > most:
+        raise QueueMismatchError(f"queue {queue!r} has {setting} = {most}, asked for {shown(asked)}")
+
+
+def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} = {shown(value)} is not a mapping")
+    return value
 
 
 @contextlib.contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
-    """Installs the handler for SIGTERM and SIGINT while in the main thread; elsewhere nothing can be installed."""
+    """Installs the handler for the signals that ask to stop while in the main thread; elsewhere nothing can be installed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def _differences(known: Queue[Any], fresh: Queue[Any], of_settings: bool) -> str:
+    """What the first has and the second asks for, where they are not the same."""
+    found = [("type", known.type, fresh.type)] if fresh.type is not known.type else []
+    for spec in dataclasses.fields(fresh.settings) if of_settings else ():
+        old, new = getattr(known.settings, spec.name), getattr(fresh.settings, spec.name)
+        if old != new:
+            found.append((spec.name, old, new))
+    return ", ".join(f"{name} = {_said(old)}, now asked for with {_said(new)}" for name, old, new in found)
+
+
+def _said(value: Any) -> str:
+    return value.__qualname__ if isinstance(value, type) else shown(value)

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ignis.config import check_name
-from ignis.errors import ConfigError, InvalidMessageError
+from ignis.config import shown
+from ignis.errors import InvalidMessageError
 from ignis.storage.base import Store
-from ignis.storage.checks import check_limit
+from ignis.storage.checks import check_array, check_limit
 
 __all__ = ["ArrayQueue"]
 
-MAX_BIN_BYTES = 15
 MAX_DEPTH = 32
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -31,17 +30,16 @@ class ArrayQueue:
     Args:
         store: an opened store.
         name: ``[A-Za-z0-9._-]{1,128}``; on Aerospike the record's key.
-        bin: text of 1 to 15 bytes without NUL; on Aerospike the record's bin. Queues in several bins of one name share
+        bin: text of 1 to 15 bytes that can be printed; on Aerospike the record's bin. Queues in several bins of one name share
             the record, and so its size limit.
 
     Raises:
-        InvalidNameError, ConfigError.
+        InvalidNameError.
     """
 
     def __init__(self, store: Store, name: str, bin: str = "Q") -> None:  # noqa: A002 - Aerospike's word
-        self.name = check_name(name, "array queue")
-        if not 1 <= len(bin.encode()) <= MAX_BIN_BYTES or "\0" in bin:
-            raise ConfigError(f"bin = {bin!r} is not text of 1 to {MAX_BIN_BYTES} bytes without NUL")
+        check_array(name, bin)
+        self.name = name
         self.bin = bin
         self._arrays = store.arrays
 
@@ -56,7 +54,10 @@ class ArrayQueue:
 
     def enqueue_many(self, values: Iterable[Any]) -> int:
         """Appends values in their order, all or none; returns the new size. Raises as `enqueue` does."""
-        checked = list(values)
+        try:
+            checked = list(values)
+        except TypeError as exc:
+            raise InvalidMessageError(f"values are {shown(values)}, not a sequence: {exc}") from None
         for value in checked:
             if value is None:
                 raise InvalidMessageError("None cannot be enqueued: it is the answer of an empty queue")

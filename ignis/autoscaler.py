@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ignis.config import AutoscalerSettings, check_name
 from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.hooks import log_safely
 from ignis.leader import Leadership, make_leader
 from ignis.storage.base import Store
 
@@ -208,7 +209,10 @@ class Autoscaler:
         while not self._stop.is_set():
             try:
                 self.run_once()
-            except Exception as exc:
+            except BaseException as exc:  # the target is the user's: whatever it raises, the next look may go better
                 self.errors += 1
-                log.warning("autoscaler failed, trying again: %s", exc, exc_info=not isinstance(exc, IgnisError))
+                log_safely(
+                    log, logging.WARNING, "autoscaler failed, trying again: %s", exc,
+                    exc_info=None if isinstance(exc, IgnisError) else exc,
+                )  # fmt: skip
             self._stop.wait(self._settings.interval_s)

@@ -17,6 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import difflib
+import logging
+import math
+import operator
 import os
 import re
 import sys
@@ -48,18 +52,30 @@ __all__ = [
     "SupervisorSettings",
     "SweeperSettings",
     "check_name",
+    "check_number",
+    "check_queue_name",
+    "check_sections",
+    "check_text",
+    "check_timeout",
+    "check_whole",
     "given_names",
     "load_file",
+    "parse_bool",
     "parse_duration_s",
+    "parse_number",
     "reference",
     "resolve",
 ]
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_OTHERS_KEYS = re.compile(r"_(?:SHARD_[0-9]+|SHARDS|POINTERS|COUNTERS|SIDELINE)\Z")
 MAX_EXPIRY_S = 365 * 86_400
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_SHOWN_CHARS = 100
+_LARGEST = (1 << 63) - 1
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*\Z")
 
+log = logging.getLogger("ignis.config")
 T = TypeVar("T", bound="_Settings")
 
 
@@ -67,21 +83,119 @@ def parse_duration_s(value: object, name: str) -> float:
     """Seconds from ``"2d"``, ``"500ms"``, a number (seconds) or a timedelta. Raises ConfigError naming ``name``."""
     if isinstance(value, dt.timedelta):
         return value.total_seconds()
-    if isinstance(value, bool) or value is None:
-        raise ConfigError(f"{name} = {value!r} is not a duration")
-    if isinstance(value, (int, float)):
-        return float(value)
-    match = _DURATION.match(str(value))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _float(value, name)
+    match = _DURATION.match(value) if isinstance(value, str) else None
     if match is None:
-        raise ConfigError(f"{name} = {value!r} is not a duration; write 90, '90s', '20m', '2d' or '500ms'")
+        raise ConfigError(f"{name} = {shown(value)} is not a duration; write 90, '90s', '20m', '2d' or '500ms'")
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def check_name(name: object, what: str = "queue") -> str:
     """Returns the name, or raises InvalidNameError. Names reach file systems, metrics and other stores' keys."""
     if not isinstance(name, str) or NAME_PATTERN.match(name) is None:
-        raise InvalidNameError(f"{what} name {name!r} does not match [A-Za-z0-9._-]{{1,128}}")
-    return name
+        raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}")
+    return str.__str__(name)  # of a class of its own a record could not be stored
+
+
+def check_queue_name(name: object, what: str = "queue") -> str:
+    """`check_name` for a queue or a magazine of its own. Raises InvalidNameError for a name whose keys another's would have.
+
+    A store makes keys from names: ``jobs_SHARD_1_POINTERS`` are the pointers of shard 1 of ``jobs``. So a name must not end
+    like the keys of one: ``_SHARD_<number>``, ``_SHARDS``, ``_POINTERS``, ``_COUNTERS``, ``_SIDELINE``.
+    """
+    checked = check_name(name, what)
+    ending = _OTHERS_KEYS.search(checked)
+    if ending is not None:
+        of = "which names another queue's sideline" if ending[0] == "_SIDELINE" else "as keys of another queue do"
+        raise InvalidNameError(f"{what} name {checked!r} ends in {ending[0]}, {of}")
+    return checked
+
+
+def check_whole(value: object, name: str, low: int, high: int | None = None) -> int:
+    """Returns the whole number, or raises ConfigError naming ``name``. A bool, a float and text are none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type] # whatever it is
+    except TypeError:
+        raise ConfigError(f"{name} = {shown(value)} is not a whole number") from None
+    if high is None:
+        if number < low:
+            raise ConfigError(f"{name} = {shown(number)} is below {low}")
+        if number > _LARGEST:
+            raise ConfigError(f"{name} = {shown(number)} does not fit into 63 bits")
+    elif not low <= number <= high:
+        raise ConfigError(f"{name} = {shown(number)} is outside {low} to {high}")
+    return number
+
+
+def check_number(value: object, name: str, low: float = 0, high: float | None = None, *, above: bool = False) -> float:
+    """Returns the finite number, or raises ConfigError naming ``name``. ``above``: ``low`` itself is too low."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{name} = {shown(value)} is not a number")
+    number = _float(value, name)
+    if not math.isfinite(number):
+        raise ConfigError(f"{name} = {shown(value)} is not a finite number")
+    if above and number <= low:
+        raise ConfigError(f"{name} = {shown(value)} is not above {low:g}")
+    if number < low or (high is not None and number > high):
+        raise ConfigError(f"{name} = {shown(value)} is {_outside(low, high)}")
+    return value
+
+
+def parse_number(value: object, name: str, kind: type) -> float:
+    """An int or float, from a number or, as URLs and the environment have them, from text. Raises ConfigError."""
+    if not isinstance(value, str):
+        return check_whole(value, name, -_LARGEST) if kind is int else check_number(value, name, -math.inf)
+    try:
+        return int(value) if kind is int else float(value)
+    except ValueError:
+        raise ConfigError(f"{name} = {shown(value)} is not {_KINDS[kind]}") from None
+
+
+def check_timeout(value: object, name: str = "timeout") -> float:
+    """Returns the seconds, 0 or more; what is over a year, such as infinity, is a year. Raises ConfigError."""
+    if isinstance(value, float) and value == math.inf:
+        return MAX_EXPIRY_S
+    return min(check_number(value, name), MAX_EXPIRY_S)
+
+
+def check_text(value: object, name: str, *, secret: bool = False) -> str:
+    """Returns the text, or raises ConfigError: it must be UTF-8 and have no NUL, for it goes into stores and system calls.
+
+    ``secret``: the value may have a password in it and is not in the error.
+    """
+    given = name if secret else f"{name} = {shown(value)}"
+    if not isinstance(value, str):
+        raise ConfigError(f"{given} is not text")
+    if "\0" in value:
+        raise ConfigError(f"{given} has a NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{given} is not UTF-8: {exc.reason} at {exc.start}") from None
+    return value
+
+
+def shown(value: object) -> str:
+    """The value in an error's text: printable, and cut where it is long."""
+    try:
+        text = ascii(value)
+    except Exception:  # a foreign object's own repr
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
+
+
+def _float(value: float, name: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name} is a number of {value.bit_length()} bits") from None  # type: ignore[attr-defined]
+
+
+def _outside(low: float, high: float | None) -> str:
+    return f"below {low:g}" if high is None else f"outside {low:g} to {high:g}"
 
 
 def _setting(
@@ -108,44 +222,38 @@ class _Settings:
     def _checked(self, spec: dataclasses.Field[Any], value: Any) -> Any:
         name = f"{self.section}.{spec.name}"
         kind: type = type(spec.default)
-        try:
-            if kind is bool:
-                value = _parse_bool(value, name)
-            elif spec.name.endswith("_s"):
-                value = parse_duration_s(value, name)
-            elif kind is int:
-                if isinstance(value, bool) or (isinstance(value, float) and value != int(value)):
-                    raise ValueError(value)
-                value = int(value)
-            elif kind is float:
-                value = float(value)
-            else:
-                value = str(value)
-        except ConfigError:
-            raise
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} = {value!r} is not {_KINDS[kind]}") from None
+        if not spec.repr and not isinstance(value, str):
+            raise ConfigError(f"{name} is not text")
+        if kind is bool:
+            value = parse_bool(value, name)
+        elif spec.name.endswith("_s"):
+            value = parse_duration_s(value, name)
+        elif kind in (int, float):
+            value = parse_number(value, name, kind)
+        else:
+            value = check_text(value, name, secret=not spec.repr)
         low, high, choices = spec.metadata["low"], spec.metadata["high"], spec.metadata["choices"]
         if choices and value not in choices:
-            raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}")
+            raise ConfigError(f"{name} = {shown(value)} is not one of {', '.join(choices)}")
         # Asked this way round so that "not a number" is refused too.
         if low is not None and not low <= value <= high:
-            raise ConfigError(f"{name} = {value!r} is outside {low:g} to {high:g}")
+            raise ConfigError(f"{name} = {shown(value)} is outside {low:g} to {high:g}")
         return value
 
 
 _KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text", dict: "a table"}
 
 
-def _parse_bool(value: object, name: str) -> bool:
+def parse_bool(value: object, name: str) -> bool:
+    """A truth value, from one or from text. Raises ConfigError."""
     if isinstance(value, bool):
         return value
-    text = str(value).strip().lower()
+    text = value.strip().lower() if isinstance(value, str) else ""
     if text in {"1", "true", "yes", "on"}:
         return True
     if text in {"0", "false", "no", "off"}:
         return False
-    raise ConfigError(f"{name} = {value!r} is not true or false")
+    raise ConfigError(f"{name} = {shown(value)} is not true or false")
 
 
 @dataclass(frozen=True)
@@ -159,7 +267,9 @@ class QueueSettings(_Settings):
     queue_expiry_s: float = _setting(
         172_800, "an unused queue is deactivated after this; at least message_expiry_s", 1, MAX_EXPIRY_S
     )
-    stuck_after_s: float = _setting(1_200, "a claim this old is taken for abandoned", 300, 18_000)
+    stuck_after_s: float = _setting(
+        1_200, "a claim that nobody renewed for so long is taken for abandoned", 300, 18_000
+    )
     durability: str = _setting(
         "sync",
         "sync survives a power cut; interval loses at most the store's interval; none leaves it to the OS",
@@ -171,6 +281,13 @@ class QueueSettings(_Settings):
         choices=("auto", "raw", "json", "msgpack"),
     )
     max_message_bytes: int = _setting(1 << 20, "largest encoded body", 1, 16 << 20)
+    max_headers_bytes: int = _setting(
+        16 << 10, "largest headers of one message, encoded; every consumer has room for 64 KiB", 0, 64 << 10
+    )
+    strict: bool = _setting(
+        True,
+        "a message is read back before it is published; what a consumer could not read, or not as it was, is refused",
+    )
     shovel_interval_s: float = _setting(
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400
     )
@@ -201,6 +318,7 @@ class ConsumerSettings(_Settings):
         16_384, "most messages handled and not yet acknowledged; what a killed consumer may repeat", 1, 10_000_000
     )
     max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet accounted for", 1 << 16, 1 << 40)
+    worker_start_timeout_s: float = _setting(60, "how long a worker process may take to import its handler", 0.1, 3_600)
     stop_timeout_s: float = _setting(30, "how long a graceful stop waits for running handlers", 0, 86_400)
     ack_linger_s: float = _setting(0.002, "how long acknowledgements gather before one transaction takes them", 0, 1)
     ack_retry_s: float = _setting(
@@ -214,13 +332,18 @@ class PublisherSettings(_Settings):
 
     section: ClassVar[str] = "publisher"
 
-    capacity: int = _setting(65_536, "ring slots: messages that may wait for the flusher", 2, 1 << 24)
+    capacity: int = _setting(65_536, "ring slots: messages that may wait for the flusher; a power of two", 2, 1 << 24)
     linger_s: float = _setting(0, "how long the flusher lets a batch grow once it has a message", 0, 10)
     max_batch: int = _setting(16_384, "most messages in one store transaction", 1, 1 << 20)
     max_batch_bytes: int = _setting(16 << 20, "most bytes in one store transaction", 1 << 10, 1 << 30)
     loads_in_flight: int = _setting(4, "transactions on their way to a broker at a time; without a linger", 1, 16)
     send_timeout_s: float = _setting(30, "how long send() waits for room before it raises", 0, 86_400)
     close_timeout_s: float = _setting(60, "how long leaving the publisher waits for durability", 0, 86_400)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.capacity & (self.capacity - 1):
+            raise ConfigError(f"publisher.capacity = {self.capacity} is not a power of two")
 
 
 @dataclass(frozen=True)
@@ -415,7 +538,21 @@ class BrokerSettings(_Settings):
         1 << 40,
     )
     max_connections: int = _setting(12_000, "connections at a time", 1, 1_000_000)
-    max_unauthenticated: int = _setting(256, "connections that have not yet said who they are", 1, 100_000)
+    max_connections_per_address: int = _setting(
+        11_000, "connections of one address (of IPv6: of one /64 network) at a time", 1, 1_000_000
+    )
+    max_unauthenticated: int = _setting(
+        256, "connections that have not yet said who they are, counted from accept on", 1, 100_000
+    )
+    max_unauthenticated_per_address: int = _setting(
+        128,
+        "such connections of one address; when all places are taken the address with most of them loses its oldest",
+        1,
+        100_000,
+    )
+    reserved_files: int = _setting(
+        256, "descriptors of open files that connections never get: for the store's files and logs", 16, 100_000
+    )
     handshake_timeout_s: float = _setting(5, "time a connection has to say who it is", 0.05, 300)
     idle_timeout_s: float = _setting(120, "a connection that sends nothing for this long is closed", 0.1, 86_400)
     write_timeout_s: float = _setting(30, "a connection that reads nothing of what waits for it is closed", 0.1, 3_600)
@@ -430,6 +567,12 @@ class BrokerSettings(_Settings):
     max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)
     store_threads: int = _setting(8, "threads that call the store", 1, 256)
     max_applications: int = _setting(64, "applications (client_id and farm_id) served at a time", 1, 10_000)
+    application_linger_s: float = _setting(
+        60, "how long an application without connections is kept; less when max_applications is reached", 0.05, 86_400
+    )
+    watch_threads: int = _setting(
+        32, "threads that wait for loads by other processes, one for a magazine; the others share one more", 1, 1_024
+    )
 
 
 @dataclass(frozen=True)
@@ -452,25 +595,89 @@ SECTIONS: tuple[type[_Settings], ...] = (
 )  # fmt: skip
 
 
+_VARIABLES = frozenset({
+    "IGNIS_URL", "IGNIS_CONFIG", "IGNIS_TOKEN", "IGNIS_BROKER_USERS",
+    # of the build and its scripts
+    "IGNIS_PYTHON", "IGNIS_SANITIZE", "IGNIS_COVERAGE", "IGNIS_WERROR", "IGNIS_DEBUG", "IGNIS_SYSTEM_PACKAGES",
+})  # fmt: skip
+_FOREIGN_VARIABLE = re.compile(
+    # The project's own programmes; and what Kubernetes and Docker tell of a service that is called ignis.
+    r"IGNIS_(?:TEST|BENCH|TORTURE|DEMO)_"
+    r"|IGNIS_(?:\w+_)?(?:SERVICE_(?:HOST|PORT)(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP)(?:_(?:PROTO|PORT|ADDR))?)?)\Z"
+)
+
+
+def check_variables(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError for a variable that is meant to be a setting and names none: it would be ignored without a word.
+
+    Meant is one that begins with ``IGNIS_`` and a section, or looks much like one that there is; others are somebody
+    else's, and logged.
+    """
+    given = [name for name in environ if name.startswith("IGNIS_") and name not in _VARIABLES]
+    if not given:
+        return
+    known = set(_VARIABLES)
+    for cls in SECTIONS:
+        for spec in dataclasses.fields(cls):
+            known |= {f"IGNIS_{cls.section}_{one}".upper() for one in (spec.name, spec.name.removesuffix("_s"))}
+    sections = tuple(f"IGNIS_{cls.section}_".upper() for cls in SECTIONS)
+    for name in sorted(given):
+        if name in known or _FOREIGN_VARIABLE.match(name) is not None:
+            continue
+        near = difflib.get_close_matches(name, sorted(known), 1, 0.8)
+        if near:
+            raise ConfigError(f"the environment has {name}, which names no setting; is {near[0]} meant?")
+        if name.startswith(sections):
+            raise ConfigError(f"the environment has {name}, which names no setting; docs/settings.md lists them")
+        if name not in _seen_variables:
+            _seen_variables.add(name)
+            log.warning("the environment has %s, which names no setting of ignis", name)
+
+
+_seen_variables: set[str] = set()
+
+
 def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The parsed settings file; ``{}`` when neither ``path`` nor ``IGNIS_CONFIG`` names one. Raises ConfigError."""
-    chosen = path or (os.environ if environ is None else environ).get("IGNIS_CONFIG")
-    if not chosen:
+    """The parsed settings file; ``{}`` when neither ``path`` nor ``IGNIS_CONFIG`` names one. Raises ConfigError, also for a
+    misspelt variable of the environment."""
+    environ = os.environ if environ is None else environ
+    check_variables(environ)
+    chosen = environ.get("IGNIS_CONFIG") if path is None or path == "" else path
+    if chosen is None or chosen == "":
         return {}
     try:
-        data: dict[str, Any] = tomllib.loads(Path(chosen).read_text("utf-8"))
+        path = Path(chosen)
+    except TypeError:
+        raise ConfigError(f"settings file {shown(chosen)} is not a path") from None
+    where = f"settings file {str(path).encode('utf-8', 'backslashreplace').decode()}"
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as exc:
-        raise ConfigError(f"settings file {chosen}: {exc.strerror}") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"settings file {chosen}: {exc}") from exc
+        raise ConfigError(f"{where}: {exc.strerror}") from exc
+    except ValueError as exc:  # no TOML, no UTF-8, or a path that is none
+        raise ConfigError(f"{where}: {exc}") from exc
     known = {cls.section for cls in SECTIONS} | {"url"}
     for section, value in data.items():
         if section not in known:
-            raise ConfigError(f"settings file {chosen}: unknown section [{section}]; known: {', '.join(sorted(known))}")
+            raise ConfigError(f"{where}: unknown section [{section}]; known: {', '.join(sorted(known))}")
         wanted = str if section == "url" else dict
         if not isinstance(value, wanted):
-            raise ConfigError(f"settings file {chosen}: {section} = {value!r} is not {_KINDS[wanted]}")
+            # A table or text may have a secret in it.
+            said = value if isinstance(value, (int, float)) else type(value).__name__
+            raise ConfigError(f"{where}: {section} = {said} is not {_KINDS[wanted]}")
     return data
+
+
+def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
+    """Raises ConfigError for any setting of the parsed file or the environment that is unknown or has a bad value.
+
+    For who has not asked for every section yet, and does not want to learn of a misspelling when it does.
+    """
+    for cls in SECTIONS:
+        resolve(cls, {}, file, environ=environ)
+    for name, own in file.get(QueueSettings.section, {}).items():
+        if isinstance(own, Mapping):
+            resolve(QueueSettings, {}, file, name=name, environ=environ)
 
 
 def resolve(
@@ -510,6 +717,8 @@ def _given(
     environ: Mapping[str, str] | None,
 ) -> dict[str, Any]:
     environ = os.environ if environ is None else environ
+    if file is not None and not isinstance(file, Mapping):
+        raise ConfigError(f"file = {shown(file)} is not a parsed settings file")
     names = {spec.name for spec in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     table = dict((file or {}).get(cls.section, {}))
@@ -529,10 +738,29 @@ def _given(
 
 def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:
     for key, value in given.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{cls.section} setting {shown(key)} ({source}) is not text")
         known = key if key in names else f"{key}_s"
         if known not in names:
-            raise ConfigError(f"unknown {cls.section} setting {key!r} ({source}); known: {', '.join(sorted(names))}")
+            raise ConfigError(
+                f"unknown {cls.section} setting {shown(key)} ({source}); known: {', '.join(sorted(names))}"
+            )
         into[known] = value
+
+
+_EXAMPLE = """\
+url = "embedded:///var/lib/orders"
+
+[queue]               # every queue
+shards = 8
+message_expiry = "2d" # durations: seconds, or text with ms, s, m, h, d, w
+
+[queue.orders]        # this one
+durability = "interval"
+
+[sweeper]
+interval_s = 300
+"""
 
 
 def reference() -> str:
@@ -542,6 +770,13 @@ def reference() -> str:
         "",
         "Generated from `ignis/config.py` (`python -m ignis.config`).",
         "Precedence: argument > environment `IGNIS_<SECTION>_<NAME>` > file > default.",
+        "",
+        'The file is TOML. It is named by `Ignis(config="ignis.toml")`, by the variable `IGNIS_CONFIG`, or by `--config` with',
+        "every command. What it names and ignis does not know is an error.",
+        "",
+        "```toml",
+        *_EXAMPLE.splitlines(),
+        "```",
     ]
     for cls in SECTIONS:
         lines += ["", f"## [{cls.section}]", "", (cls.__doc__ or "").strip(), ""]

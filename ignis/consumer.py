@@ -67,6 +67,7 @@ class Consumer:
         self._handle_s = 0.0
         self._chunks: dict[int, Chunk] = {}
         self._chunk_ids = itertools.count(1)
+        self._renewed_to = 0  # the number of the newest chunk at the last look
         self._returned: deque[tuple[Chunk, int, int]] = deque()
         self._bytes = 0
         self._lock = threading.Lock()  # over _bytes, _paused, _parked, times and what is left of each chunk
@@ -76,7 +77,7 @@ class Consumer:
         self._timed_s = 0.0
         self._stopping = threading.Event()
         self._room = threading.Event()
-        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._room.set)
+        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._room.set, self._long_held)
         self._pool_lock = threading.RLock()
         self._pool = make_pool(
             spec,
@@ -85,17 +86,23 @@ class Consumer:
             codec=queue.codec.name,
             max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
             give_back_s=max(10 * settings.chunk_target_s, 0.25),
+            start_timeout_s=settings.worker_start_timeout_s,
         )
         self._threads: list[threading.Thread] = []
 
     # -- life
 
     def start(self) -> None:
-        """Starts the workers and the two threads. Once."""
+        """Starts the workers and the threads. Once. Raises WorkerStartError when no worker process can start."""
         if self._threads:
             return
         with self._pool_lock:
-            self._pool.resize(self._target)
+            try:
+                self._pool.resize(self._target)
+                self._pool.wait_started()
+            except BaseException:
+                self._pool.close(1.0)
+                raise
         for target, name in ((self._fetch_loop, "fetch"), (self._ack_loop, "ack"), (self._check_loop, "check")):
             thread = threading.Thread(
                 target=self._guard, args=(target,), name=f"ignis-{name}-{self.queue.name}", daemon=True
@@ -221,6 +228,8 @@ class Consumer:
             "paused": self._paused,
             "handle_s": self._handle_s,
             "lost_threads": getattr(self._pool, "lost_threads", 0),
+            "failed_starts": getattr(self._pool, "failed_starts", 0),
+            "start_error": getattr(self._pool, "start_error", None),
             **self.totals(),
         }
 
@@ -439,6 +448,14 @@ class Consumer:
             for chunk, start, stop in self._returned:
                 self._forget(chunk, stop - start)
             self._returned.clear()
+
+    def _long_held(self) -> list[tuple[int, Sequence[int]]]:
+        """What was in hand at the last look and still is, in whole chunks: to be renewed. What of a chunk is finished the
+        store knows."""
+        chunks = list(self._chunks.items())
+        old = [chunk for number, chunk in chunks if number <= self._renewed_to]
+        self._renewed_to = max((number for number, _ in chunks), default=self._renewed_to)
+        return [place for chunk in old for place in chunk.places(0, len(chunk.records))]
 
     # -- upkeep
 

@@ -7,6 +7,8 @@ error is about are attributes, not only text. "Empty" and "need more" are result
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class IgnisError(Exception):
     """Root of every error that ignis raises on purpose."""
@@ -37,21 +39,29 @@ class InvalidMessageError(IgnisError, TypeError):
 
 
 class MessageTooLargeError(IgnisError, ValueError):
-    """The encoded message is larger than the limit.
+    """The encoded message, or a part of it, is larger than the limit.
 
-    Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the name of the setting that raises the limit).
+    Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the name of the setting that raises the limit), ``part``
+    (``message``, ``headers`` or ``key``).
     """
 
     code = "message_too_large"
 
-    def __init__(self, size_bytes: int, limit_bytes: int, setting: str = "max_message_bytes") -> None:
-        super().__init__(f"message of {size_bytes} bytes is over the limit of {limit_bytes} bytes ({setting})")
+    def __init__(
+        self, size_bytes: int, limit_bytes: int, setting: str = "max_message_bytes", part: str = "message"
+    ) -> None:
+        verb = "are" if part == "headers" else "is"
+        what = f"{part} of {size_bytes} bytes {verb}"
+        super().__init__(f"{what} over the limit of {limit_bytes} bytes ({setting})")
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
         self.setting = setting
+        self.part = part
 
-    def __reduce__(self) -> tuple[type, tuple[int, int, str]]:
-        return (type(self), (self.size_bytes, self.limit_bytes, self.setting))
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        # As it was before there were parts, for clients of a broker that know of none.
+        part = () if self.part == "message" else (self.part,)
+        return (type(self), (self.size_bytes, self.limit_bytes, self.setting, *part))
 
 
 class UnreadableMessageError(IgnisError, ValueError):
@@ -308,6 +318,20 @@ class LockHeldError(IgnisError):
     retryable = True
 
 
+class AddressInUseError(IgnisError, OSError):
+    """Another process listens at the address. Attributes: ``address``, ``setting`` (what gives another)."""
+
+    code = "address_in_use"
+
+    def __init__(self, address: str, setting: str) -> None:
+        super().__init__(f"another process listens at {address}; give another address with {setting}")
+        self.address = address
+        self.setting = setting
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.address, self.setting))
+
+
 class CoordinatorError(IgnisError):
     """ZooKeeper refused what the election asked for: a permission, a certificate, a node that somebody else keeps."""
 
@@ -404,6 +428,46 @@ class ConsumerLimitError(ConfigError):
 
     def __reduce__(self) -> tuple[type, tuple[int, int]]:
         return (type(self), (self.asked, self.limit))
+
+
+class WorkerStartError(IgnisError):
+    """Workers of a handler cannot start, or go on: the module of a worker process cannot be imported, the script around it
+    fails, they are killed at once, or the event loop of coroutines has ended. Attributes: ``handler``, ``queue``, ``why``
+    (the error in the worker process, or how it ended)."""
+
+    code = "worker_start"
+
+    def __init__(self, handler: str, queue: str, why: str) -> None:
+        super().__init__(f"workers for handler {handler} of queue {queue!r} cannot start: {why}")
+        self.handler = handler
+        self.queue = queue
+        self.why = why
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return (type(self), (self.handler, self.queue, self.why))
+
+
+class MainGuardError(ConfigError):
+    """A script that a worker process runs again, to find the handler in it, opened a store or started something; or a module
+    that ``ignis worker`` imports, to run its application, started it.
+
+    Attributes: ``call``: what it called; ``where``: in which of them.
+    """
+
+    code = "main_guard"
+    RUN_AGAIN = "a script that a worker process runs again to find its handler"
+    IMPORTED = "a module that ignis worker imports to run its application"
+
+    def __init__(self, call: str, where: str = RUN_AGAIN) -> None:
+        super().__init__(
+            f"{call} in {where}: everything that is not a "
+            'definition belongs under  if __name__ == "__main__":  or the handler into a module of its own'
+        )
+        self.call = call
+        self.where = where
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.call, self.where))
 
 
 class HandlerTimeoutError(IgnisError, TimeoutError):
@@ -524,17 +588,32 @@ class PermissionDeniedError(BrokerError):
         return (type(self), (self.command, self.queue))
 
 
-class TooManyRequestsError(BrokerError):
-    """More requests are waiting than may. Nothing was done; wait for answers, then try again.
+_TOO_MANY = {
+    "max_pending": "requests are waiting",
+    "max_applications": "applications would be served",
+    "a quarter of broker.max_applications": "applications would be served for one user or address",
+    "max_connections": "connections would be open",
+    "max_connections_per_address": "connections of one address would be open",
+    "max_unauthenticated": "connections have not said who they are",
+    "max_unauthenticated_per_address": "connections of one address have not said who they are",
+    "open files less broker.reserved_files": "files would be open",
+    "watched magazines": "magazines are watched",
+}
+"""What there are too many of, by the setting."""
 
-    Attributes: ``pending``, ``limit``, ``setting`` (the name of the setting that raises the limit).
+
+class TooManyRequestsError(BrokerError):
+    """There are more requests, connections or applications than may be. Nothing was done; wait for answers, then try again.
+
+    Attributes: ``pending`` (how many there are), ``limit``, ``setting`` (the name of the setting that raises the limit).
     """
 
     code = "too_many_requests"
     retryable = True
 
     def __init__(self, pending: int, limit: int, setting: str = "broker.max_pending") -> None:
-        super().__init__(f"{pending} requests are waiting, the limit is {limit} ({setting})")
+        what = _TOO_MANY.get(setting.rpartition(".")[2] if setting.startswith(("broker.", "client.")) else setting, "")
+        super().__init__(f"{pending}{what and f' {what}'}, the limit is {limit} ({setting})")
         self.pending = pending
         self.limit = limit
         self.setting = setting

@@ -16,12 +16,14 @@ message. This module has no threads and no I/O: the pools in ``ignis/workers`` c
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
+from ignis.config import check_number, check_whole, shown
 from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
 from ignis.message import (
     REASON_EXCEPTION,
@@ -30,12 +32,15 @@ from ignis.message import (
     REASON_UNREADABLE,
     BodyCodec,
     Message,
+    as_utf8,
 )
 from ignis.native import Record
 
-__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner", "check_consumers"]
+__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner", "check_consumers", "failure_of"]
 
 POOLS = ("thread", "async", "process")
+_MOST = 1 << 62
+HANDLER_FORMS = ("message", "message, ctx")
 BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
@@ -124,30 +129,34 @@ class HandlerSpec:
     """The concurrency that the code asks for; `concurrency` is the one in force."""
 
     def __post_init__(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f"handler of queue {self.queue!r} is not callable: {self.fn!r}")
+        check_handler(self.fn, f"handler of queue {self.queue!r}")
+        if not isinstance(self.pool, str):
+            raise ConfigError(f"pool = {shown(self.pool)} is not one of {', '.join(POOLS)}")
         is_async = inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(
             getattr(type(self.fn), "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         )
         if not self.pool:
             self.pool = "async" if is_async else "thread"
         if self.pool not in POOLS:
-            raise ConfigError(f"pool = {self.pool!r} is not one of {', '.join(POOLS)}")
+            raise ConfigError(f"pool = {shown(self.pool)} is not one of {', '.join(POOLS)}")
         if is_async != (self.pool == "async"):
             kind = "a coroutine function" if is_async else "a plain function"
             raise ConfigError(f"handler {self.name} is {kind}: pool={self.pool!r} cannot run it")
-        check_consumers(self.concurrency, self.max_consumers)
+        self.concurrency = check_consumers(self.concurrency, self.max_consumers)
         self.declared = self.concurrency if self.declared is None else self.declared
-        if self.attempts < 1:
-            raise ConfigError(f"attempts = {self.attempts} is below 1")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise ConfigError(f"timeout_s = {self.timeout_s:g} is not above 0")
+        self.attempts = check_whole(self.attempts, "attempts", 1)
+        if self.timeout_s is not None:
+            check_number(self.timeout_s, "timeout_s", above=True)
         for kind_ in cast("tuple[object, ...]", self.ignore):
             if not (isinstance(kind_, type) and issubclass(kind_, Exception)):
-                raise ConfigError(f"ignore holds {kind_!r}, which is not an exception class")
+                if isinstance(kind_, type) and issubclass(kind_, BaseException):
+                    raise ConfigError(
+                        f"ignore holds {kind_.__qualname__}, which is no subclass of Exception: give Exception, or narrower ones"
+                    )
+                raise ConfigError(f"ignore holds {shown(kind_)}, which is not an exception class")
         if self.batch_size is not None:
-            _in_range("batch_size", self.batch_size, BATCH_SIZE_RANGE)
-            _in_range("batch_wait_s", self.batch_wait_s, BATCH_WAIT_RANGE_S)
+            self.batch_size = check_whole(self.batch_size, "batch_size", *BATCH_SIZE_RANGE)
+            check_number(self.batch_wait_s, "batch_wait_s", *BATCH_WAIT_RANGE_S)
         if self.pool == "process":
             self.import_path()  # fail at registration, not in the child
 
@@ -168,6 +177,7 @@ class HandlerSpec:
 
 def check_consumers(count: int, limit: int) -> int:
     """Returns the number of consumers, or raises ConfigError, ConsumerLimitError (over ``limit``)."""
+    count = check_whole(count, "concurrency", -_MOST)
     if count < 0:
         raise ConfigError(f"concurrency = {count} is below 0 (0 = publish only)")
     if count > limit:
@@ -175,9 +185,41 @@ def check_consumers(count: int, limit: int) -> int:
     return count
 
 
-def _in_range(name: str, value: float, bounds: tuple[float, float]) -> None:
-    if not bounds[0] <= value <= bounds[1]:
-        raise ConfigError(f"{name} = {value:g} is outside {bounds[0]:g} to {bounds[1]:g}")
+def check_callable(fn: object, what: str, *forms: str) -> None:
+    """Raises ConfigError for what cannot be called, or in none of the ``forms`` (the arguments, as they are written). What
+    Python cannot tell the arguments of is let through."""
+    if not callable(fn):
+        raise ConfigError(f"{what} is not callable: {shown(fn)}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return
+    if forms and not any(_takes(signature, form.count(",") + 1) for form in forms):
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+        signature = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise ConfigError(f"{what}: {name}{signature} cannot be called as {' or '.join(f'fn({one})' for one in forms)}")
+
+
+def check_handler(fn: object, what: str) -> None:
+    """`check_callable` for a handler. Raises ConfigError."""
+    check_callable(fn, what, *HANDLER_FORMS)
+    plain = fn.func if isinstance(fn, functools.partial) else fn
+    call = getattr(type(plain), "__call__", None)  # noqa: B004 - an object whose __call__ is a generator function
+    for one in (plain, call):
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise ConfigError(
+                f"{what}: {getattr(plain, '__qualname__', type(plain).__qualname__)} is a generator function: a call runs "
+                f"nothing of it; a handler is {' or '.join(f'fn({one})' for one in HANDLER_FORMS)}, without yield"
+            )
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 class Runner:
@@ -210,7 +252,7 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, str(exc))
+            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
         context = Context(record, body, self._queue, 1, self._resources)
         while True:
             try:
@@ -219,7 +261,7 @@ class Runner:
                 return DROPPED
             except BaseException as exc:
                 # SystemExit too: a handler ends its message, never its worker.
-                outcome: Outcome = _failure_of(exc)
+                outcome: Outcome = failure_of(exc)
             else:
                 if answer is None or answer is True:
                     return None
@@ -234,7 +276,7 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, str(exc))
+            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
         try:
             if self._takes_context:
                 answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
@@ -243,7 +285,7 @@ class Runner:
         except self._ignore:
             return DROPPED
         except BaseException as exc:
-            return _failure_of(exc)
+            return failure_of(exc)
         return None if answer is None or answer is True else _outcome_of(answer)
 
     async def run_async(self, data: bytes) -> Outcome:
@@ -252,7 +294,7 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, str(exc))
+            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
         context = Context(record, body, self._queue, 1, self._resources)
         deadline = self._deadline()
         while True:
@@ -274,7 +316,7 @@ class Runner:
             except self._ignore:
                 answers = [DROPPED] * len(todo)
             except BaseException as exc:
-                answers = [_failure_of(exc)] * len(todo)
+                answers = [failure_of(exc)] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, attempt)
             attempt += 1
         return outcomes
@@ -311,7 +353,7 @@ class Runner:
                 return None, DROPPED
             if isinstance(exc, asyncio.CancelledError) and self.cancelling:
                 raise
-            return None, _failure_of(exc)
+            return None, failure_of(exc)
 
     @staticmethod
     def _again(outcome: Outcome) -> bool:
@@ -325,7 +367,7 @@ class Runner:
                 record = Record(data)
                 todo.append(_Opened(index, Message(record), self._decode(record.body)))
             except UnreadableMessageError as exc:
-                outcomes[index] = Failure(REASON_UNREADABLE, str(exc))
+                outcomes[index] = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
         return outcomes, todo
 
     def _batch_context(self, todo: Sequence[_Opened], attempt: int) -> Context:
@@ -386,11 +428,24 @@ async def _contained(answer: Awaitable[Any]) -> Any:
     try:
         return await answer
     except (SystemExit, KeyboardInterrupt) as exc:
-        return _failure_of(exc)
+        return failure_of(exc)
 
 
-def _failure_of(exc: BaseException) -> Failure:
-    return Failure(REASON_EXCEPTION, f"{type(exc).__qualname__}: {exc}")
+def failure_of(exc: BaseException) -> Failure:
+    """Never raises: an exception whose own text cannot be made is told by its type."""
+    kind = type(exc).__qualname__
+    try:
+        return Failure(REASON_EXCEPTION, as_utf8(f"{kind}: {exc}"))
+    except BaseException:  # KeyboardInterrupt too: it is the user's code that is called here
+        return Failure(REASON_EXCEPTION, as_utf8(kind))
+
+
+def _storable(failure: Failure) -> Failure:
+    """A failure that a handler answered with holds what the handler liked."""
+    try:
+        return Failure(as_utf8(str(failure.reason)), as_utf8(str(failure.error)))
+    except BaseException as exc:
+        return failure_of(exc)
 
 
 def _outcome_of(answer: object) -> Outcome:
@@ -399,7 +454,7 @@ def _outcome_of(answer: object) -> Outcome:
     if answer is False:
         return Failure(REASON_REJECTED, "")
     if isinstance(answer, Failure) or answer is DROPPED:
-        return cast(Outcome, answer)
+        return _storable(answer) if isinstance(answer, Failure) else DROPPED
     return Failure(REASON_EXCEPTION, f"handler returned a {type(answer).__qualname__}; expected None, True or False")
 
 

@@ -1,16 +1,18 @@
 """Callbacks after messages were stored and after they were handled: for scaling and counting of one's own.
 
 They are called once per batch, in the thread that stored or acknowledged it, after the store has said yes. What they
-raise is logged and goes no further. Without any a batch costs one look at an empty tuple.
+raise is logged and goes no further (see `call_user_code`). Without any a batch costs one look at an empty tuple.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 
-__all__ = ["AfterHandling", "AfterPublish", "Hooks"]
+__all__ = ["AfterHandling", "AfterPublish", "Hooks", "call_user_code", "log_safely"]
 
 log = logging.getLogger("ignis.hooks")
 
@@ -19,6 +21,30 @@ AfterPublish = Callable[[str, int], object]
 
 AfterHandling = Callable[[str, int, int], object]
 """``fn(queue, handled, sidelined)``: so many were handled or dropped and are gone, so many are in the sideline."""
+
+
+def log_safely(
+    logger: logging.Logger, level: int, text: str, *args: object, exc_info: BaseException | bool | None = None
+) -> None:
+    """Logs, from a thread that must go on. A log handler that raises is shown on stderr and goes no further."""
+    try:
+        logger.log(level, text, *args, exc_info=exc_info)
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            traceback.print_exc()
+
+
+def call_user_code(logger: logging.Logger, text: str, call: Callable[..., object], *args: object) -> None:
+    """Calls code of the user from one of our threads: what it raises, of whatever kind, is logged under ``text``.
+
+    In the main thread KeyboardInterrupt and SystemExit go on: there they come from a signal, and mean the program.
+    """
+    try:
+        call(*args)
+    except BaseException as exc:
+        if not isinstance(exc, Exception) and threading.current_thread() is threading.main_thread():
+            raise
+        log_safely(logger, logging.ERROR, "%s", text, exc_info=exc)
 
 
 class Hooks:
@@ -39,14 +65,9 @@ class Hooks:
 
     def published(self, queue: str, count: int) -> None:
         for fn in self.after_publish:
-            try:
-                fn(queue, count)
-            except Exception:
-                log.exception("after_publish hook failed for %d message(s) of %s", count, queue)
+            call_user_code(log, f"after_publish hook failed for {count} message(s) of {queue}", fn, queue, count)
 
     def handled(self, queue: str, handled: int, sidelined: int) -> None:
         for fn in self.after_handling:
-            try:
-                fn(queue, handled, sidelined)
-            except Exception:
-                log.exception("after_handling hook failed for %d message(s) of %s", handled + sidelined, queue)
+            text = f"after_handling hook failed for {handled + sidelined} message(s) of {queue}"
+            call_user_code(log, text, fn, queue, handled, sidelined)

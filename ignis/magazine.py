@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 from uuid import UUID
 
-from ignis.config import check_name
-from ignis.errors import ConfigError, MessageTooLargeError, UnreadableMessageError
-from ignis.message import BodyCodec, Message, encode_key, encode_meta
+from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
+from ignis.errors import (
+    ConfigError,
+    InvalidMessageError,
+    InvalidNameError,
+    MessageTooLargeError,
+    PublishOnlyError,
+    QueueMismatchError,
+    QueueNotFoundError,
+    UnreadableMessageError,
+)
+from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record
-from ignis.storage.base import MagazineStore, ShardState, Store, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store, group_pointers
 from ignis.storage.underway import Loading
 
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
@@ -25,6 +34,9 @@ M = TypeVar("M")
 
 SIDELINE_SUFFIX = "_SIDELINE"
 """A queue's sideline is the magazine of the queue's name with this behind it."""
+
+MAX_SHARDS = 65_535
+MAX_MESSAGE_BYTES = 16 << 20
 
 _CHUNK_BODIES = 8_192
 """Messages encoded before they are handed to the store in one transaction by `Magazine.load_many`."""
@@ -104,7 +116,7 @@ class Magazine(Generic[M]):
 
     def __init__(
         self, store: Store, name: str, codec: BodyCodec[M], shards: int, ttl_s: float | None, durability: str,
-        max_message_bytes: int,
+        max_message_bytes: int, max_headers_bytes: int = MAX_HEADERS_BYTES,
     ) -> None:  # fmt: skip
         self.name = name
         self.codec = codec
@@ -112,6 +124,7 @@ class Magazine(Generic[M]):
         self.ttl_s = ttl_s
         self.durability = durability
         self.max_message_bytes = max_message_bytes
+        self.max_headers_bytes = max_headers_bytes
         self._store = store
         self._magazines: MagazineStore = store.magazines
         self._next_shard = itertools.count()
@@ -122,9 +135,11 @@ class Magazine(Generic[M]):
         return self._magazines
 
     @property
-    def asked_for(self) -> tuple[BodyCodec[M], int, float | None, str, int]:
+    def asked_for(self) -> tuple[BodyCodec[M], int, float | None, str, int, int]:
         """What it was made with."""
-        return self.codec, self.shards, self.ttl_s, self.durability, self.max_message_bytes
+        return (
+            self.codec, self.shards, self.ttl_s, self.durability, self.max_message_bytes, self.max_headers_bytes,
+        )  # fmt: skip
 
     def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
         """Appends one message; durable on return.
@@ -140,7 +155,7 @@ class Magazine(Generic[M]):
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
-        meta = encode_meta(headers)
+        meta = encode_meta(headers, self.max_headers_bytes)
         batches, ids = PackedBatch.pack_bodies(
             [body],
             flags=self.codec.flags,
@@ -164,11 +179,15 @@ class Magazine(Generic[M]):
         Returns their ids in order. When a later transaction fails, the earlier ones stay stored.
         Raises what `load` raises; a message that cannot be encoded or is too large stops before its transaction.
         """
-        todo = messages if isinstance(messages, (list, tuple)) else list(messages)
-        if keys is not None and len(keys) != len(todo):
-            raise ConfigError(f"{len(keys)} keys were given for {len(todo)} messages")
+        todo = messages if isinstance(messages, (list, tuple)) else _listed(messages, "messages")
+        if keys is not None:
+            if isinstance(keys, (str, bytes, bytearray, Mapping, Set)):
+                raise ConfigError(f"keys = {shown(keys)} is not a sequence with a key for each message")
+            keys = keys if isinstance(keys, (list, tuple)) else _listed(keys, "keys")
+            if len(keys) != len(todo):
+                raise ConfigError(f"{len(keys)} keys were given for {len(todo)} messages")
         encode, limit = self.codec.encode_checked, self.max_message_bytes
-        meta = encode_meta(headers)
+        meta = encode_meta(headers, self.max_headers_bytes)
         ids: list[bytes] = []
         for start in range(0, len(todo), _CHUNK_BODIES):
             part = todo[start : start + _CHUNK_BODIES]
@@ -199,9 +218,13 @@ class Magazine(Generic[M]):
     def fire(self, limit: int = 1) -> list[Fired[M]]:
         """Claims up to ``limit`` messages; ``[]`` when nothing is pending. The caller now owes each a `delete`,
         `reload`, or leaves it to the sweeper."""
-        if limit < 1:
-            raise ConfigError(f"limit = {limit} is below 1")
+        limit = check_whole(limit, "limit", 1)
         result = self._magazines.fire(self.name, limit, self._store.owner)
+        for _ in range(MOST_FRUITLESS):
+            if result.claims or not result.more:
+                break
+            # Such as many expired ones in a row, or others that were quicker: it does not mean that nothing is there.
+            result = self._magazines.fire(self.name, limit, self._store.owner)
         return [
             Fired(claim.shard, pointer, record, self.codec)
             for claim in result.claims
@@ -210,14 +233,30 @@ class Magazine(Generic[M]):
 
     def reload(self, fired: Iterable[Fired[M]]) -> int:
         """Puts claimed messages back at their shards' tails; returns how many were still there."""
-        return self._magazines.reload(self.name, group_pointers((one.shard, one.pointer) for one in fired))
+        return self._magazines.reload(self.name, _pointers(fired))
 
     def delete(self, fired: Iterable[Fired[M]]) -> int:
         """Retires claimed messages; returns how many were still there. Idempotent."""
-        return self._magazines.delete(self.name, group_pointers((one.shard, one.pointer) for one in fired))
+        return self._magazines.delete(self.name, _pointers(fired))
+
+    def renew(self, fired: Iterable[Fired[M]]) -> list[Fired[M]]:
+        """Starts the stuck time of claimed messages anew: for work that takes longer than the queue's ``stuck_after``. Call it
+        a few times within that time, for everything that is still being worked on.
+
+        Returns those that are not held (any more): finished, swept, or somebody else's. Thread-safe. Raises StoreError.
+        """
+        try:
+            many = list(fired)
+        except TypeError:
+            raise ConfigError(f"{shown(fired)} is not a list of what fire() has returned") from None
+        pointers = _pointers(many)
+        lost = self._magazines.renew_claims(self.name, pointers, self._store.owner)
+        gone = {(shard, pointer) for shard, some in lost.items() for pointer in some}
+        return [one for one in many if (one.shard, one.pointer) in gone]
 
     def peek(self, limit: int = 10, *, pending_only: bool = True) -> list[Fired[M]]:
         """The oldest messages per shard, without claiming them."""
+        limit = check_whole(limit, "limit", 1)
         rows = self._magazines.scan(self.name, limit=limit, pending_only=pending_only)
         return [Fired(shard, pointer, record, self.codec) for shard, pointer, record in rows]
 
@@ -232,6 +271,30 @@ class Magazine(Generic[M]):
     def in_flight(self) -> int:
         """Messages fired and not finished."""
         return sum(state.in_flight for state in self.metadata())
+
+
+class _Sideline(Magazine[M]):
+    """A queue's sideline: what comes there says why, so it comes from the queue and by nobody's hand."""
+
+    def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
+        """Refused. Raises ConfigError."""
+        raise self._refused()
+
+    def load_many(
+        self,
+        messages: Iterable[M],
+        *,
+        keys: Sequence[str | bytes | None] | None = None,
+        headers: dict[str, Any] | None = None,
+    ) -> MessageIds:
+        """Refused. Raises ConfigError."""
+        raise self._refused()
+
+    def _refused(self) -> ConfigError:
+        return ConfigError(
+            f"{self.name!r} is a sideline: what is there has failed, and its reason is with it. Publish to queue "
+            f"{self.name.removesuffix(SIDELINE_SUFFIX)!r}"
+        )
 
 
 class MagazineManager:
@@ -251,19 +314,69 @@ class MagazineManager:
         ttl_s: float | None = 172_800,
         durability: str = "sync",
         max_message_bytes: int = 1 << 20,
+        max_headers_bytes: int = MAX_HEADERS_BYTES,
+        may_grow: bool = False,
     ) -> Magazine[M]:
-        """The magazine of that name, declared in the store when it was not. Raises QueueMismatchError when it exists
-        with other settings, InvalidNameError."""
-        check_name(name.removesuffix(SIDELINE_SUFFIX), "magazine")
+        """The magazine of that name, declared in the store when it was not.
+
+        Args:
+            may_grow: whether a magazine that exists with fewer shards gets more; else that is an error too.
+
+        Raises ConfigError, InvalidNameError, QueueMismatchError when it exists with other settings; nothing has changed then.
+        """
+        if not isinstance(name, str):
+            raise InvalidNameError(f"magazine name {shown(name)} is not text")
+        check_queue_name(name.removesuffix(SIDELINE_SUFFIX), "magazine")
+        shards = check_whole(shards, "shards", 1, MAX_SHARDS)
+        ttl_s = None if ttl_s is None else check_number(ttl_s, "ttl_s", 0, MAX_EXPIRY_S, above=True)
+        max_message_bytes = check_whole(max_message_bytes, "max_message_bytes", 1, MAX_MESSAGE_BYTES)
+        max_headers_bytes = check_whole(max_headers_bytes, "max_headers_bytes", 0, 64 << 10)
+        if not isinstance(durability, str):
+            raise ConfigError(f"durability = {shown(durability)} is not text")
+        asked = (codec, shards, ttl_s, durability, max_message_bytes, max_headers_bytes)
         with self._lock:
             known = self._known.get(name)
-            if known is None or known.asked_for != (codec, shards, ttl_s, durability, max_message_bytes):
+            if known is None or known.asked_for != asked:
+                if not may_grow and (known is None or known.shards != shards):
+                    self._check_shards(name, shards)
                 self._store.magazines.declare(name, shards, durability)
-                known = Magazine(self._store, name, codec, shards, ttl_s, durability, max_message_bytes)
+                kind: Callable[..., Magazine[M]] = _Sideline if name.endswith(SIDELINE_SUFFIX) else Magazine
+                known = kind(self._store, name, codec, shards, ttl_s, durability, max_message_bytes, max_headers_bytes)
                 self._known[name] = known
             return known
+
+    def stored_shards(self, name: str) -> int | None:
+        """How many shards the magazine has in the store; None when it is not there, or cannot be looked at from here."""
+        try:
+            return len(self._store.magazines.metadata(name))
+        except (QueueNotFoundError, PublishOnlyError):
+            return None
+
+    def _check_shards(self, name: str, shards: int) -> None:
+        """Whoever else uses the magazine would go on with the shards that it has."""
+        stored = self.stored_shards(name)
+        if stored is not None and stored != shards:
+            raise QueueMismatchError(
+                f"magazine {name!r} has {stored} shards, asked for {shards}; leave shards out to take it as it is. "
+                f"A queue gets more with app.queue(name, shards={shards}), a magazine without a queue with "
+                f"app.store.magazines.declare(name, {shards}, durability)"
+            )
 
     def forget(self, name: str) -> None:
         """The next `get` declares it again: somebody may have removed it."""
         with self._lock:
             self._known.pop(name, None)
+
+
+def _listed(values: Any, what: str) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError as exc:
+        raise InvalidMessageError(f"{what} are {shown(values)}, not a sequence: {exc}") from None
+
+
+def _pointers(fired: Any) -> dict[int, list[int]]:
+    try:
+        return group_pointers((one.shard, one.pointer) for one in fired)
+    except (AttributeError, TypeError):
+        raise ConfigError(f"{shown(fired)} is not a list of what fire() has returned") from None

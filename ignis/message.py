@@ -6,17 +6,32 @@ failure) is a MessagePack map in its ``meta`` field, so that readers of today sk
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from ignis.errors import ConfigError, InvalidMessageError, UnreadableMessageError
+from ignis.config import shown
+from ignis.errors import ConfigError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record
 
-__all__ = ["BodyCodec", "Message", "corrupt_record", "encode_key", "encode_meta", "failed_record"]
+__all__ = [
+    "BodyCodec",
+    "Message",
+    "as_utf8",
+    "corrupt_record",
+    "encode_key",
+    "encode_meta",
+    "failed_record",
+    "is_readable",
+]
 
 M = TypeVar("M")
 
@@ -42,7 +57,18 @@ MAX_ERROR_CHARS = 2_000
 
 _meta_encoder = msgspec.msgpack.Encoder()
 _meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+_kinds_encoder = msgspec.msgpack.Encoder()
+_headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
+MAX_KEY_BYTES = 0xFFFF
+"""A record has two bytes for the length of its key."""
+MAX_HEADERS_BYTES = 16 << 10
+_MAX_DEPTH = 1_000
+_ANYTHING = (Any, dict, list, tuple, set, frozenset, object)
+"""Types of which every message that can be encoded can be read again."""
+_SCALARS = (
+    int, float, decimal.Decimal, uuid.UUID, dt.date, dt.time, dt.timedelta, enum.Enum,
+)  # fmt: skip
 
 
 class BodyCodec(Generic[M]):
@@ -52,19 +78,30 @@ class BodyCodec(Generic[M]):
         type: the message type: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, or whatever else
             msgspec can encode; ``None`` accepts and gives any JSON value.
         codec: ``auto``, ``raw``, ``json`` or ``msgpack``.
+        strict: whether `encode_checked` reads back what it has encoded, as the consumer will, and refuses what would
+            arrive as something else.
     """
 
-    def __init__(self, type: Any = None, codec: str = "auto") -> None:
+    def __init__(self, type: Any = None, codec: str = "auto", strict: bool = True) -> None:
         self.type = type
-        raw = type in (bytes, str, bytearray, memoryview)
+        raw = any(type is one for one in (bytes, str, bytearray, memoryview))
+        if not isinstance(codec, str):
+            raise ConfigError(f"codec = {shown(codec)} is not one of auto, raw, json, msgpack")
+        if not isinstance(strict, bool):
+            raise ConfigError(f"strict = {shown(strict)} is not true or false")
         if codec == "auto":
             codec = "raw" if raw else "json"
         if codec == "raw" and not raw:
-            raise ConfigError(f"codec raw takes messages of bytes or str, not {type!r}; use json or msgpack")
+            raise ConfigError(f"codec raw takes messages of bytes or str, not {shown(type)}; use json or msgpack")
         self.name = codec
         target = Any if type is None else type
         self.encode: Callable[[Any], bytes]
         self.decode: Callable[[bytes], Any]
+        self._reads_back = self._is_json = False
+        self._skim: Callable[[bytes], Any] | None = None
+        self._kind = None if raw or type is None or not _tells_instances(type) else type
+        if strict and _has_no_fields(type):
+            self._kind = None  # as for a field of that type, reading back says whether a value will do
         if codec == "raw":
             self.flags = CODEC_RAW
             self.encode = _encode_text if type is str else _encode_bytes
@@ -74,7 +111,7 @@ class BodyCodec(Generic[M]):
             return
         try:
             if codec == "json":
-                self.flags = CODEC_JSON
+                self.flags, self._is_json = CODEC_JSON, True
                 self._encode_known = msgspec.json.Encoder().encode
                 self.decode = msgspec.json.Decoder(target).decode
             elif codec == "msgpack":
@@ -82,24 +119,82 @@ class BodyCodec(Generic[M]):
                 self._encode_known = msgspec.msgpack.Encoder().encode
                 self.decode = msgspec.msgpack.Decoder(target).decode
             else:
-                raise ConfigError(f"codec = {codec!r} is not one of auto, raw, json, msgpack")
-        except TypeError as exc:
-            raise ConfigError(f"message type {type!r} cannot be encoded as {codec}: {exc}") from exc
+                raise ConfigError(f"codec = {shown(codec)} is not one of auto, raw, json, msgpack")
+        except ConfigError:
+            raise
+        except Exception as exc:
+            # Whatever it is: msgspec asks the type itself, and a forward reference raises NameError.
+            raise ConfigError(f"message type {shown(type)} cannot be encoded as {codec}: {exc}") from exc
         self.encode = self._encode_known
+        anything = any(target is one for one in _ANYTHING)
+        # What JSON has no form for, it writes in the form of something else: that shows when it is read, also without a type.
+        self._reads_back = strict and (self._is_json or not anything)
+        if strict and not self._reads_back:
+            # Makes no objects: a third of what reading back costs. Only a msgspec.Raw puts in what cannot be read.
+            self._skim = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
     def encode_checked(self, message: object) -> bytes:
-        """`encode`, with InvalidMessageError that names the message's type and the queue's."""
-        if self.type is not None and self.flags != CODEC_RAW and not _is_instance(message, self.type):
-            raise InvalidMessageError(
-                f"a {type(message).__name__} was published to a queue of {getattr(self.type, '__name__', self.type)}"
-            )
+        """`encode`, with InvalidMessageError that names the message's type and the queue's, or the field that is wrong."""
+        if self._kind is not None and not isinstance(message, self._kind):
+            raise InvalidMessageError(f"{_a(message)} was published to a queue of {_name(self.type)}")
         try:
-            return self.encode(message)
+            body = self.encode(message)
         except InvalidMessageError:
             raise
-        except (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError) as exc:
-            # ArithmeticError: an integer beyond 64 bits; RecursionError: an object that holds itself.
-            raise InvalidMessageError(f"cannot encode a {type(message).__name__} as {self.name}: {exc}") from exc
+        except Exception as exc:
+            # An integer beyond 64 bits, an object that holds itself, half of a surrogate pair; or whatever a property of
+            # the message raises.
+            raise InvalidMessageError(f"cannot encode {_a(message)} as {self.name}: {exc}") from exc
+        if self._reads_back:
+            # As the consumer will: one call, and there is no second list of what a type may hold.
+            try:
+                read = self.decode(body)
+            except Exception as exc:  # whatever it is: a type's own __post_init__ may raise anything
+                raise self._unreadable(message, exc) from exc
+            if self._is_json:
+                try:
+                    same = read == message
+                except Exception:  # a type's own __eq__
+                    same = False
+                if not same:
+                    self._check_changes(message, read, body)
+            return body
+        if self._skim is not None:
+            try:
+                self._skim(body)
+            except Exception as exc:
+                raise self._unreadable(message, exc) from exc
+        if self._is_json and b"null" in body:
+            self._check_nulls(message, body)
+        return body
+
+    def _unreadable(self, message: object, exc: Exception) -> InvalidMessageError:
+        if self._is_json:
+            self._check_numbers(message)  # says more of what became null
+        return InvalidMessageError(
+            f"{_a(message)} does not fit the queue's type, {_name(self.type)}: no consumer could read it: {exc}"
+        )
+
+    def _check_changes(self, message: object, read: object, body: bytes) -> None:
+        """Looking at every field takes ten times as long as reading the body back: only where that is not the message."""
+        if b"null" in body:
+            self._check_numbers(message)
+        if not _same_kinds(message, read):
+            for said in _changes(message, read, "$", 0):
+                raise InvalidMessageError(said)
+
+    def _check_nulls(self, message: object, body: bytes) -> None:
+        try:
+            same = bool(self.decode(body) == message)
+        except Exception:
+            same = False
+        if not same:
+            self._check_numbers(message)
+
+    def _check_numbers(self, message: object) -> None:
+        """JSON has no number for "not a number" and infinity: msgspec has made null of them."""
+        for path, number in _not_finite(message, "$", 0):
+            raise InvalidMessageError(f"{path} is {number!r}, for which JSON has no number; codec='msgpack' takes it")
 
     def decode_checked(self, body: bytes) -> Any:
         """`decode`, with UnreadableMessageError."""
@@ -108,14 +203,147 @@ class BodyCodec(Generic[M]):
         except Exception as exc:
             # Whatever it is: a type's own __post_init__ may raise anything, and bytes nested too deeply exhaust the
             # stack. A body must not be able to end the worker that reads it.
-            raise UnreadableMessageError(f"body of {len(body)} bytes is not {self.name}: {exc}") from exc
+            raise UnreadableMessageError(f"body of {len(body)} bytes is not {self.name}: {_said(exc)}") from exc
 
 
-def _is_instance(message: object, kind: Any) -> bool:
+def _said(exc: BaseException) -> str:
+    """The text of an exception that may be of the user's making."""
     try:
-        return isinstance(message, kind)
-    except TypeError:  # a parametrised type such as list[int]: msgspec checks it on decoding
-        return True
+        return str(exc)
+    except Exception:
+        return type(exc).__qualname__
+
+
+def _tells_instances(kind: Any) -> bool:
+    try:
+        isinstance(None, kind)
+    except Exception:  # a parametrised type such as list[int]: its messages are read back
+        return False
+    return True
+
+
+def _has_no_fields(kind: Any) -> bool:
+    if not isinstance(kind, type):
+        return kind is not None
+    return issubclass(kind, _SCALARS)
+
+
+def _a(message: object) -> str:
+    """The message's type with its article."""
+    name = type(message).__name__
+    return f"{'an' if name[:1] in 'aeiouAEIO' else 'a'} {name}"
+
+
+def _name(kind: Any) -> str:
+    return str(kind.__name__) if isinstance(kind, type) else str(kind)
+
+
+def _same_kinds(message: object, read: object) -> bool:
+    """Whether MessagePack, which tells text from bytes and numbers from both, writes both alike; quicker than to look."""
+    try:
+        return _kinds_encoder.encode(message) == _kinds_encoder.encode(read)
+    except Exception:  # a number beyond 64 bits
+        return False
+
+
+def _changes(value: Any, read: Any, path: str, depth: int) -> Iterator[str]:
+    """What of a message arrives as something else though JSON and the type took it: bytes as text, text as bytes, keys."""
+    if depth > _MAX_DEPTH or value is read:
+        return
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(read, str):
+            yield (
+                f"{path} is {type(value).__name__}, which JSON has not: it would arrive as base64 text; "
+                "declare the queue as bytes, or codec='msgpack'"
+            )
+    elif isinstance(value, str):
+        if isinstance(read, (bytes, bytearray, memoryview)):
+            yield f"{path} is str and not bytes: it would be taken for base64 and arrive as {len(read)} other bytes"
+    elif isinstance(value, Mapping):
+        if isinstance(read, Mapping):
+            yield from _changed_entries(value, read, path, depth)
+    elif isinstance(value, (list, tuple)):
+        if isinstance(read, (list, tuple)):
+            for index, (one, other) in enumerate(zip(value, read, strict=False)):
+                yield from _changes(one, other, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        # Without an order nothing says which became which; what is bytes on one side alone has changed.
+        ours, theirs = (next((one for one in side if isinstance(one, bytes)), "") for side in (value, read or ()))
+        if isinstance(ours, bytes) != isinstance(theirs, bytes):
+            yield from _changes(ours, theirs, f"{path}[...]", depth + 1)
+    else:
+        yield from _changed_fields(value, read, path, depth)
+
+
+def _changed_fields(value: Any, read: Any, path: str, depth: int) -> Iterator[str]:
+    names = _field_names(value)
+    if isinstance(read, (list, tuple)):  # a struct that is an array, perhaps behind its tag
+        found: list[Any] = list(read[max(0, len(read) - len(names)) :])
+    elif isinstance(read, Mapping):
+        found = [read.get(name, _NOT_THERE) for name in getattr(value, "__struct_encode_fields__", names)]
+    else:
+        found = [getattr(read, name, _NOT_THERE) for name in names]
+    for name, other in zip(names, found, strict=False):
+        yield from _changes(getattr(value, name, None), other, f"{path}.{name}", depth + 1)
+
+
+_NOT_THERE = object()
+
+
+def _changed_entries(value: Mapping[Any, Any], read: Mapping[Any, Any], path: str, depth: int) -> Iterator[str]:
+    written: dict[str, Any] = {}
+    for key, one in value.items():
+        text = key if isinstance(key, str) else next(iter(msgspec.to_builtins({key: None}, str_keys=True)))
+        if text in written:
+            yield f"{path} has the keys {shown(written[text])} and {shown(key)}: in JSON both are {shown(text)}, and one is lost"
+        written[text] = key
+        if key in read:
+            yield from _changes(
+                one, read[key], f"{path}.{key}" if isinstance(key, str) else f"{path}[{key!r}]", depth + 1
+            )
+        elif not isinstance(key, str) and text in read:
+            yield (
+                f"{path} has the key {shown(key)}, {_a(key)}: in JSON keys are text, it would arrive as {shown(text)}; "
+                "give the queue a type such as dict[int, str], or codec='msgpack'"
+            )
+        elif isinstance(key, str) and any(isinstance(other, bytes) for other in read):
+            yield f"{path} has the key {shown(key)}, which is str and not bytes: it would be taken for base64"
+
+
+def _not_finite(value: Any, path: str, depth: int) -> Iterator[tuple[str, float]]:
+    """Where numbers are that are not finite, in whatever msgspec can encode."""
+    kind = type(value)
+    if kind is float:
+        if not math.isfinite(value):
+            yield path, value
+        return
+    if kind in _PLAIN or depth > _MAX_DEPTH:
+        return
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _not_finite(one, f"{path}[{key!r}]" if not isinstance(key, str) else f"{path}.{key}", depth + 1)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for index, one in enumerate(value):
+            yield from _not_finite(one, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield path, value
+    elif isinstance(value, enum.Enum):
+        yield from _not_finite(value.value, path, depth + 1)
+    else:
+        for name in _field_names(value):
+            yield from _not_finite(getattr(value, name, None), f"{path}.{name}", depth + 1)
+
+
+_PLAIN = frozenset({str, int, bool, bytes, type(None)})
+
+
+def _field_names(value: Any) -> list[str]:
+    if isinstance(value, msgspec.Struct):
+        return list(value.__struct_fields__)
+    if dataclasses.is_dataclass(value):
+        return [one.name for one in dataclasses.fields(value)]
+    return [one.name for one in getattr(type(value), "__attrs_attrs__", ())]
 
 
 def _encode_bytes(message: Any) -> bytes:
@@ -123,13 +351,13 @@ def _encode_bytes(message: Any) -> bytes:
         return message
     if isinstance(message, (bytearray, memoryview)):
         return bytes(message)
-    raise InvalidMessageError(f"a {type(message).__name__} was published to a queue of bytes")
+    raise InvalidMessageError(f"{_a(message)} was published to a queue of bytes")
 
 
 def _encode_text(message: Any) -> bytes:
     if isinstance(message, str):
         return message.encode("utf-8")
-    raise InvalidMessageError(f"a {type(message).__name__} was published to a queue of str")
+    raise InvalidMessageError(f"{_a(message)} was published to a queue of str")
 
 
 def _decode_bytes(body: bytes) -> bytes:
@@ -141,25 +369,44 @@ def _decode_text(body: bytes) -> str:
 
 
 def encode_key(key: str | bytes | None) -> bytes:
-    """A key's bytes; text is UTF-8. None and the empty key are the same: no key. Raises InvalidMessageError."""
+    """A key's bytes; text is UTF-8. None and the empty key are the same: no key.
+
+    Raises InvalidMessageError, MessageTooLargeError (over 65,535 bytes).
+    """
     if key is None:
         return b""
     if isinstance(key, str):
-        return key.encode("utf-8")
-    if isinstance(key, (bytes, bytearray, memoryview)):
-        return bytes(key)
-    # bytes(7) would be seven zeros: every number of one size would be one key.
-    raise InvalidMessageError(f"a key is text or bytes, not {type(key).__name__}: {key!r}")
+        try:
+            raw = key.encode("utf-8")
+        except UnicodeEncodeError as exc:
+            raise InvalidMessageError(f"key {shown(key)} is not UTF-8: {exc.reason} at {exc.start}") from None
+    elif isinstance(key, (bytes, bytearray, memoryview)):
+        raw = bytes(key)
+    else:
+        # bytes(7) would be seven zeros: every number of one size would be one key.
+        raise InvalidMessageError(f"a key is text or bytes, not {type(key).__name__}: {shown(key)}")
+    if len(raw) > MAX_KEY_BYTES:
+        raise MessageTooLargeError(len(raw), MAX_KEY_BYTES, "the record's format", "key")
+    return raw
 
 
-def encode_meta(headers: Mapping[str, Any] | None) -> bytes:
-    """The envelope's growing part for a new message. Raises InvalidMessageError."""
+def encode_meta(headers: Mapping[str, Any] | None, max_bytes: int = MAX_HEADERS_BYTES) -> bytes:
+    """The envelope's growing part for a new message. Raises InvalidMessageError, MessageTooLargeError."""
+    if headers is None:
+        return b""
+    if not isinstance(headers, Mapping):
+        raise InvalidMessageError(f"headers are a mapping from text to values, not {type(headers).__name__}")
     if not headers:
         return b""
     try:
-        return _meta_encoder.encode({"headers": dict(headers)})
-    except (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError) as exc:
-        raise InvalidMessageError(f"cannot encode the headers: {exc}") from exc
+        meta = _meta_encoder.encode({"headers": dict(headers)})
+        if len(meta) <= max_bytes:
+            _headers_decoder.decode(meta)  # as the consumer will; says which key is no text
+    except Exception as exc:  # an own type of the caller's may raise anything
+        raise InvalidMessageError(f"cannot encode the headers: {_said(exc)}") from exc
+    if len(meta) > max_bytes:
+        raise MessageTooLargeError(len(meta), max_bytes, "queue.max_headers_bytes", "headers")
+    return meta
 
 
 def decode_meta(data: bytes) -> dict[str, Any]:
@@ -167,30 +414,54 @@ def decode_meta(data: bytes) -> dict[str, Any]:
         return {}
     try:
         return _meta_decoder.decode(data)
-    except msgspec.MsgspecError as exc:
+    except Exception as exc:
+        # Text that is not UTF-8 and values nested too deeply are no errors of msgspec's own. Whoever may publish chooses
+        # these bytes: they must not be able to end whoever reads them.
         raise UnreadableMessageError(f"envelope of {len(data)} bytes is not a MessagePack map: {exc}") from exc
 
 
 def failed_record(data: bytes, reason: str, error: str = "", *, handler: str = "", crashed: bool = False) -> bytes:
     """The record with its failure in the envelope: attempts + 1 (crashes + 1 when ``crashed``), reason, error, time.
 
-    Id, key, body and enqueue time stay. A record that cannot be read is returned as it is: set aside, not lost.
+    Id, key, body and enqueue time stay. Where the growing part of the envelope cannot be read the reason is ``unreadable``,
+    the error says both, and the bytes that were there stay in it under ``unread``. A record that cannot be read at all is
+    returned as it is: set aside, not lost. Never raises: one message must not hold up those that go with it.
     """
     try:
         record = Record(data)
-        meta = decode_meta(record.meta)
     except UnreadableMessageError:
         return data
-    meta["reason"] = reason
-    meta["error"] = error[:MAX_ERROR_CHARS]
+    try:
+        meta = _encode_failure(decode_meta(record.meta), reason, error, handler)
+    except Exception as exc:  # what could be read may still be nested too deeply to be written again
+        why = f"{exc} (then {reason}: {error})"
+        meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler)
+    return record.replace(
+        attempts=min(record.attempts + 1, _COUNTER_MAX), crashes=min(record.crashes + crashed, _COUNTER_MAX), meta=meta
+    )
+
+
+def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str) -> bytes:
+    meta["reason"] = as_utf8(reason)
+    meta["error"] = as_utf8(error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS]
     meta["failed_at_ms"] = time.time_ns() // 1_000_000
     if handler:
-        meta["handler"] = handler
-    return record.replace(
-        attempts=min(record.attempts + 1, _COUNTER_MAX),
-        crashes=min(record.crashes + crashed, _COUNTER_MAX),
-        meta=_meta_encoder.encode(meta),
-    )
+        meta["handler"] = as_utf8(handler)
+    return _meta_encoder.encode(meta)
+
+
+def as_utf8(text: str) -> str:
+    """Text that can be stored: what is no character, such as the bytes of a file's name that is not UTF-8, as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def is_readable(data: bytes) -> bool:
+    """Whether the envelope can be read."""
+    try:
+        decode_meta(Record(data).meta)
+    except UnreadableMessageError:
+        return False
+    return True
 
 
 class Message:
@@ -204,12 +475,16 @@ class Message:
     __slots__ = ("_meta", "_record")
 
     def __init__(self, record: Record) -> None:
+        if record.__class__ is not Record:
+            raise InvalidMessageError(f"a message is made of a Record, not of {shown(record)}")
         self._record = record
         self._meta: dict[str, Any] | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """Parses a record; raises UnreadableMessageError."""
+        """Parses a record; raises UnreadableMessageError, and InvalidMessageError for what is no bytes."""
+        if not isinstance(data, bytes):
+            raise InvalidMessageError(f"a record is bytes, not {shown(data)}")
         return cls(Record(data))
 
     @property
@@ -256,15 +531,21 @@ class Message:
 
     @property
     def reason(self) -> str | None:
-        return self.meta.get("reason")
+        return self._text("reason")
 
     @property
     def error(self) -> str | None:
-        return self.meta.get("error")
+        return self._text("error")
 
     @property
     def failed_at_ms(self) -> int | None:
-        return self.meta.get("failed_at_ms")
+        value = self.meta.get("failed_at_ms")
+        return value if type(value) is int else None
+
+    def _text(self, name: str) -> str | None:
+        # Whoever may publish chooses the envelope's bytes: what has another type was not written by a consumer.
+        value = self.meta.get(name)
+        return value if isinstance(value, str) else None
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json`` output and the console. A body that is not text is given as hexadecimal under ``body_hex``."""
@@ -287,7 +568,7 @@ class Message:
                 out["body"] = msgspec.json.decode(self.body)
             else:
                 out["body"] = self.body.decode("utf-8")
-        except (ValueError, msgspec.MsgspecError):
+        except Exception:  # as in `decode_checked`
             out["body_hex"] = self.body.hex()
         return out
 
@@ -299,7 +580,7 @@ def corrupt_record(magazine: str, shard: int, pointer: int) -> bytes:
     """Stands in the sideline for a record whose bytes did not match their checksum: where it was, and no body."""
     meta = {
         "reason": REASON_CORRUPT,
-        "error": f"checksum mismatch at {magazine}, shard {shard}, pointer {pointer}",
+        "error": f"checksum mismatch at {as_utf8(magazine)}, shard {shard}, pointer {pointer}",
         "failed_at_ms": time.time_ns() // 1_000_000,
     }
     return encode_record(b"", flags=CODEC_RAW, meta=_meta_encoder.encode(meta), attempts=1)

@@ -33,6 +33,7 @@ _GAUGES = (
     ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
     ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
     ("ignis_lost_threads", ("consumer", "lost_threads"), "Threads given up that still run here."),
+    ("ignis_failed_starts", ("consumer", "failed_starts"), "Worker processes in a row that could not start here."),
     (
         "ignis_direct_used_bytes",
         ("consumer", "in_flight_bytes"),

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from ignis.config import PublisherSettings
+from ignis.config import PublisherSettings, check_timeout
 from ignis.errors import ChannelFullError, ClosedError, ForkedHandleError, PublishError, WaitTimeoutError
+from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
@@ -42,9 +43,12 @@ class Publisher(Generic[M]):
 
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 
-    ``on_stored`` is called by the flusher with the size of each batch that became durable; it must not raise.
+    ``on_stored`` is called by the flusher with the size of each batch that became durable; what it raises is logged.
 
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
+
+    Neither a store's error nor what a callback raises ends the flusher. Should it end all the same, every receipt that is
+    pending fails, `send` raises ClosedError and `close` raises PublishError: nothing waits for a thread that is gone.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Publisher(Generic[M]):
         self._put: Callable[..., Receipt] = self._outbox.send
         self._turn = itertools.count()
         self._closing = False
+        self._ended: ClosedError | None = None  # why the flusher is gone before `close`
         self._hurry = threading.Event()
         self._awaited = 0  # the last message that somebody waits for: up to there no lingering
         self._flusher: threading.Thread | None = self._start_flusher()
@@ -101,6 +106,8 @@ class Publisher(Generic[M]):
         """
         if timeout is None:
             timeout = self._timeout_s
+        elif timeout.__class__ is not float or not timeout >= 0:
+            timeout = check_timeout(timeout)
         if key is None and headers is None:
             return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout)
         return self._send_keyed(message, key, headers, timeout)
@@ -110,7 +117,10 @@ class Publisher(Generic[M]):
     ) -> Receipt:
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._shards) if raw_key else ANY_SHARD
-        return self._put(self._encode(message), shard, self._flags, raw_key, encode_meta(headers), timeout)
+        return self._put(self._encode(message), shard, self._flags, raw_key, self._meta(headers), timeout)
+
+    def _meta(self, headers: dict[str, Any] | None) -> bytes:
+        return encode_meta(headers, self._magazine.max_headers_bytes)
 
     async def asend(
         self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
@@ -132,8 +142,9 @@ class Publisher(Generic[M]):
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything sent before is durable (or refused: see `failed`). Raises WaitTimeoutError."""
+        timeout_s = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
         self._press()
-        self._outbox.wait_settled(self._outbox.sent, self._settings.close_timeout_s if timeout is None else timeout)
+        self._outbox.wait_settled(self._outbox.sent, timeout_s)
 
     def _press(self) -> None:
         self._awaited = self._outbox.sent
@@ -167,7 +178,7 @@ class Publisher(Generic[M]):
         """
         if self._closing:
             return
-        timeout = self._settings.close_timeout_s if timeout is None else timeout
+        timeout = self._settings.close_timeout_s if timeout is None else check_timeout(timeout)
         deadline = time.monotonic() + timeout
         self._closing = True
         self._put = self._refuse
@@ -176,7 +187,8 @@ class Publisher(Generic[M]):
             self._outbox.wait_settled(self._outbox.sent, timeout)
         except WaitTimeoutError:
             self._closing = False
-            self._put = self._outbox.send
+            if self._ended is None:
+                self._put = self._outbox.send
             raise
         failed, first = self.failed, self._outbox.first_error
         self._outbox.close()  # wakes the flusher, which has nothing left to do
@@ -187,12 +199,30 @@ class Publisher(Generic[M]):
             raise PublishError(failed, str(first)) from first
 
     def _refuse(self, *args: Any) -> Receipt:
-        raise ClosedError(f"publisher of {self._magazine.name} is closed")
+        raise self._ended or ClosedError(f"publisher of {self._magazine.name} is closed")
 
     def _flush_loop(self) -> None:
+        under_way: deque[tuple[int, Loading]] = deque()
+        try:
+            self._flush_until_closed(under_way)
+        except BaseException as exc:
+            self._give_up(exc)
+
+    def _give_up(self, exc: BaseException) -> None:
+        """The flusher ends before its time. Whoever waits for it, or comes later, hears so."""
+        error = ClosedError(
+            f"publisher of {self._magazine.name}: its flusher ended, {type(exc).__name__}: {exc}; what was pending may be "
+            "stored or not"
+        )
+        error.__cause__ = exc
+        self._ended = error
+        self._put = self._refuse
+        self._outbox.close(error)
+        log_safely(log, logging.CRITICAL, "%s", error, exc_info=exc)
+
+    def _flush_until_closed(self, under_way: deque[tuple[int, Loading]]) -> None:
         outbox, settings, shards = self._outbox, self._settings, self._shards
         most = 1 if settings.linger_s else settings.loads_in_flight
-        under_way: deque[tuple[int, Loading]] = deque()
         while True:
             if len(under_way) >= most:
                 self._finish(under_way)
@@ -231,7 +261,7 @@ class Publisher(Generic[M]):
             while under_way:
                 self._finish(under_way)
             self._magazine.load_batches(batches)
-        except Exception as exc:
+        except BaseException as exc:
             while under_way:
                 self._finish(under_way)
             self._refused(count, exc)
@@ -243,19 +273,28 @@ class Publisher(Generic[M]):
         count, loading = under_way.popleft()
         try:
             loading.result()
-        except Exception as exc:
+        except BaseException as exc:
             self._refused(count, exc)
         else:
             self._settle(count)
 
-    def _refused(self, count: int, exc: Exception) -> None:
-        log.error("%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc)
-        self._outbox.fail(count, exc)
+    def _refused(self, count: int, exc: BaseException) -> None:
+        error = exc
+        if not isinstance(exc, Exception):
+            # Raised by a receipt, it would end the program or cancel the task of whoever asks.
+            error = PublishError(count, f"{type(exc).__name__}: {exc}")
+            error.__cause__ = exc
+        self._outbox.fail(count, error)
+        log_safely(
+            log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
+        )
 
     def _settle(self, count: int) -> None:
         self._outbox.settle(count)
         if self._on_stored is not None:
-            self._on_stored(count)
+            call_user_code(
+                log, f"on_stored failed for {count} message(s) of {self._magazine.name}", self._on_stored, count
+            )
 
     def __enter__(self) -> Publisher[M]:
         return self

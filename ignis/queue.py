@@ -10,18 +10,28 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from ignis.config import QueueSettings, check_name, given_names, resolve
+from ignis.config import (
+    QueueSettings,
+    check_number,
+    check_queue_name,
+    check_timeout,
+    check_whole,
+    given_names,
+    resolve,
+    shown,
+)
 from ignis.consumer import Consumer
-from ignis.errors import ConfigError, InvalidNameError, QueueMismatchError
-from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers
+from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError
+from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec
 from ignis.publisher import Publisher
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
+from ignis.storage.os_errors import without_means
 
 if TYPE_CHECKING:
     from ignis.app import Ignis
@@ -48,15 +58,11 @@ class Queue(Generic[M]):
 
     def __init__(self, app: Ignis, name: str, type: Any, settings: dict[str, Any]) -> None:
         self.app = app
-        self.name = check_name(name)
-        if name.endswith(SIDELINE_SUFFIX):
-            raise InvalidNameError(
-                f"queue name {name!r} ends in {SIDELINE_SUFFIX}, which names another queue's sideline"
-            )
+        self.name = check_queue_name(name)
         self.type = type
         self._given = {key: value for key, value in settings.items() if value is not None}
         self._settings = resolve(QueueSettings, self._given, app.file, name=name)
-        self._codec: BodyCodec[M] = BodyCodec(type, self._settings.codec)
+        self._codec: BodyCodec[M] = BodyCodec(type, self._settings.codec, self._settings.strict)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
         self._life = threading.Lock()  # the refresher starts and stops as well as the application
@@ -126,24 +132,41 @@ class Queue(Generic[M]):
                         f"queue {self.name!r} is stored with codec {stored.codec!r}, asked for {asked!r}"
                     )
                 if self._codec.name != stored.codec:
-                    self._codec = BodyCodec(self._type_for(stored.codec), stored.codec)
-            settings = self._settings
-            sideline = self.name + SIDELINE_SUFFIX
-            magazines = [
-                self.app.magazines.get(
-                    name,
-                    self._codec,
-                    shards=settings.shards,
-                    ttl_s=settings.message_expiry_s,
-                    durability=settings.durability,
-                    max_message_bytes=settings.max_message_bytes,
-                )
-                for name in (self.name, sideline)
-            ]
+                    self._codec = BodyCodec(self._type_for(stored.codec), stored.codec, self._settings.strict)
+            magazines = self._declared()
             record = self._register(queues, stored)
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
+
+    def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
+        """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
+        than the queue's record says, and put messages there."""
+        try:
+            return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
+        except QueueMismatchError:
+            if "shards" in given_names(QueueSettings, self._given, self.app.file, name=self.name):
+                raise
+            names = (self.name, self.name + SIDELINE_SUFFIX)
+            shards = max(self.app.magazines.stored_shards(name) or 0 for name in names)
+            if shards <= self._settings.shards:
+                raise
+            log.warning("queue %s has %d shards, its record says %d", self.name, shards, self._settings.shards)
+            self._settings = dataclasses.replace(self._settings, shards=shards)
+            return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
+
+    def _magazine(self, name: str) -> Magazine[M]:
+        settings = self._settings
+        return self.app.magazines.get(
+            name,
+            self._codec,
+            shards=settings.shards,
+            ttl_s=settings.message_expiry_s,
+            durability=settings.durability,
+            max_message_bytes=settings.max_message_bytes,
+            max_headers_bytes=settings.max_headers_bytes,
+            may_grow=True,
+        )
 
     @property
     def opened(self) -> bool:
@@ -160,21 +183,28 @@ class Queue(Generic[M]):
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type
 
-    def _register(self, queues: QueueStore, stored: QueueRecord | None) -> QueueRecord:
+    def _register(
+        self,
+        queues: QueueStore,
+        stored: QueueRecord | None,
+        describe: Callable[[QueueRecord], None] | None = None,
+    ) -> QueueRecord:
+        """Stores what this process knows of the queue; ``describe`` says what that is of a queue that is there: all."""
         if stored is None:
             record = QueueRecord(self.name, created_at_ms=time.time_ns() // 1_000_000)
             self._describe(record)
             queues.chosen(self.name, given_names(QueueSettings, self._given, self.app.file, name=self.name))
             queues.put(record)
             return record
+        describe = describe or self._describe
         record = copy.deepcopy(stored)
-        self._describe(record)
+        describe(record)
         # Applied to what is stored by then: others count and set there too.
-        return stored if record == stored else queues.update(self.name, self._describe)
+        return stored if record == stored else queues.update(self.name, describe)
 
     def _describe(self, record: QueueRecord) -> None:
         """Writes what this process knows of the queue into its record."""
-        settings, spec = self._settings, self.spec
+        settings = self._settings
         record.shards = settings.shards
         record.message_expiry_s = int(settings.message_expiry_s)
         record.queue_expiry_s = int(settings.queue_expiry_s)
@@ -185,8 +215,13 @@ class Queue(Generic[M]):
         record.shovel_concurrency = settings.shovel_concurrency
         record.active = True
         record.handler_type = settings.handler_type or record.handler_type
+        self._describe_handler(record)
+
+    def _describe_handler(self, record: QueueRecord) -> None:
+        """Only what the handler says: the rest may have been set by others since the queue was opened."""
+        spec = self.spec
         if spec is not None:
-            record.handler_type = settings.handler_type or self._type_name(record, spec)
+            record.handler_type = self._settings.handler_type or self._type_name(record, spec)
             if spec.declared is not None and record.extra.get(DECLARED) != spec.declared:
                 record.extra[DECLARED] = spec.declared
                 record.concurrency = spec.concurrency
@@ -231,11 +266,22 @@ class Queue(Generic[M]):
             messages: of the queue's type.
             key: computes each message's key; or ``keys``, one per message.
             headers: given to each.
+
+        Raises InvalidMessageError for a text, bytes or a mapping: they would be published piece by piece.
         """
+        given: Any = messages  # whatever it is
+        if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
+            raise InvalidMessageError(
+                f"messages are {shown(given)}, a {type(given).__name__}: one message is for publish(), several go into a list"
+            )
         if key is not None:
             if keys is not None:
                 raise ConfigError("give key or keys, not both")
-            messages = list(messages)
+            check_callable(key, "key")
+            try:
+                messages = list(messages)
+            except TypeError as exc:
+                raise InvalidMessageError(f"messages are {shown(messages)}, not a sequence: {exc}") from None
             keys = [key(message) for message in messages]
         ids = self.main.load_many(messages, keys=keys, headers=headers)
         self._stored(len(ids))
@@ -263,10 +309,15 @@ class Queue(Generic[M]):
 
         Args:
             settings: any of ``[publisher]`` in ``docs/settings.md``: ``capacity``, ``linger_s``, ``max_batch``, ...
+
+        Raises ConfigError; StoreUnreachableError where no memory or thread is left for it.
         """
         main, chosen = self.main, self.app.publisher_settings(settings)
         own: Publisher[M] | None = self.app.store.open_publisher(main, chosen)
-        return Publisher(main, chosen, on_stored=self._stored) if own is None else own
+        if own is not None:
+            return own
+        with without_means(f"publisher of queue {self.name!r}"):
+            return Publisher(main, chosen, on_stored=self._stored)
 
     # -- handling
 
@@ -303,8 +354,8 @@ class Queue(Generic[M]):
             concurrency: workers, at most ``consumer.max_consumers``; 0 = publish only here.
             pool: ``thread``, ``async`` (default for coroutine functions) or ``process`` (``fn`` must be importable).
             ignore: exceptions that drop the message instead of sidelining it.
-            timeout_s: a handler that runs longer, all attempts together, sends its message to the sideline; at most
-                half of ``stuck_after``.
+            timeout_s: a handler that runs longer, all attempts together, sends its message to the sideline; None = it may
+                run for ever: a process that is alive renews what it works on.
             attempts: calls before a failing message goes to the sideline, one right after the other.
             batch_size: 2 to 200,000: ``fn`` gets a list of up to so many messages ...
             batch_wait_s: ... after waiting at most so long for them (1 to 300 s).
@@ -313,30 +364,50 @@ class Queue(Generic[M]):
             ConfigError, ConsumerLimitError.
         """
 
+        options = {
+            "concurrency": concurrency, "pool": pool, "ignore": ignore, "timeout_s": timeout_s, "attempts": attempts,
+            "batch_size": batch_size, "batch_wait_s": batch_wait_s,
+        }  # fmt: skip
+
         def register(target: F) -> F:
-            if self.spec is not None:
-                raise ConfigError(f"queue {self.name!r} has a handler already: {self.spec.name}")
-            limit_s = self.settings.stuck_after_s / 2
-            spec = HandlerSpec(
-                target,
-                self.name,
-                concurrency=concurrency,
-                pool=pool,
-                ignore=tuple(ignore) if isinstance(ignore, Iterable) else (ignore,),
-                # A handler may not outlive its claim: the sweeper would take the message away under it.
-                timeout_s=None if timeout_s is None else min(timeout_s, limit_s),
-                attempts=attempts,
-                batch_size=batch_size,
-                batch_wait_s=batch_wait_s,
-                middleware=[],
-                max_consumers=self.app.consumer_settings.max_consumers,
-            )
-            self.spec = spec
-            if spec.pool == "process":
-                self._leave_note(target, spec)
+            self.add_handler(target, options)
             return target
 
         return register if fn is None else register(fn)
+
+    def add_handler(self, fn: Callable[..., Any], options: Mapping[str, Any], *, declares: bool = True) -> None:
+        """What `handler` does. ``declares``: whether the concurrency is what the code asks for, or the stored one."""
+        with self._lock:
+            if self.spec is not None:
+                raise ConfigError(f"queue {self.name!r} has a handler already: {self.spec.name}")
+            options = dict(options)
+            timeout_s, ignore = options.pop("timeout_s", None), options.pop("ignore", ())
+            try:
+                spec = HandlerSpec(
+                    fn,
+                    self.name,
+                    ignore=tuple(ignore) if isinstance(ignore, Iterable) else (ignore,),
+                    timeout_s=None if timeout_s is None else check_number(timeout_s, "timeout_s"),
+                    middleware=[],
+                    max_consumers=self.app.consumer_settings.max_consumers,
+                    **options,
+                )
+            except TypeError as exc:
+                raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
+            if not declares:
+                spec.declared = None
+            self.spec = spec
+            if self._main is not None:
+                # It was used before it had a handler: what is stored since then does not know what the code asks for.
+                try:
+                    queues = self.app.store.queues
+                    record = self._register(queues, queues.get(self.name), self._describe_handler)
+                except BaseException:
+                    self.spec = None
+                    raise
+                spec.concurrency = min(record.concurrency, spec.max_consumers)
+            if spec.pool == "process":
+                self._leave_note(fn, spec)
 
     def _leave_note(self, fn: Callable[..., Any], spec: HandlerSpec) -> None:
         """Tells a worker process, which imports the function, to which queue it belongs and how it is to be run."""
@@ -345,6 +416,7 @@ class Queue(Generic[M]):
 
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's."""
+        check_callable(layer, "middleware", "ctx, call_next")
         self._middleware.append(layer)
         return layer
 
@@ -355,7 +427,7 @@ class Queue(Generic[M]):
             codec: name of the stored codec, in a process that does not open the store.
         """
         if codec is not None and codec != self._codec.name:
-            self._codec = BodyCodec(self._type_for(codec), codec)
+            self._codec = BodyCodec(self._type_for(codec), codec, self._settings.strict)
         spec.middleware = [*self.app.layers, *self._middleware]
         return Runner(spec, self._codec, self.app.resources)
 
@@ -367,12 +439,12 @@ class Queue(Generic[M]):
     def increase_consumers(self, count: int = 1) -> int:
         """Adds workers; returns the new number. Stored first, then done here; other instances follow within the refresher's
         ``watch_s``. Durable on return. Raises ConsumerLimitError over the limit: nothing changed anywhere."""
-        return self._change_consumers(count)
+        return self._change_consumers(check_whole(count, "count", 0))
 
     def decrease_consumers(self, count: int = 1) -> int:
         """Removes workers everywhere, like `increase_consumers`: each finishes the message it is at, what it had not
         started goes to the others. With 0 left the queue is only published to."""
-        return self._change_consumers(-count)
+        return self._change_consumers(-check_whole(count, "count", 0))
 
     def _change_consumers(self, by: int) -> int:
         if self.spec is None:
@@ -391,7 +463,8 @@ class Queue(Generic[M]):
         return count
 
     def set_local_consumers(self, count: int) -> None:
-        """Applies a stored number of workers to this process, at most its own limit."""
+        """Applies a stored number of workers to this process, at most its own limit. Raises ConfigError."""
+        count = check_whole(count, "count", 0)
         if self.spec is None:
             return
         limit = self.app.consumer_settings.max_consumers
@@ -414,12 +487,13 @@ class Queue(Generic[M]):
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
                 if self.app.paused:
                     consumer.pause()
-                self.consumer = consumer
                 consumer.start()
+                self.consumer = consumer
             self.shovel.start()
 
     def stop(self, timeout: float) -> bool:
-        """Stops both; True when nothing is left claimed. Idempotent."""
+        """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
+        timeout = check_timeout(timeout)
         with self._life:
             self.shovel.stop(timeout)
             consumer, clean = self.consumer, True
@@ -467,11 +541,11 @@ class Queue(Generic[M]):
         """What this process counted, without asking the store."""
         out = {"queue": self.name, "published": self.published, "shovel": dataclasses.asdict(self.shovel.total)}
         consumer = self.consumer
-        figures = Counter(self._past)  # of consumers that were stopped: what is counted never goes down
-        if consumer is not None:
-            figures.update(consumer.stats())
+        figures = {} if consumer is None else consumer.stats()  # numbers, and text such as why a worker did not start
+        for name, count in dict(self._past).items():  # of consumers that were stopped: what is counted never goes down
+            figures[name] = figures.get(name, 0) + count
         if figures:
-            out["consumer"] = dict(figures)
+            out["consumer"] = figures
         return out
 
     def __repr__(self) -> str:

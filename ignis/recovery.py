@@ -13,6 +13,7 @@ from ignis.errors import QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
+from ignis.storage.parts import transfer_in_parts
 
 __all__ = ["Recovered", "recover_owner", "set_aside"]
 
@@ -82,7 +83,7 @@ def set_aside(
         fence: the authority, for who needs one.
 
     Raises:
-        StaleEpochError: nothing moved. StoreError.
+        StaleEpochError: nothing moved. StoreFullError: there is no room for any. StoreError.
     """
     items = []
     for one in found:
@@ -94,4 +95,9 @@ def set_aside(
             )
         )
         items.append(Transfer(one.shard, one.pointer, record, one.shard))
-    return store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, items, queue.message_expiry_s, fence)
+    return transfer_in_parts(
+        items,
+        lambda part: store.magazines.transfer(
+            queue.name, queue.name + SIDELINE_SUFFIX, part, queue.message_expiry_s, fence
+        ),
+    )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ignis.config import RefresherSettings
 from ignis.errors import IgnisError, QueueNotFoundError
+from ignis.hooks import log_safely
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.base import QueueRecord, Store
 
@@ -77,10 +78,10 @@ class Refresher:
     Args:
         app: whose queues it keeps in step.
         settings: see ``ignis.config``.
-        clock: seconds since the epoch; injectable for tests.
+        clock: seconds since the epoch, None = the store's; injectable for tests.
     """
 
-    def __init__(self, app: Ignis, settings: RefresherSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, app: Ignis, settings: RefresherSettings, clock: Callable[[], float] | None = None) -> None:
         self._app = app
         self._settings = settings
         self._clock = clock
@@ -165,7 +166,7 @@ class Refresher:
     # -- one queue
 
     def _look(self, store: Store, record: QueueRecord, result: RefreshResult) -> None:
-        now_ms = int(self._clock() * 1000)
+        now_ms = int((store.now_s() if self._clock is None else self._clock()) * 1000)
         if record.active:
             record = self._mark_or_expire(store, record, now_ms, result)
         elif record.extra.get(EXPIRED):
@@ -180,6 +181,8 @@ class Refresher:
         if self._app.running and queue.consumer is None and self._may_run(record.name):
             if not self._start(queue):
                 return
+            # What is stored may have been changed by the start: by what the code asks for.
+            record = store.queues.get(record.name) or record
             log.info("queue %s found in the store: its handler %s runs here", record.name, queue.spec.name)
             result.started.append(record.name)
         self._reconcile(queue, record, result)
@@ -310,4 +313,5 @@ class Refresher:
             except Exception as exc:
                 self.errors += 1
                 next_watch = time.monotonic() + watch_s
-                log.warning("refresh failed, trying again: %s", exc, exc_info=not isinstance(exc, IgnisError))
+                shown = None if isinstance(exc, IgnisError) else exc
+                log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)

@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ignis.config import check_number, check_timeout, check_whole, shown
 from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
+from ignis.hooks import log_safely
 from ignis.message import REASON_CORRUPT, Message
-from ignis.storage.base import Claim, Transfer, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer, group_pointers
+from ignis.storage.parts import in_parts
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -29,6 +32,17 @@ BATCH = 1_000
 ONE_SHOT_RETRY_S = 10.0
 _PACED_BATCH_S = 0.1
 """With a rate, a batch holds what may move in this time: claimed late, so that little is in hand while it waits."""
+
+
+def _check_options(limit: Any, where: Any, rate: Any, progress: Any) -> None:
+    """Raises ConfigError."""
+    if limit is not None:
+        check_whole(limit, "limit", 0)
+    if rate is not None:
+        check_number(rate, "rate", above=True)
+    for name, fn in (("where", where), ("progress", progress)):
+        if fn is not None and not callable(fn):
+            raise ConfigError(f"{name} is not callable: {shown(fn)}")
 
 
 @dataclass
@@ -85,8 +99,7 @@ class Shovel:
         Returns:
             The counts. Raises the store's error when it cannot claim at all.
         """
-        if rate is not None and not rate > 0:
-            raise ConfigError(f"rate = {rate:g} is not above 0 messages a second")
+        _check_options(limit, where, rate, progress)
         if self._thread is None and self._once is None:
             self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
         if dry_run:
@@ -96,12 +109,17 @@ class Shovel:
         budget = _Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else _Pace(rate, self._stop)
         workers = 1 if rate is not None else min(self._queue.settings.shovel_concurrency, max(1, budget.left // BATCH))
-        if workers <= 1:
-            results = [self._work(budget, where, pace, progress)]
-        else:
-            with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
-                futures = [pool.submit(self._work, budget, where, pace, progress) for _ in range(workers)]
-                results = [future.result() for future in futures]
+        try:
+            if workers <= 1:
+                results = [self._work(budget, where, pace, progress)]
+            else:
+                with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
+                    futures = [pool.submit(self._work, budget, where, pace, progress) for _ in range(workers)]
+                    results = [future.result() for future in futures]
+        finally:
+            # Only when all workers are done: one of them would meet again what another has put back, instead of what
+            # nobody has seen.
+            self._give_back()
         result = ShovelResult()
         for one in results:
             result.add(one)
@@ -112,7 +130,7 @@ class Shovel:
     def run_until_done(self, timeout: float, **options: Any) -> ShovelResult:
         """The one-shot: a pass that fails, or that the main magazine refuses something of, is tried again after 10 s, until
         the timeout has passed. Returns the counts of all passes (kept: of the last). Raises the last error."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + check_timeout(timeout)
         result = ShovelResult()
         while True:
             try:
@@ -134,6 +152,14 @@ class Shovel:
     def start_once(self, timeout: float = 86_400.0, **options: Any) -> threading.Thread:
         """`run_until_done` in a thread of its own, beside any schedule; returns the thread. One at a time: while one runs
         it is returned and nothing is started. What it could not do is in the log."""
+        check_timeout(timeout)
+        unknown = set(options) - {"limit", "where", "rate", "dry_run", "progress"}
+        if unknown:
+            raise ConfigError(
+                f"unknown option {min(unknown)!r} of a shovel; known: limit, where, rate, dry_run, progress"
+            )
+        given = {name: options.get(name) for name in ("limit", "where", "rate", "progress")}
+        _check_options(**given)  # said here, not in the thread's log
         with self._lock:
             if self._once is not None and self._once.is_alive():
                 return self._once
@@ -187,8 +213,8 @@ class Shovel:
                 result = self.run_once()
                 if result.moved:
                     log.info("shovelled %d message(s) of %s", result.moved, self._queue.name)
-            except Exception:
-                log.exception("shovel pass of %s failed", self._queue.name)
+            except Exception as exc:
+                log_safely(log, logging.ERROR, "shovel pass of %s failed", self._queue.name, exc_info=exc)
 
     def _wait(self) -> bool:
         """Until the next pass is due; False when there is to be none any more."""
@@ -226,9 +252,9 @@ class Shovel:
         self, budget: _Budget, where: Where | None, pace: _Pace | None, progress: Progress | None
     ) -> ShovelResult:
         sideline, result = self._queue.sideline, ShovelResult()
-        # Goes back only at the end: a pass would meet again what it has put back, instead of what it has not seen.
         staying: list[tuple[int, int]] = []
         most = BATCH if pace is None else pace.batch
+        fruitless = 0
         try:
             while not self._stop.is_set():
                 size = budget.take(most)
@@ -236,7 +262,12 @@ class Shovel:
                     break
                 fired = sideline.store.fire(sideline.name, size, self._queue.app.store.owner)
                 if not fired.claims:
-                    break
+                    fruitless += 1
+                    if not fired.more or fruitless > MOST_FRUITLESS:
+                        break
+                    budget.give_back(size)
+                    continue
+                fruitless = 0
                 claimed = [(claim.shard, pointer) for claim in fired.claims for pointer in claim.pointers]
                 before = result.moved
                 try:
@@ -255,7 +286,6 @@ class Shovel:
                 result.kept += len(staying)
                 with self._lock:
                     self._owed += staying
-                self._give_back()
         return result
 
     def _give_back(self) -> None:
@@ -286,12 +316,18 @@ class Shovel:
             else:
                 moving.append(Transfer(claim.shard, pointer, record, claim.shard % main.shards))
         if moving:
+            left = {(item.shard, item.pointer): None for item in moving}
             try:
-                result.moved += main.store.transfer(sideline.name, main.name, moving, main.ttl_s)
+                for part, moved in in_parts(
+                    moving, lambda some: main.store.transfer(sideline.name, main.name, some, main.ttl_s)
+                ):
+                    result.moved += moved
+                    for item in part:
+                        left.pop((item.shard, item.pointer), None)
             except IgnisError as exc:
-                log.warning("%d message(s) of %s stay in the sideline: %s", len(moving), self._queue.name, exc)
-                result.refused += len(moving)
-                staying += [(item.shard, item.pointer) for item in moving]
+                log.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._queue.name, exc)
+                result.refused += len(left)
+                staying += left
         return staying
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ignis.config import SweeperSettings
 from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
+from ignis.hooks import log_safely
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.recovery import set_aside
@@ -62,8 +63,8 @@ class SweepResult:
 
 @dataclass
 class _Queue:
-    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; how far each shard is accounted
-    for, and the shards for which that cannot be moved on any more."""
+    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; up to where each shard was
+    swept."""
 
     record: QueueRecord
     fence: Fence
@@ -72,8 +73,6 @@ class _Queue:
     result: SweepResult = field(default_factory=SweepResult)
     pointers: dict[int, int] = field(default_factory=dict)
     sideline_pointers: dict[int, int] = field(default_factory=dict)
-    stopped: set[int] = field(default_factory=set)
-    sideline_stopped: set[int] = field(default_factory=set)
 
     @property
     def main(self) -> str:
@@ -195,10 +194,10 @@ class Sweeper:
             return call()
         except IgnisError as exc:
             self.failed_passes += 1
-            log.warning("nothing is swept for now: %s", exc)
-        except Exception:
+            log_safely(log, logging.WARNING, "nothing is swept for now: %s", exc)
+        except Exception as exc:
             self.failed_passes += 1
-            log.exception("sweep pass failed")
+            log_safely(log, logging.ERROR, "sweep pass failed", exc_info=exc)
         return None
 
     # -- passes
@@ -238,8 +237,7 @@ class Sweeper:
         self.total.queues = result.queues
         self.total.add(result)
         if replaced is not None:
-            self.refused += 1
-            self._leader.relinquish()
+            self._replaced()
             raise replaced
         return result
 
@@ -252,10 +250,19 @@ class Sweeper:
         if record is None:
             raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
         self._guard.look()
-        result = self._sweep(record, fence)
+        try:
+            result = self._sweep(record, fence)
+        except StaleEpochError:
+            self._replaced()
+            raise
         self.total.add(result)
         result.queues = 1
         return result
+
+    def _replaced(self) -> None:
+        """Somebody else leads by now. What this instance believed is given up, so that the next call asks anew."""
+        self.refused += 1
+        self._leader.relinquish()
 
     def _sweep(self, record: QueueRecord, fence: Fence) -> SweepResult:
         """One queue, its shards in turn."""
@@ -318,25 +325,21 @@ class Sweeper:
             pointers = group_pointers((each.shard, each.pointer) for each in found)
             moved = self._store.magazines.reload(one.sideline, pointers, one.fence)
             one.result.sideline_swept += moved
-        self._pass(one, shard, main, found, before_ms, whole=moved == len(found))
+        if moved:
+            (one.pointers if main else one.sideline_pointers)[shard] = found[-1].pointer
         # Where nothing moved, others are at it: looking again at once would show the same.
         return moved > 0 and len(found) >= self._settings.batch
 
-    @staticmethod
-    def _pass(one: _Queue, shard: int, main: bool, found: list[Abandoned], before_ms: int, *, whole: bool) -> None:
-        """Moves the shard's sweep pointer on, below which nobody looks again: not behind what was taken from the dead,
-        before whose claims those of the living may lie, and not behind what somebody else is moving."""
-        stopped = one.stopped if main else one.sideline_stopped
-        pointers = one.pointers if main else one.sideline_pointers
-        if not whole:
-            stopped.add(shard)
-        if shard in stopped:
-            return
-        for each in found:
-            if each.fired_at_ms >= before_ms:
-                stopped.add(shard)
-                return
-            pointers[shard] = each.pointer
+    def _accounted(self, magazine: str, shards: int, reached: dict[int, int], stored: dict[int, int]) -> dict[int, int]:
+        """How far each shard's sweep pointer, below which nobody need look again, may be moved: not behind a record that is
+        still there. It may be a living owner's, renewed, among older claims; or somebody else is moving it."""
+        passed: dict[int, int] = {}
+        for shard, pointer in reached.items():
+            before = stored.get(shard, 0)
+            after = dict.fromkeys(range(shards), 1 << 62) | {shard: before}
+            rows = self._store.magazines.scan(magazine, after=after, limit=1)
+            passed[shard] = min(pointer, rows[0][1] - 1) if rows else pointer
+        return {shard: pointer for shard, pointer in passed.items() if pointer > stored.get(shard, 0)}
 
     def _check(self, fence: Fence) -> None:
         """Raises StaleEpochError when another leads by now. For what needs no authority of itself: retiring what ran out
@@ -358,12 +361,17 @@ class Sweeper:
     def _note(self, one: _Queue) -> None:
         """In the queue's record: how far the pass came, what it moved, and under which epoch."""
         at_ms = int(self._clock() * 1000)
+        known = one.record
+        passed = self._accounted(one.main, known.shards, one.pointers, known.sweep_pointers)
+        sideline_passed = self._accounted(
+            one.sideline, known.shards, one.sideline_pointers, known.sideline_sweep_pointers
+        )
 
         def change(record: QueueRecord) -> None:
             # Never back: the store may have moved them on by itself.
             for stored, reached in (
-                (record.sweep_pointers, one.pointers),
-                (record.sideline_sweep_pointers, one.sideline_pointers),
+                (record.sweep_pointers, passed),
+                (record.sideline_sweep_pointers, sideline_passed),
             ):
                 stored.update({shard: max(pointer, stored.get(shard, 0)) for shard, pointer in reached.items()})
             record.swept_count += one.result.swept

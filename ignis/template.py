@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ignis.handler import check_handler
 from ignis.storage.base import QueueRecord
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class HandlerTemplate:
     def __init__(
         self, app: Ignis, fn: Callable[..., Any], *, pattern: str, handler_type: str, type: Any, options: dict[str, Any]
     ) -> None:
+        check_handler(fn, f"handler of queues {pattern!r}")
         self._app = app
         self.fn = fn
         self.pattern = pattern
@@ -50,8 +52,11 @@ class HandlerTemplate:
         options = dict(self._options)
         if "concurrency" not in options and record is not None:
             options["concurrency"] = min(record.concurrency, self._app.consumer_settings.max_consumers)
-        queue.handler(**options)(self.fn)
-        if "concurrency" not in self._options and queue.spec is not None:
-            queue.spec.declared = None  # the code asks for none: what is stored stays
         queue.template = self
+        try:
+            # Without a concurrency the code asks for none: what is stored stays.
+            queue.add_handler(self.fn, options, declares="concurrency" in self._options)
+        except BaseException:
+            queue.template = None
+            raise
         return queue

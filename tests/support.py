@@ -14,6 +14,13 @@ from ignis import Message, Queue
 
 T = TypeVar("T")
 
+UNREADABLE_METAS = {
+    "not_utf8": b"\x81\xa1a\xa2\xff\xfe",
+    "too_deep": b"\x81\xa1a" + b"\x91" * 2_000 + b"\xc0",
+    "no_map": b"\xc1",
+}
+"""What anybody who may publish can store as a message's headers."""
+
 WAIT_S = 30.0
 """Bound of every wait. Long, because no test measures time with it."""
 

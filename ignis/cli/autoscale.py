@@ -19,6 +19,7 @@ from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ConfigError
 from ignis.leader import make_leader
+from ignis.stop_signals import stop_signals
 
 __all__ = ["autoscale"]
 
@@ -60,7 +61,7 @@ def autoscale(
     public_bind: bool,
     **given: Any,
 ) -> int:
-    """Watches what waits in the QUEUEs (default: all) and scales what handles them, until SIGTERM or SIGINT.
+    """Watches what waits in the QUEUEs (default: all) and scales what handles them, until SIGTERM, SIGINT or SIGHUP.
 
     With --exec a command makes the number so; with --bind an orchestrator reads the figures, as KEDA's metrics-api
     scaler does. Worker processes of this machine are scaled by ignis worker --autoscale. Of several that share
@@ -85,7 +86,7 @@ def autoscale(
         if once:
             return _show(state, Decision(*scaler.look()))
         stop = threading.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             before = signal.signal(number, lambda *_: stop.set())
             closing.callback(signal.signal, number, before)
         if bind is not None:

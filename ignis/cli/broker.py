@@ -20,6 +20,7 @@ from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve
 from ignis.errors import ConfigError
+from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from ignis.broker.server import Broker
@@ -66,7 +67,7 @@ def broker(
     health_bind: str | None,
     public_bind: bool,
 ) -> int:
-    """Serves the queues of a store on a port until SIGTERM or SIGINT.
+    """Serves the queues of a store on a port until SIGTERM, SIGINT or SIGHUP.
 
     Clients use ignis://HOST:PORT as the URL of their store, or speak the protocol of docs/protocol.md. The first
     signal drains: what is under way is answered, and what clients hold may still be acknowledged. A second one ends
@@ -139,9 +140,9 @@ async def _serve(
 
     signals = 0
 
-    def on_signal() -> None:
+    def on_signal(number: int) -> None:
         nonlocal signals
-        signals += 1
+        signals += number != signal.SIGHUP  # a terminal that ends sends it twice
         if signals > 1:
             os._exit(exit_codes.INTERRUPTED)
         made.request_stop()
@@ -151,8 +152,8 @@ async def _serve(
     gc.collect()
     gc.freeze()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    for number in stop_signals():
+        loop.add_signal_handler(number, on_signal, number)
     health = None
     try:
         if health_bind is not None:

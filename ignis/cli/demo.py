@@ -7,6 +7,7 @@ import click
 from ignis.cli import exit as exit_codes
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
+from ignis.urls import redacted
 
 __all__ = ["demo"]
 
@@ -45,7 +46,9 @@ def demo(state: State, flights: int | None, workers: int, rate: int, steady_seco
     from ignis.demo import Options, run_demo
 
     if state.url is not None and state.url.startswith("memory:"):
-        raise ConfigError(f"--url {state.url}: the demo's workers are processes of their own; give it embedded:///path")
+        raise ConfigError(
+            f"--url {redacted(state.url)}: the demo's workers are processes of their own; give it embedded:///path"
+        )
     state.log_to_stderr("error")
     options = Options(
         flights=flights,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ignis.errors import (
+    AddressInUseError,
     ConfigError,
     CoordinatorUnreachableError,
     IgnisError,
@@ -23,7 +24,7 @@ USAGE = 2
 UNREACHABLE = 3
 """There is no store at the URL, or it cannot be opened; or ZooKeeper does not answer."""
 HELD = 4
-"""Another process holds the leadership or the store's write lock."""
+"""Another process holds the leadership, the store's write lock or the address to listen at."""
 NOTHING = 5
 """The queue does not exist, or holds nothing of what was asked for."""
 INTERRUPTED = 130
@@ -45,7 +46,7 @@ def code_of(exc: BaseException) -> int:
         return NOTHING
     if isinstance(exc, (StoreUnreachableError, CoordinatorUnreachableError)):
         return UNREACHABLE
-    if isinstance(exc, (LockHeldError, StaleEpochError, StoreBusyError)):
+    if isinstance(exc, (AddressInUseError, LockHeldError, StaleEpochError, StoreBusyError)):
         return HELD
     if isinstance(exc, ConfigError) and not isinstance(exc, InvalidMessageError):
         return USAGE

@@ -33,6 +33,7 @@ from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.endpoint import app_endpoint, supervisor_endpoint
 from ignis.supervisor.inside import Limits, Worker, running_queues
 from ignis.supervisor.link import Link
+from ignis.urls import redacted
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]
 
@@ -100,10 +101,14 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         queues = running_queues(app)
         if state.json:
             owner = app.store.owner
-            render.document({"event": "started", "pid": os.getpid(), "owner": owner, "url": app.url, "queues": queues})
+            render.document(
+                {"event": "started", "pid": os.getpid(), "owner": owner, "url": redacted(app.url), "queues": queues}
+            )
             sys.stdout.flush()
         else:
-            render.remark(f"ignis worker {os.getpid()} on {app.url}: {', '.join(queues)}; SIGTERM or Ctrl-C drains")
+            render.remark(
+                f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}; SIGTERM or Ctrl-C drains"
+            )
 
     with contextlib.ExitStack() as closing:
         closing.callback(app.close_quietly)

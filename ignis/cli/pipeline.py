@@ -53,10 +53,15 @@ def pipeline() -> None:
 @run_option
 @click.option("--all", "everything", is_flag=True, help="Read all files, also those that an earlier run has read.")
 @click.option("--new-run", is_flag=True, help="Give up an unfinished run instead of taking it up.")
+@click.option(
+    "--accept-changes", is_flag=True, help="Read rows again that a run has read by another description of the pipeline."
+)
 @master_option
 @common_options
 @pass_state
-def ingest_command(state: State, file: Path, run_id: str | None, everything: bool, new_run: bool, master: str) -> int:
+def ingest_command(
+    state: State, file: Path, run_id: str | None, everything: bool, new_run: bool, accept_changes: bool, master: str
+) -> int:
     """Publishes the rows of FILE's input; when it ends with 0, all of them are durable.
 
     Rows that do not fit the schema go to the quarantine folder. An unfinished run is taken up first; files that were read
@@ -74,6 +79,7 @@ def ingest_command(state: State, file: Path, run_id: str | None, everything: boo
             run_id=run_id,
             everything=everything,
             new_run=new_run,
+            accept_changes=accept_changes,
             progress=progress,
         )
     _show(state, summary, "nothing new to read: every file was read by an earlier run (--all reads them again)")
@@ -239,6 +245,9 @@ def _as_progress(shown: _Lines | _Bars) -> Progress:
         def end(self, step: Step) -> None:
             shown.end(step)
 
+        def note(self, text: str) -> None:
+            shown.note(text)
+
     return Shown()
 
 
@@ -252,6 +261,9 @@ class _Lines:
 
     def __init__(self) -> None:
         self._next = 0.0
+
+    def note(self, text: str) -> None:
+        render.remark(text)
 
     def begin(self, step: Step) -> None:
         self._next = time.monotonic() + _LINE_EVERY_S
@@ -271,6 +283,9 @@ class _Bars:
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._task: TaskID | None = None
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, step: Step) -> None:
         self._remove()

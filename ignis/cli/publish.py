@@ -160,7 +160,7 @@ def _send_all(
             try:
                 message, key = read(line)
                 publisher.send(message, key=key)
-            except (ValueError, InvalidMessageError) as exc:
+            except (ValueError, RecursionError, InvalidMessageError) as exc:
                 if not skip_bad:
                     failure = InvalidMessageError(f"line {number}: {exc}")
                     break

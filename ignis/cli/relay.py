@@ -16,6 +16,8 @@ from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State, common_options, pass_state
 from ignis.relay import Relay
+from ignis.stop_signals import stop_signals
+from ignis.urls import redacted
 
 __all__ = ["relay"]
 
@@ -34,7 +36,7 @@ _ANNOUNCER_S = 1.0
 @common_options
 @pass_state
 def relay(state: State, directory: str) -> int:
-    """Stores what producers of this machine leave in shared memory, until SIGTERM or SIGINT.
+    """Stores what producers of this machine leave in shared memory, until SIGTERM, SIGINT or SIGHUP.
 
     One relay serves one application (client_id, farm_id) and one directory. Ends with 4 when another relay runs there.
     """
@@ -48,7 +50,7 @@ def relay(state: State, directory: str) -> int:
         def stop(number: int, frame: FrameType | None) -> None:
             running.request_stop()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             signal.signal(number, stop)
         announcer.start()
         try:
@@ -69,7 +71,7 @@ def _announce(state: State, running: Relay, ended: threading.Event) -> None:
     while not running.running:
         if ended.wait(0.005):
             return
-    directory, url = str(running.directory.path), running.app.url
+    directory, url = str(running.directory.path), redacted(running.app.url)
     if state.json:
         render.document({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
         sys.stdout.flush()

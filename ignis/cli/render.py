@@ -162,8 +162,11 @@ def _cell(name: str, value: object) -> str:
 
 
 def moment(at_ms: float) -> str:
-    """A point in time, given in milliseconds since 1970, in UTC."""
-    return dt.datetime.fromtimestamp(at_ms / 1000, dt.timezone.utc).isoformat(" ", "seconds")
+    """A point in time, given in milliseconds since 1970, in UTC; as a number where it is in no year from 1 to 9999."""
+    try:
+        return dt.datetime.fromtimestamp(at_ms / 1000, dt.timezone.utc).isoformat(" ", "seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{at_ms} ms"
 
 
 def number(value: float | None) -> str:

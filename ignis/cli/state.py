@@ -8,15 +8,16 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from ignis.app import Ignis
-from ignis.config import check_name, load_file
+from ignis.config import check_name, check_sections, load_file
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
+from ignis.urls import redacted
 
 __all__ = ["State", "common_options", "pass_state"]
 
@@ -32,7 +33,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 class State:
     """The common options of one call; None = not given on the command line."""
 
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
     client_id: str | None = None
     farm_id: str | None = None
     config: str | None = None
@@ -46,7 +47,9 @@ class State:
         if not url:
             raise ConfigError("no store: give --url embedded:///path, or set IGNIS_URL")
         if str(url).startswith("memory:"):
-            raise ConfigError(f"url = {url!r}: a store in memory lives in one process, the command line cannot see it")
+            raise ConfigError(
+                f"url = {redacted(url)!r}: a store in memory lives in one process, the command line cannot see it"
+            )
         return str(url)
 
     def store_options(self, create: bool) -> dict[str, Any]:
@@ -104,8 +107,22 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
     return callback
 
 
+def _after_checks(command: F) -> F:
+    """The command, run when every setting that was given can be read, whether the command uses it or not: what is
+    misspelt would be ignored without a word."""
+
+    @functools.wraps(command)
+    def checked(*arguments: Any, **options: Any) -> Any:
+        context = click.get_current_context()
+        if context.invoked_subcommand is None:  # else the options behind the next name are not read yet
+            check_sections(load_file(context.ensure_object(State).config))
+        return command(*arguments, **options)
+
+    return cast(F, checked)
+
+
 def common_options(command: F) -> F:
-    """Decorator: adds the options that every command has."""
+    """Decorator: adds the options that every command has, and the look at the settings before it runs."""
     options = [
         click.option(
             "-u",
@@ -157,7 +174,7 @@ def common_options(command: F) -> F:
             help="What is logged to stderr.  [default: warning; worker: info]",
         ),
     ]
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), _after_checks(command))
 
 
 pass_state = click.make_pass_decorator(State, ensure=True)

@@ -15,7 +15,8 @@ from ignis.app import Ignis
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, MainGuardError
+from ignis.main_guard import imported_by_worker
 
 __all__ = ["find_app", "sweep", "worker"]
 
@@ -54,10 +55,11 @@ __all__ = ["find_app", "sweep", "worker"]
 @common_options
 @pass_state
 def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any) -> int:
-    """Runs the handlers of an application until SIGTERM or SIGINT.
+    """Runs the handlers of an application until SIGTERM, SIGINT or SIGHUP.
 
     MODULE:APP names the ignis.Ignis object, for example shop.tasks:app; ":app" may be left out. The current directory
-    is on the path. The first signal drains: running handlers finish, the rest goes back. A second one ends at once.
+    is on the path. The first signal drains: running handlers finish, the rest goes back. A second SIGTERM or
+    SIGINT ends at once.
     SIGUSR1 writes the messages in hand and all stacks into the log; with --processes SIGHUP replaces the processes one
     by one.
     """
@@ -87,10 +89,13 @@ def find_app(target: str) -> Ignis:
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
-        found: object = importlib.import_module(module_name)
+        with imported_by_worker():
+            found: object = importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         if exc.name is not None and (module_name == exc.name or module_name.startswith(exc.name + ".")):
             raise ConfigError(f"there is no module {exc.name!r} in {directory} or on the path") from exc
+        raise ConfigError(f"cannot import {module_name}: {exc}{_place(exc)}") from exc
+    except MainGuardError as exc:
         raise ConfigError(f"cannot import {module_name}: {exc}{_place(exc)}") from exc
     except Exception as exc:
         raise ConfigError(f"cannot import {module_name}: {type(exc).__name__}: {exc}{_place(exc)}") from exc
@@ -106,7 +111,7 @@ def find_app(target: str) -> Ignis:
 
 def _place(exc: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
-    own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parent))]
+    own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parents[1]))]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 

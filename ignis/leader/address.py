@@ -40,10 +40,13 @@ class Address(NamedTuple):
         if parts.scheme not in ("zk", "zookeeper") or parts.query or parts.fragment:
             raise ConfigError("leader.zookeeper is not an address; write zk://host:2181,host2:2181/chroot")
         if not hosts or not all(_HOST.match(one) for one in hosts):
-            raise ConfigError(f"leader.zookeeper names hosts {named!r}; write zk://host:2181,host2:2181/chroot")
+            # Not all of it: where the host was forgotten a password stands there.
+            shown = ", ".join(one.partition(":")[0] for one in hosts)
+            raise ConfigError(f"leader.zookeeper names hosts {shown!r}; write zk://host:2181,host2:2181/chroot")
         root = parts.path.rstrip("/")
         if "//" in root or any(one in (".", "..") for one in root.split("/")):
-            raise ConfigError(f"leader.zookeeper has the chroot {parts.path!r}; write zk://host:2181/one/two")
+            shown = "" if "@" in root else repr(parts.path)
+            raise ConfigError(f"leader.zookeeper has the chroot {shown}; write zk://host:2181/one/two")
         user, _, password = who.partition(":")
         full = ",".join(one if re.search(r":\d+\Z", one) else f"{one}:{DEFAULT_PORT}" for one in hosts)
         return cls(full, unquote(root), settings.user or unquote(user), settings.password or unquote(password))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
 from ignis.storage.base import Fence, Store
+from ignis.storage.os_errors import store_errors
 
 __all__ = ["FileLeader"]
 
@@ -55,26 +56,29 @@ class FileLeader(Leadership):
             self._join()
 
     def try_lead(self) -> Fence | None:
+        """See `Leadership`. Raises StoreFullError, StoreUnreachableError where the lock's file cannot be made, too."""
         with self._lock:
             if self._fd is not None:
                 return self._fence
             self._join()
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                return None
-            except OSError:
-                os.close(fd)
-                raise
+            with store_errors(f"leader's lock {self._path}"):
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(fd)
+                    return None
+                except OSError:
+                    os.close(fd)
+                    raise
             self._fd = fd
             try:
                 fence = self._take_office()
                 assert self.since_s is not None
-                os.ftruncate(fd, 0)
                 text = f"{self._store.owner} epoch {fence.epoch} since {int(self.since_s * 1000)}\n"
-                os.pwrite(fd, text.encode(), 0)
+                with contextlib.suppress(OSError):  # only for show: on a full disk it leads without a name
+                    os.ftruncate(fd, 0)
+                    os.pwrite(fd, text.encode(), 0)
                 self._there(tidy=True)
             except BaseException:
                 self._release()

@@ -44,7 +44,7 @@ class Assignment(msgspec.Struct, frozen=True, rename="camel"):
         """None for what is no assignment."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
 
@@ -63,7 +63,7 @@ class Member(msgspec.Struct, frozen=True, rename="camel"):
         """Empty for what another program wrote."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return cls()
 
 

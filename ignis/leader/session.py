@@ -32,6 +32,7 @@ from kazoo.security import make_digest_acl
 
 from ignis.config import LeaderSettings
 from ignis.errors import CoordinatorError, CoordinatorUnreachableError
+from ignis.hooks import call_user_code
 from ignis.leader.address import Address
 
 __all__ = ["Node", "Session"]
@@ -144,7 +145,7 @@ class Session:
     def _on_state(self, state: str) -> None:
         self.since_s = time.time()
         for call in list(self._listeners):
-            call(state == KazooState.CONNECTED)
+            call_user_code(log, "a listener of the ZooKeeper session failed", call, state == KazooState.CONNECTED)
 
     # -- nodes
 
@@ -227,6 +228,8 @@ class _Quiet(_Adapter):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if level == logging.WARNING and args:
             self.why = str(args[-1])
+        # It shows every request as it is, that with the user and password too.
+        args = tuple(type(one).__name__ if hasattr(one, "auth") else one for one in args)
         super().log(logging.DEBUG if level <= logging.WARNING else level, msg, *args, **kwargs)
 
 

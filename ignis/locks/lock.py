@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +12,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from ignis.errors import ConfigError, LockError, LockLostError, LockUnavailableError, StoreError
+from ignis.config import MAX_EXPIRY_S, check_number, check_timeout
+from ignis.errors import LockError, LockLostError, LockUnavailableError, StoreError
+from ignis.hooks import call_user_code
 from ignis.locks.calls import LockCalls, now_s
 
 if TYPE_CHECKING:
@@ -254,10 +255,7 @@ class Lock:
             self.lost.set()
         log.warning("lock %s is lost: %s", self.id, why)
         if self._on_lost is not None:
-            try:
-                self._on_lost(self)
-            except Exception:
-                log.exception("on_lost of lock %s", self.id)
+            call_user_code(log, f"on_lost of lock {self.id} failed", self._on_lost, self)
 
     # -- coroutines: the same calls, in threads of the manager
 
@@ -348,15 +346,11 @@ class Lock:
     def _ttl(self, ttl_s: float | None) -> float:
         if ttl_s is None:
             return self._manager.settings.ttl_s
-        if not ttl_s > 0 or math.isinf(ttl_s):
-            raise ConfigError(f"ttl_s = {ttl_s!r} is not a number above 0")
-        return ttl_s
+        return check_number(ttl_s, "ttl_s", 0, MAX_EXPIRY_S, above=True)
 
     def _patience(self, timeout: float | None) -> _Patience:
         settings = self._manager.settings
-        timeout_s = settings.timeout_s if timeout is None else timeout
-        if not timeout_s >= 0:
-            raise ConfigError(f"timeout = {timeout!r} is not a number of 0 or more")
+        timeout_s = settings.timeout_s if timeout is None else check_timeout(timeout)
         return _Patience(self.id, timeout_s, settings.poll_s)
 
     def __repr__(self) -> str:

@@ -14,16 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from ignis.config import LockSettings, check_name, resolve
-from ignis.errors import ClosedError, ConfigError, InvalidNameError, LockError
+from ignis.config import LockSettings, check_name, check_number, check_text, resolve, shown
+from ignis.errors import ClosedError, ConfigError, LockError
 from ignis.locks.calls import LockCalls
 from ignis.locks.lock import Lock
 from ignis.locks.renewal import Renewer
 from ignis.storage.base import LockRecord, LockTable, Store
+from ignis.storage.checks import MAX_LOCK_ID_BYTES, check_printable
+from ignis.urls import redacted
 
 __all__ = ["LockLevel", "LockManager"]
 
-MAX_ID_BYTES = 200
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 _ASYNC_THREADS = 16
 
@@ -67,11 +68,17 @@ class LockManager:
         file: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> None:
+        given: Any = store  # whatever it is
+        if not isinstance(given, Store):
+            raise ConfigError(
+                f"store = {redacted(given)} is not an opened store; pass that of an application (Ignis.store), or "
+                "ignis.storage.open_store(url)"
+            )
         self.client_id = check_name(client_id, "client_id")
         self.farm_id = check_name(farm_id, "farm_id")
-        if _SUFFIX.match(suffix) is None:
-            raise ConfigError(f"suffix = {suffix!r} does not match [A-Za-z0-9._-]{{1,32}}")
-        self.level = LockLevel(level)
+        if _SUFFIX.match(check_text(suffix, "suffix")) is None:
+            raise ConfigError(f"suffix = {shown(suffix)} does not match [A-Za-z0-9._-]{{1,32}}")
+        self.level = _level(level)
         self.settings = resolve(LockSettings, settings, file)
         self._store_owner = store.owner
         self._tables: dict[LockLevel, LockTable] = {
@@ -103,7 +110,8 @@ class LockManager:
         """A lock, not yet acquired; every call makes a new object, which belongs to one holder at a time.
 
         Args:
-            lock_id: any text of 1 to 200 bytes without NUL.
+            lock_id: text of 1 to 200 bytes that can be printed: no line ends, control or direction characters, and no
+                ``..`` between slashes.
             level: see `LockLevel`; None = the manager's.
             renew: whether the lock is renewed in the background while it is held.
             max_hold_s: how long after `Lock.acquire` the renewals end; None = the setting.
@@ -112,12 +120,14 @@ class LockManager:
         Raises:
             InvalidNameError, ConfigError.
         """
-        level = self.level if level is None else LockLevel(level)
+        level = self.level if level is None else _level(level)
         calls = LockCalls(self._tables[level], self._key(lock_id), self.settings)
         if max_hold_s is None:
             max_hold_s = self.settings.max_hold_s
-        elif not max_hold_s > 0:
-            raise ConfigError(f"max_hold_s = {max_hold_s!r} is not a number above 0")
+        else:
+            check_number(max_hold_s, "max_hold_s", above=True)
+        if on_lost is not None and not callable(on_lost):
+            raise ConfigError(f"on_lost is not callable: {shown(on_lost)}")
         made = Lock(self, lock_id, level, calls, max_hold_s if renew else None, on_lost)
         with self._mutex:
             if self._closed:
@@ -128,7 +138,7 @@ class LockManager:
     def holder(self, lock_id: str, level: LockLevel | None = None) -> LockRecord | None:
         """Who holds a lock at this moment, or None. ``owner`` is empty for a holder that is no ignis; ``token`` is 0
         as long as its holder did not ask for one (on Aerospike). Raises LockConnectionError, LockInternalError."""
-        level = self.level if level is None else LockLevel(level)
+        level = self.level if level is None else _level(level)
         return LockCalls(self._tables[level], self._key(lock_id), self.settings).get()
 
     def close(self, timeout: float = 30.0) -> None:
@@ -165,8 +175,7 @@ class LockManager:
             return self._executor
 
     def _key(self, lock_id: str) -> str:
-        if not 1 <= len(lock_id.encode("utf-8", "replace")) <= MAX_ID_BYTES or "\0" in lock_id:
-            raise InvalidNameError(f"lock id {lock_id!r} is not text of 1 to {MAX_ID_BYTES} bytes without NUL")
+        check_printable(lock_id, "lock id", MAX_LOCK_ID_BYTES)
         # As the Java lock manager does.
         return f"{self.client_id}#{lock_id}"
 
@@ -174,6 +183,14 @@ class LockManager:
         for one in list(self._made):
             one.forget_after_fork()
         self.begin()
+
+
+def _level(level: object) -> LockLevel:
+    """Raises ConfigError."""
+    try:
+        return LockLevel(level)
+    except Exception:  # the value's own repr may raise
+        raise ConfigError(f"level = {shown(level)} is not one of {', '.join(one.name for one in LockLevel)}") from None
 
 
 _managers: weakref.WeakSet[LockManager] = weakref.WeakSet()

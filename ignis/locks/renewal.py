@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ignis.hooks import log_safely
 from ignis.locks.calls import now_s
 
 __all__ = ["Renewer"]
@@ -66,8 +67,8 @@ class Renewer:
             again: float | None = None
             try:
                 again = task()
-            except Exception:
-                log.exception("a lock could not be renewed")
+            except Exception as exc:
+                log_safely(log, logging.ERROR, "a lock could not be renewed", exc_info=exc)
             with self._changed:
                 # Removed meanwhile: then it stays removed.
                 if again is None:

@@ -18,6 +18,7 @@ from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.native import pool_classes
 from ignis.supervisor.dump import dumping_on_signal, in_hand
 from ignis.supervisor.link import Link
+from ignis.urls import redacted
 
 __all__ = ["Limits", "Worker", "process_figures", "rss_bytes"]
 
@@ -84,7 +85,7 @@ class Worker:
         """Blocks until the end. Raises ConfigError, and the error of a consumer that failed."""
         app = self._app
         if self._link is not None and app.store.in_process:
-            raise ConfigError(f"url = {app.url!r}: every worker process would have a store of its own")
+            raise ConfigError(f"url = {redacted(app.url)!r}: every worker process would have a store of its own")
         # Before anything is claimed: should this process die in its first message, it is known who it was.
         self._tell(
             event="opened", owner=app.store.owner, url=app.url, client_id=app.client_id, farm_id=app.farm_id,

@@ -95,7 +95,7 @@ class Link:
         for line in lines:
             try:
                 found.append(_decode(line))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self.ended = True  # whatever that is, it is not one of us
                 break
         return found

@@ -19,6 +19,7 @@ from typing import Any
 
 from ignis.config import SupervisorSettings
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
+from ignis.hooks import call_user_code
 from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.supervisor.inside import BURST, MAX_MESSAGES, MAX_RSS
@@ -316,10 +317,8 @@ class Supervisor:
             return
         if sum(one.state == RUNNING for one in self._living) >= self._first_target:
             self._announced = True
-            try:
-                self._on_started()
-            except Exception:  # the processes run: whoever wanted to hear of it does not end them
-                log.exception("announcing the start failed")
+            # The processes run: whoever wanted to hear of it does not end them.
+            call_user_code(log, "announcing the start failed", self._on_started)
 
     def _end(self) -> None:
         for one in self._living:

@@ -11,7 +11,18 @@ from ignis.native import sum_classes
 
 __all__ = ["Totals"]
 
-_GAUGES = frozenset(("concurrency", "workers", "in_flight", "in_flight_bytes", "paused", "handle_s", "lost_threads"))
+_GAUGES = frozenset(
+    (
+        "concurrency",
+        "workers",
+        "in_flight",
+        "in_flight_bytes",
+        "paused",
+        "handle_s",
+        "lost_threads",
+        "failed_starts",
+    )
+)
 
 
 class Totals:
@@ -59,5 +70,9 @@ def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauge
         into["shovel"].update(one.get("shovel", {}))
         counts = one.get("consumer") or {}
         into["consumer"].update(
-            {name: value for name, value in counts.items() if (gauges or name not in _GAUGES) and value is not None}
+            {
+                name: value
+                for name, value in counts.items()
+                if (gauges or name not in _GAUGES) and isinstance(value, int | float)
+            }
         )

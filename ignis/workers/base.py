@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ignis.errors import ClosedError, NativeError
 from ignis.handler import Failure
-from ignis.native import Channel, encode_frames
+from ignis.native import Channel, decode_frames, encode_frames
 
 __all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Pool", "Sink", "Worker", "inbox_classes"]
 
@@ -30,8 +30,16 @@ COMMAND_HANDLE = 1
 COMMAND_DONE = 2
 COMMAND_FAILED = 3
 COMMAND_RETURNED = 4
+COMMAND_STARTED = 5
+COMMAND_START_FAILED = 6
 
 _FRAME_OVERHEAD = 64
+
+
+def frames_of(message: bytes) -> list[tuple[int, int, bytes]]:
+    """(command, request id, payload) of each frame in a message of a worker's channel. The channel has limited the message
+    already, and no frame in it is larger: a limit of its own would refuse what the consumer took."""
+    return decode_frames(message, len(message))[0]
 
 
 class Chunk:
@@ -216,9 +224,13 @@ class Pool(abc.ABC):
     def resize(self, count: int) -> None:
         """Adds workers, or asks some to finish what they run, return what they have not started, and end."""
 
+    def wait_started(self) -> None:
+        """Returns when a worker runs, of those that `resize` made first. Raises WorkerStartError when none can."""
+
     @abc.abstractmethod
     def check(self, now_s: float) -> None:
-        """Called several times a second: enforces time-outs, replaces the dead."""
+        """Called several times a second: enforces time-outs, replaces the dead. Raises WorkerStartError when none is left
+        and none can start."""
 
     @abc.abstractmethod
     def drain(self, timeout: float) -> bool:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import importlib
+import multiprocessing.process
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
+from multiprocessing import resource_tracker, spawn
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ignis.errors import ConfigError, PeerDiedError
-from ignis.handler import Failure, HandlerSpec, Runner
+from ignis.handler import Failure, HandlerSpec, Runner, failure_of
+from ignis.main_guard import running_again
+from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
-from ignis.workers.base import COMMAND_DONE, COMMAND_FAILED, COMMAND_RETURNED
+from ignis.workers.base import (
+    COMMAND_DONE,
+    COMMAND_FAILED,
+    COMMAND_RETURNED,
+    COMMAND_START_FAILED,
+    COMMAND_STARTED,
+)
 from ignis.workers.loop import WorkLoop
 
 if TYPE_CHECKING:
@@ -28,7 +43,8 @@ __all__ = [
     "NOTE_SINCE_US",
     "NOTE_STOP",
     "ChildSpec",
-    "main",
+    "entry",
+    "launch",
 ]
 
 # Notes in the inbox's region: what the worker is at, readable by the parent even when the worker is dead ...
@@ -40,6 +56,20 @@ NOTE_RETURN = 3  # 1 = give back what is not started
 NOTE_STOP = 4  # 1 = end
 
 _PARENT_CHECK_S = 0.2
+_REPORT_S = 5.0
+_MOST_WHY = 1_500
+_MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
+# The parent coordinates stopping: a terminal's Ctrl-C and its end reach the whole process group. Ignored from the first line
+# on. The paths come first, so that the package is found where the parent found it.
+_PROGRAM = """\
+import os, pickle, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+with os.fdopen({fd}, "rb") as pipe:
+    sys.path[:], spec = pickle.load(pipe)
+from ignis.workers.child import entry
+entry(pickle.loads(spec))
+"""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -54,17 +84,56 @@ class ChildSpec(msgspec.Struct):
     outbox: str
     parent_pid: int
     give_back_s: float
+    preparation: dict[str, Any]
+    tracker_fd: int
 
 
-def main(spec: ChildSpec) -> None:
+def launch(spec: ChildSpec) -> subprocess.Popen[bytes]:
+    """Starts the process. The script that the parent runs is run again in it only when the handler stands there.
+
+    Raises OSError.
+    """
+    tracker_fd = resource_tracker.getfd()
+    assert tracker_fd is not None
+    preparation = spawn.get_preparation_data(f"ignis-{spec.queue}")
+    if spec.module != "__main__":
+        for key in _MAIN_KEYS:
+            preparation.pop(key, None)
+    preparation["authkey"] = bytes(preparation["authkey"])
+    spec = msgspec.structs.replace(spec, preparation=preparation, tracker_fd=tracker_fd)
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        try:
+            command = spawn.get_command_line()
+            if "-c" not in command:
+                raise ConfigError("pool='process' needs a Python interpreter; this program is frozen")
+            command[command.index("-c") + 1] = _PROGRAM.format(fd=reading)
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(reading, tracker_fd))
+        finally:
+            os.close(reading)
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, which its exit code tells
+            pickle.dump((list(map(str, sys.path)), pickle.dumps(spec)), pipe)
+            pipe.flush()
+    return process
+
+
+def entry(spec: ChildSpec) -> None:
     """Entry point of the process. Ends when told to, or when the parent is gone."""
-    # The parent coordinates stopping; a terminal's Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_watch_parent, args=(spec.parent_pid,), name="ignis-watch", daemon=True).start()
+    faulthandler.register(
+        signal.SIGUSR1
+    )  # a worker's parent is asked by it for a dump, and it may reach the whole group
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
-    queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
+    try:
+        _prepare(spec)
+        queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
+    except BaseException as exc:
+        traceback.print_exc()
+        outbox.send(encode_frame(COMMAND_START_FAILED, 0, _why(exc).encode("utf-8", "replace")), timeout=_REPORT_S)
+        outbox.close()
+        sys.exit(1)
+    outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
     sink = _ChildSink(outbox)
 
     set_note = inbox.set_note
@@ -101,6 +170,28 @@ def main(spec: ChildSpec) -> None:
         inbox.close()
         outbox.close()
     sys.exit(0)
+
+
+def _prepare(spec: ChildSpec) -> None:
+    """As a process that `multiprocessing` spawns: paths, arguments, directory, and the parent's script where it is needed."""
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = spec.tracker_fd  # the parent's: what it shares in memory stays when this process ends
+    this: Any = multiprocessing.process.current_process()
+    this._inheriting = True  # a script without a guard that starts processes is told so by `multiprocessing`
+    try:
+        with running_again():
+            spawn.prepare(spec.preparation)
+    finally:
+        del this._inheriting
+
+
+def _why(exc: BaseException) -> str:
+    """The error, and where in the user's files it was raised."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    own = [one for one in frames if not one.filename.startswith((package, "<frozen"))]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return failure_of(exc).error[:_MOST_WHY] + place
 
 
 def _watch_parent(parent_pid: int) -> None:
@@ -152,7 +243,13 @@ class _ChildSink:
         self._send(encode_frame(COMMAND_DONE, first_id, payload))
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
-        self._send(encode_frame(COMMAND_FAILED, request_id, _encode((failure.reason, failure.error[:2000]))))
+        self._send(
+            encode_frame(
+                COMMAND_FAILED,
+                request_id,
+                _encode((as_utf8(failure.reason), as_utf8(failure.error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS])),
+            )
+        )
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))

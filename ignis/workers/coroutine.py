@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ignis.handler import Failure, HandlerSpec, Outcome, Runner
-from ignis.native import decode_frames
-from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
+from ignis.errors import WorkerStartError
+from ignis.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
+from ignis.workers.base import Chunk, Pool, Sink, Worker, frames_of, make_inbox
 
 __all__ = ["CoroutinePool"]
 
@@ -51,7 +51,8 @@ class _LoopWorker(Worker):
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            self.loop.run_forever()
+            while not self._run_loop():
+                pass
             self._runner.cancelling = True
             for task in self._tasks:
                 task.cancel()
@@ -59,15 +60,28 @@ class _LoopWorker(Worker):
                 self.loop.run_until_complete(asyncio.wait(self._tasks, timeout=_CANCEL_S))
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        except Exception:
+            log.exception("event loop of %s ended", self._spec.queue)  # `check` tells the consumer
         finally:
             self.loop.close()
             self.inbox.close()
+
+    def _run_loop(self) -> bool:
+        """Whether it was told to end. A task of a handler's own that ends with SystemExit is raised out of the loop, and a
+        handler may stop the loop as well."""
+        try:
+            self.loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as exc:
+            log.error("a task of a handler of %s ended with %s", self._spec.queue, failure_of(exc).error)
+            return False
+        return self.stopping
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         if self.returning or self.stopping:
             return False
         if not self._send(self.inbox, chunk, start, stop):
             return False
+        self._owed.clear()  # nobody asks what a loop owes, and it would only grow
         self.kick()
         return True
 
@@ -84,7 +98,7 @@ class _LoopWorker(Worker):
 
     def _pump(self) -> None:
         while (message := self.inbox.try_recv()) is not None:
-            for _, request_id, record in decode_frames(message)[0]:
+            for _, request_id, record in frames_of(message):
                 self._waiting.append((request_id, record))
         if self.returning:
             while self._waiting:
@@ -126,13 +140,23 @@ class _LoopWorker(Worker):
     async def _one(self, request_id: int, record: bytes) -> None:
         began = time.monotonic()
         # Awaited first: `_report` puts a new list in place meanwhile; an append bound before would go to the old one.
-        outcome = await self._runner.run_async(record)
+        try:
+            outcome = await self._runner.run_async(record)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as exc:  # whatever it was, the message is accounted for
+            outcome = failure_of(exc)
         self._ended_calls.append((request_id, outcome))
         self._time(1, began)
 
     async def _batch(self, batch: list[tuple[int, bytes]]) -> None:
         began = time.monotonic()
-        outcomes = await self._runner.run_batch_async([record for _, record in batch])
+        try:
+            outcomes = await self._runner.run_batch_async([record for _, record in batch])
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as exc:
+            outcomes = [failure_of(exc)] * len(batch)
         self._ended_calls += [(request_id, outcome) for (request_id, _), outcome in zip(batch, outcomes, strict=True)]
         self._time(len(batch), began)
 
@@ -187,7 +211,10 @@ class CoroutinePool(Pool):
         self._worker.kick()
 
     def check(self, now_s: float) -> None:
-        """Time-outs are the event loop's (``asyncio.wait_for``)."""
+        """Time-outs are the event loop's (``asyncio.wait_for``). Raises WorkerStartError when the loop has ended by itself."""
+        worker = self._worker
+        if worker is not None and not worker.stopping and not worker.thread.is_alive():
+            raise WorkerStartError(self.spec.name, self.spec.queue, "its event loop ended")
 
     def drain(self, timeout: float) -> bool:
         worker = self._worker
@@ -197,7 +224,7 @@ class CoroutinePool(Pool):
         worker.kick()
         deadline = time.monotonic() + timeout
         while worker.outstanding:
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or not worker.thread.is_alive():
                 return False
             time.sleep(0.002)
         return True

@@ -21,6 +21,7 @@ def make_pool(
     codec: str,
     max_record_bytes: int,
     give_back_s: float,
+    start_timeout_s: float = 60.0,
 ) -> Pool:
     """The pool that ``spec.pool`` names, without workers yet.
 
@@ -28,9 +29,17 @@ def make_pool(
         codec: the name of the queue's body codec, for workers that cannot look into the store.
         max_record_bytes: the largest record that may come.
         give_back_s: see `WorkLoop`.
+        start_timeout_s: how long a worker process may take until it is ready.
     """
     if spec.pool == "async":
         return CoroutinePool(spec, sink, make_runner, max_record_bytes=max_record_bytes)
     if spec.pool == "process":
-        return ProcessPool(spec, sink, codec=codec, max_record_bytes=max_record_bytes, give_back_s=give_back_s)
+        return ProcessPool(
+            spec,
+            sink,
+            codec=codec,
+            max_record_bytes=max_record_bytes,
+            give_back_s=give_back_s,
+            start_timeout_s=start_timeout_s,
+        )
     return ThreadPool(spec, sink, make_runner, max_record_bytes=max_record_bytes, give_back_s=give_back_s)

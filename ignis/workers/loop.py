@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.handler import Failure, HandlerSpec, Outcome, Runner
-from ignis.native import Channel, decode_frames
-from ignis.workers.base import INBOX_CAPACITY, Sink
+from ignis.native import Channel
+from ignis.workers.base import INBOX_CAPACITY, Sink, frames_of
 
 __all__ = ["WorkLoop"]
 
@@ -83,7 +83,7 @@ class WorkLoop:
         messages = self._inbox.recv_many(1, _POLL_S)
         if not messages:
             return not self._should_stop()
-        frames, _ = decode_frames(messages[0])
+        frames = frames_of(messages[0])
         return self._run_chunk(frames)
 
     def _run_chunk(self, frames: list[Frame]) -> bool:
@@ -139,7 +139,7 @@ class WorkLoop:
     def _return_inbox(self) -> None:
         """Gives back what lies in the inbox as well: it was claimed after what was just given back."""
         for message in self._inbox.recv_many(INBOX_CAPACITY, 0):
-            frames, _ = decode_frames(message)
+            frames = frames_of(message)
             self._sink.on_returned(frames[0][1], len(frames))
 
     def _report(self, start: int, stop: int) -> None:
@@ -161,7 +161,7 @@ class WorkLoop:
             for message in self._inbox.recv_many(64, wait_s):
                 if not held:
                     since = clock()
-                held += decode_frames(message)[0]
+                held += frames_of(message)
             if self.returning or self._should_return() or (self._should_stop() and not held):
                 for _, request_id, _record in held:
                     self._sink.on_returned(request_id, 1)

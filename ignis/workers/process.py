@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
-import multiprocessing.util
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from ignis.errors import ClosedError, PeerDiedError
+from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.handler import Failure, HandlerSpec
 from ignis.message import REASON_CRASH, REASON_TIMEOUT
-from ignis.native import Channel, decode_frames, process_start_time
+from ignis.native import Channel, process_start_time
 from ignis.workers import child
 from ignis.workers.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_RETURNED,
+    COMMAND_START_FAILED,
+    COMMAND_STARTED,
     INBOX_CAPACITY,
     Chunk,
     Pool,
     Sink,
     Worker,
+    frames_of,
     inbox_classes,
 )
 
@@ -45,6 +46,8 @@ _BURIAL_S = 10.0
 
 _POLL_S = 0.1
 _RESTART_PAUSE_S = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0)
+_MOST_FAILED_STARTS = 8
+"""After so many in a row, with no worker left, the pool gives up."""
 _decode = msgspec.msgpack.Decoder().decode
 
 
@@ -60,6 +63,9 @@ class _ProcessWorker(Worker):
         self._kill_reason: Failure | None = None
         self._abandoned = False
         self._attached = False
+        self.ready = False
+        """The process has imported the handler's module and opened its channels."""
+        self.start_error: str | None = None
         self._lock = threading.Lock()  # between handing over and taking back
         inbox, outbox = pool.directory / f"{number}.in", pool.directory / f"{number}.out"
         classes = inbox_classes(pool.max_record_bytes)
@@ -72,18 +78,15 @@ class _ProcessWorker(Worker):
         self._files = (inbox, outbox)
         module, name = pool.spec.import_path()
         spec = child.ChildSpec(
-            module, name, pool.spec.queue, pool.codec, str(inbox), str(outbox), os.getpid(), pool.give_back_s
+            module, name, pool.spec.queue, pool.codec, str(inbox), str(outbox), os.getpid(), pool.give_back_s, {}, -1
         )
-        # Not a daemon in the sense of multiprocessing: a handler may start processes of its own.
-        self.process = pool.context.Process(target=child.main, args=(spec,), name=self.name, daemon=False)
-        self.process.start()
+        try:
+            self.process = child.launch(spec)
+        except OSError as exc:
+            self.close()
+            raise WorkerStartError(pool.spec.name, pool.spec.queue, f"no process: {exc.strerror}") from exc
         self.thread = threading.Thread(target=self._hear, name=self.name, daemon=True)
         self.thread.start()
-
-    @property
-    def ready(self) -> bool:
-        """The process has imported the handler's module and opened its channels."""
-        return self._attached
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         with self._lock:
@@ -131,7 +134,7 @@ class _ProcessWorker(Worker):
                 if not self._attached and self._outbox.peer_alive() is not None:
                     self._attached = True
                     self._unlink()
-                if not messages and not self.process.is_alive():
+                if not messages and self.process.poll() is not None:
                     self._take(self._outbox.recv_many(1 << 20, 0) if self._attached else [])
                     break
         except PeerDiedError:
@@ -147,7 +150,7 @@ class _ProcessWorker(Worker):
 
     def _take(self, messages: list[bytes]) -> None:
         for message in messages:
-            for command, request_id, payload in decode_frames(message)[0]:
+            for command, request_id, payload in frames_of(message):
                 if command == COMMAND_DONE:
                     count, timed, elapsed_s = _decode(payload)
                     self.on_done(request_id, count)
@@ -157,16 +160,22 @@ class _ProcessWorker(Worker):
                     self.on_failed(request_id, Failure(*_decode(payload)))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
+                elif command == COMMAND_STARTED:
+                    self.ready = True
+                    self._pool.on_ready()
+                elif command == COMMAND_START_FAILED:
+                    self.start_error = payload.decode("utf-8", "replace")
 
     def _bury(self) -> None:
         """The process is gone: account for what it was at and hand the rest back."""
-        self.process.join(5.0)
-        if self.process.is_alive():
+        if not self.ended(5.0):
             self.process.kill()
-            self.process.join(5.0)
+            self.ended(5.0)
         with self._lock:
             self.leaving = True
-        code = self.process.exitcode
+        code = self.process.returncode
+        if not self.ready and self.start_error is None:
+            self.start_error = f"the process ended with exit code {code} before it was ready"
         running = self.running()
         if self.outstanding or (code and self._kill_reason is None):
             log.warning(
@@ -178,6 +187,14 @@ class _ProcessWorker(Worker):
         first, count = (running[0], running[1]) if running else (0, 0)
         self.settle_lost(first, count, failure)
         self._pool.on_death(self)
+
+    def ended(self, timeout: float) -> bool:
+        """Waits for the end of the process, at most so many seconds."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _unlink(self) -> None:
         # Both sides have them mapped: nothing of a killed process stays behind in the file system.
@@ -191,23 +208,47 @@ class _ProcessWorker(Worker):
 
 
 class ProcessPool(Pool):
-    """See `Pool`. Processes are started with the ``spawn`` method: the handler's module is imported anew in each."""
+    """See `Pool`. Each process is a new interpreter that imports the handler's module.
 
-    def __init__(self, spec: HandlerSpec, sink: Sink, *, codec: str, max_record_bytes: int, give_back_s: float) -> None:
+    A process that ends before it is ready is replaced after a pause that grows, one at a time; see `check` for the end of
+    that.
+
+    Args:
+        spec: the handler.
+        sink: where outcomes go.
+        codec: the name of the queue's body codec.
+        max_record_bytes: the largest record that may come.
+        give_back_s: see `WorkLoop`.
+        start_timeout_s: how long a process may take until it is ready.
+    """
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        sink: Sink,
+        *,
+        codec: str,
+        max_record_bytes: int,
+        give_back_s: float,
+        start_timeout_s: float,
+    ) -> None:
         self.spec = spec
         self.sink = sink
         self.codec = codec
         self.max_record_bytes = max_record_bytes
         self.give_back_s = give_back_s
         self.pid = os.getpid()
-        self.context: Any = multiprocessing.get_context("spawn")
+        self._start_timeout_s = start_timeout_s
         memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
         if memory.is_dir():
             _remove_leftovers(memory)
-        self.directory = Path(
-            tempfile.mkdtemp(prefix=f"ignis-{os.getpid()}-{_pid_namespace()}-", dir=memory if memory.is_dir() else None)
-        )
+        prefix = f"ignis-{os.getpid()}-{_pid_namespace()}-"
+        try:
+            self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir=memory if memory.is_dir() else None))
+        except OSError as exc:
+            raise WorkerStartError(spec.name, spec.queue, f"no directory for its channels: {exc.strerror}") from exc
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # a worker is ready, or has ended
         self._workers: list[_ProcessWorker] = []
         self._leaving: list[_ProcessWorker] = []
         self._target = 0
@@ -215,6 +256,10 @@ class ProcessPool(Pool):
         self._early_deaths = 0
         self._restart_at = 0.0
         self.deaths = 0
+        self.failed_starts = 0
+        """Processes in a row that ended before they were ready."""
+        self.start_error: str | None = None
+        """Why the last of them did."""
         _open.add(self)
 
     @property
@@ -229,13 +274,17 @@ class ProcessPool(Pool):
     def resize(self, count: int) -> None:
         with self._lock:
             self._target = count
-            for worker in self._workers[count:]:
-                worker.leave(stop=True)
-                self._leaving.append(worker)
-            self._workers = self._workers[:count]
-            while len(self._workers) < count:
-                self._made += 1
-                self._workers.append(_ProcessWorker(self, self._made))
+            self._size(count)
+
+    def _size(self, count: int) -> None:
+        """Caller holds the lock."""
+        for worker in self._workers[count:]:
+            worker.leave(stop=True)
+            self._leaving.append(worker)
+        self._workers = self._workers[:count]
+        while len(self._workers) < count:
+            self._made += 1
+            self._workers.append(_ProcessWorker(self, self._made))
 
     def on_death(self, worker: _ProcessWorker) -> None:
         """Called by the reader of a process that ended, after it accounted for everything."""
@@ -245,17 +294,48 @@ class ProcessPool(Pool):
             elif worker in self._workers:
                 self._workers.remove(worker)
                 self.deaths += 1
+                if not worker.ready:
+                    self._count_failed_start(worker.start_error)
                 early = time.monotonic() - worker.started_at < 2.0
-                self._early_deaths = self._early_deaths + 1 if early else 0
+                self._early_deaths = self._early_deaths + 1 if early or not worker.ready else 0
                 pause = _RESTART_PAUSE_S[min(self._early_deaths, len(_RESTART_PAUSE_S) - 1)]
                 self._restart_at = time.monotonic() + pause
+            self._changed.notify_all()
         worker.close()
+
+    def on_ready(self) -> None:
+        """Called by the reader of a process that has begun to take messages."""
+        with self._lock:
+            self.failed_starts, self.start_error = 0, None
+            self._changed.notify_all()
+
+    def _count_failed_start(self, why: str | None) -> None:
+        """Caller holds the lock."""
+        self.failed_starts += 1
+        self.start_error = why
+        log.warning("worker process of %s cannot start (%d in a row): %s", self.spec.queue, self.failed_starts, why)
+
+    def wait_started(self) -> None:
+        deadline = time.monotonic() + self._start_timeout_s
+        with self._lock:
+            while self._target and not any(worker.ready for worker in self._workers):
+                told = [worker.start_error for worker in self._workers if worker.start_error is not None]
+                why = next(iter(told), self.start_error)
+                if told or (why is not None and not self._workers):
+                    raise WorkerStartError(self.spec.name, self.spec.queue, why or "")
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise WorkerStartError(self.spec.name, self.spec.queue, self._too_slow())
+                self._changed.wait(left_s)
+
+    def _too_slow(self) -> str:
+        return f"none was ready within {self._start_timeout_s:g} s (consumer.worker_start_timeout_s)"
 
     def check(self, now_s: float) -> None:
         timeout_s = self.spec.timeout_s
         if timeout_s is not None:
             for worker in [*self._workers, *self._leaving]:
-                running = worker.running() if worker.ready and worker.process.is_alive() else None
+                running = worker.running() if worker.ready and worker.process.poll() is None else None
                 if running is not None and running[2] > timeout_s:
                     log.warning(
                         "handler %s of %s overran %.3g s; its process is killed",
@@ -264,8 +344,33 @@ class ProcessPool(Pool):
                         timeout_s,
                     )
                     worker.kill(Failure(REASON_TIMEOUT, f"handler ran for more than {timeout_s:g} s"))
+        for worker in list(self._workers):
+            if not worker.ready and now_s - worker.started_at > self._start_timeout_s and worker.process.poll() is None:
+                worker.start_error = self._too_slow()
+                worker.process.kill()
         if len(self._workers) < self._target and now_s >= self._restart_at:
-            self.resize(self._target)
+            self._replace()
+
+    def _replace(self) -> None:
+        """Starts what is missing; after a start that failed only one at a time, until one is ready."""
+        with self._lock:
+            count = len(self._workers)
+            if not self.failed_starts:
+                count = self._target
+            elif all(worker.ready for worker in self._workers):
+                if not self._workers and self.failed_starts >= _MOST_FAILED_STARTS:
+                    raise WorkerStartError(
+                        self.spec.name,
+                        self.spec.queue,
+                        f"{self.start_error} ({self.failed_starts} failed starts in a row)",
+                    )
+                count = min(self._target, count + 1)
+            try:
+                self._size(count)
+            except (WorkerStartError, NativeError) as exc:  # no process, or no room for its channels
+                self._count_failed_start(str(exc))
+                pause = _RESTART_PAUSE_S[min(self.failed_starts, len(_RESTART_PAUSE_S) - 1)]
+                self._restart_at = time.monotonic() + pause
 
     def drain(self, timeout: float) -> bool:
         self._target = 0
@@ -293,8 +398,7 @@ class ProcessPool(Pool):
             worker.leave(stop=True)
         deadline = time.monotonic() + timeout
         for worker in everyone:
-            worker.process.join(max(0.05, deadline - time.monotonic()))
-            if worker.process.is_alive():
+            if not worker.ended(max(0.05, deadline - time.monotonic())):
                 log.warning("worker process %s did not end in time; killed", worker.name)
                 worker.kill(None)
             worker.thread.join(_BURIAL_S)
@@ -315,8 +419,7 @@ _open: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 @atexit.register
 def _kill_at_exit() -> None:
-    # multiprocessing waits at exit for every child, and these wait for their parent. Its own exit function runs after
-    # this one, because multiprocessing.util was imported before.
+    # They would notice that their parent is gone, but not before they have finished what they are at.
     for pool in list(_open):
         if pool.pid == os.getpid():
             pool.kill()

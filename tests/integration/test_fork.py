@@ -11,6 +11,7 @@ import pytest
 
 import ignis
 from ignis.errors import ForkedHandleError
+from ignis.native import Ring, Slab
 from tests.support import eventually, wait_idle
 
 pytestmark = pytest.mark.integration
@@ -134,3 +135,47 @@ app.close()
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert new_app(embedded_url).queue("jobs", int).main.pending() == 0
+
+
+def _ring() -> dict[str, Callable[[], Any]]:
+    ring, ref = Ring(8), (1, 1, 0, 4)
+    ring.try_push(ref)
+    return {
+        "len": lambda: len(ring),
+        "try_push": lambda: ring.try_push(ref),
+        "try_pop": ring.try_pop,
+        "push_many": lambda: ring.push_many([(ref, 0)]),
+        "pop_many": lambda: ring.pop_many(1),
+        "reserve": lambda: ring.reserve(1),
+        "commit": lambda: ring.commit([]),
+        "peek": lambda: ring.peek(1),
+        "release": lambda: ring.release(0),
+    }
+
+
+def _slab() -> dict[str, Callable[[], Any]]:
+    slab = Slab()
+    buffer = slab.allocate(8)
+    return {
+        "allocate": lambda: slab.allocate(8),
+        "write": lambda: slab.write(buffer, b"x"),
+        "read": lambda: slab.read(buffer),
+        "release": lambda: slab.release(buffer),
+        "stats": slab.stats,
+    }
+
+
+@pytest.mark.parametrize("make", [_ring, _slab], ids=["ring", "slab"])
+def test_memory_of_the_parent_is_refused_in_the_child(make: Callable[[], dict[str, Callable[[], Any]]]) -> None:
+    calls = make()
+
+    def work() -> None:
+        for name, call in calls.items():
+            with pytest.raises(ForkedHandleError):
+                print(name, call())
+        for call in make().values():
+            call()
+
+    assert in_child(work) == 0
+    for call in calls.values():
+        call()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.stop_signals import stop_signals
 from tests.apps import jobs
 from tests.support import WAIT_S, Journal, eventually, sidelined
 
@@ -58,7 +59,7 @@ def release(journal: Journal, name: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_drains(
     queue: ignis.Queue[Any], start: Start, journal: Journal, number: signal.Signals, pool: str
 ) -> None:
@@ -104,6 +105,45 @@ def test_a_second_signal_ends_at_once(
     assert new_app(embedded_url).sweeper().run_once().swept == 1
     [message] = sidelined(queue)
     assert (message.reason, message.crashes) == ("abandoned", 1)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_terminal_that_ends_only_asks_to_stop(
+    queue: ignis.Queue[Any], start: Start, journal: Journal, pool: str
+) -> None:
+    """It sends SIGHUP to the whole group, often twice; SIGUSR1, which asks for a dump, ends no worker process."""
+    service = start(pool)
+    queue.publish({"n": 0, "do": "hold", "until": "go"})
+    eventually(lambda: journal.lines() == ["start 0"])
+    for pid in _children(service.pid):
+        os.kill(pid, signal.SIGUSR1)
+    os.killpg(service.pid, signal.SIGHUP)
+    assert service.stderr is not None
+    for line in service.stderr:
+        if "stopping; a second signal ends at once" in line:
+            break
+    os.killpg(service.pid, signal.SIGHUP)
+    release(journal, "go")
+    out, _ = service.communicate(timeout=WAIT_S)
+    assert (service.returncode, out) == (0, "stopped\n")
+    assert (queue.main.pending(), queue.main.in_flight(), sidelined(queue)) == (0, 0, [])
+
+
+def _children(pid: int) -> list[int]:
+    """The worker processes."""
+    listed = [(task / "children").read_text().split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [
+        int(child)
+        for children in listed
+        for child in children
+        if b"ignis.workers.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under nohup."""
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    assert signal.SIGHUP not in stop_signals()
 
 
 @pytest.mark.parametrize("pool", POOLS)

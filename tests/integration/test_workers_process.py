@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.errors import WorkerStartError
 from ignis.workers import process as process_module
 from tests.apps import jobs
 from tests.support import WAIT_S, Journal, eventually, reasons, sidelined, wait_idle
@@ -392,16 +393,13 @@ def test_handlers_of_the_main_script(tmp_path: Path, embedded_url: str, new_app:
     assert sidelined(new_app(embedded_url).queue("numbers", int)) == []
 
 
-def test_a_module_that_cannot_be_imported_is_not_tried_without_pause(
-    app: ignis.Ignis, journal: Journal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_module_that_cannot_be_imported_fails_the_start(
+    app: ignis.Ignis, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_module, "_RESTART_PAUSE_S", (0.0, 60.0))
     queue = jobs.register(app, "jobs", "process")
     assert queue.spec is not None
     monkeypatch.setattr(type(queue.spec), "import_path", lambda self: ("no_such_module", "handle"))
     queue.publish({"n": 1, "do": "none"})
-    app.start()
-    eventually(lambda: queue.consumer.stats()["worker_deaths"] == 1)  # type: ignore[union-attr]
-    assert "ended (exit code 1)" in caplog.text
-    assert app.stop() is True
+    with pytest.raises(WorkerStartError, match="no_such_module"):
+        app.start()
     assert (queue.main.pending(), queue.main.in_flight()) == (1, 0)

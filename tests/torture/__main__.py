@@ -242,6 +242,23 @@ def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool,
     run.carry_out(fleet_tests(run, short, seconds or (8 if short else 300)))
 
 
+@main.command(
+    "pipeline-property", help="Generated files through the pipeline, beside Python's own readers. Needs Java."
+)
+@options
+@click.option("--short", is_flag=True, help="200 files instead of 2,000.")
+def pipeline_property_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    reason = spark_support.unavailable()
+    if reason:
+        run.carry_out(iter([lambda: Outcome("pipeline/rows", skipped=reason)]))
+        return
+    from tests.torture import pipeline_rows
+
+    files, rng = run.of(200 if short else 2_000), run.rng("pipeline-property")
+    run.carry_out(iter([lambda: pipeline_rows.rows_property(files, rng, lambda: time.monotonic() >= run.deadline)]))
+
+
 @main.command("pipeline", help="The Spark pipeline program, killed at named points and at random. Needs Java.")
 @options
 @click.option("--short", is_flag=True, help="Four rounds.")
@@ -341,6 +358,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         fleet_command,
         spark_command,
         pipeline_command,
+        pipeline_property_command,
         broker_command,
         relay_command,
         mutants_command,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.errors import ConfigError, StoreFailedError, StoreUnreachableError
+from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreUnreachableError
 from tests.support import WAIT_S, eventually, wait_idle
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -226,3 +226,12 @@ def test_figures(app: ignis.Ignis) -> None:
     found = app.stats()
     assert found["queues"][0]["pending"] == 1
     assert isinstance(found["store"], dict)
+
+
+def test_a_queue_made_twice_names_what_differs() -> None:
+    with ignis.Ignis("memory://") as app:
+        app.queue("o", dict, shards=4)
+        with pytest.raises(QueueMismatchError, match=r"'o' was made before with type = dict, now asked for with list$"):
+            app.queue("o", list)
+        with pytest.raises(QueueMismatchError, match=r"before with shards = 4, now asked for with 8$"):
+            app.queue("o", shards=8)

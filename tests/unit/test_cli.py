@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -170,6 +171,47 @@ def test_a_bad_setting_names_itself(run: Run, url: str, app: Ignis, monkeypatch:
     result = run("sweep", "-u", url, "--json")
     assert result.code == 2
     assert "sweeper.batch" in result.error()["message"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "queues", "sweep", "leader", "peek orders", "publish orders", "sideline list orders", "worker nothing",
+        "autoscale", "relay", "bench", "demo", "broker", "broker user list --users none", "pipeline report none",
+    ],
+)  # fmt: skip
+def test_every_command_reads_the_settings_file_first(run: Run, tmp_path: Path, command: str) -> None:
+    result = run(*command.split(), "--url", f"embedded://{tmp_path}/store", "--config", f"{tmp_path}/nosuch.toml")
+    assert result.code == 2
+    assert "nosuch.toml: No such file" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "variable", "says"),
+    [
+        ("[queue", "", "ignis.toml: Expected"),
+        ("[que]\nshards = 3", "", "unknown section [que]"),
+        ("[queue]\nshrads = 3", "", "unknown queue setting 'shrads'"),
+        ("[queue.orders]\nshrads = 3", "", "unknown queue setting 'shrads'"),
+        ("[relay]\nshrads = 3", "", "unknown relay setting 'shrads'"),
+        ("[sweeper]\nbatch = 0", "", "sweeper.batch = 0 is outside"),
+        ("", "IGNIS_QUEUE_SHRADS", "IGNIS_QUEUE_SHRADS, which names no setting; is IGNIS_QUEUE_SHARDS meant?"),
+        ("", "IGNIS_QUEUE_SHARDS", "queue.shards = 0 is outside"),
+    ],
+)
+def test_a_setting_that_the_command_does_not_use_is_still_checked(
+    run: Run, url: str, app: Ignis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, variable: str, says: str
+) -> None:
+    app.queue("q").publish(1)
+    path = tmp_path / "ignis.toml"
+    path.write_text(file)
+    if variable:
+        monkeypatch.setenv(variable, "0")
+    result = run("queues", "--url", url, "--config", str(path))
+    assert result.code == 2
+    assert says in result.err
+    assert run("queues", "--help").code == 0
 
 
 def test_url_from_environment_file_and_either_side(
@@ -571,3 +613,31 @@ def test_bench(run: Run, tmp_path: Path) -> None:
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert render.age(seconds) == text
+
+
+@pytest.mark.parametrize("at_ms", [1 << 62, -(1 << 62), 253_402_300_800_000, float("inf"), float("nan")])
+def test_a_time_that_no_calendar_has_is_shown_as_a_number(at_ms: float) -> None:
+    assert render.moment(at_ms) == f"{at_ms} ms"
+    assert render.moment(0) == "1970-01-01 00:00:00+00:00"
+
+
+def test_a_second_broker_on_a_port_names_the_address(run: Run, url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("broker", "--bind", f"127.0.0.1:{port}", "-u", url, "--json")
+    assert result.code == 4
+    assert result.error()["code"] == "address_in_use"
+    assert f"another process listens at 127.0.0.1:{port}; give another address with --bind" in result.error()["message"]
+
+
+def test_an_address_that_the_machine_does_not_have_is_a_setting(run: Run, url: str) -> None:
+    result = run("broker", "--bind", "192.0.2.1:9", "--open", "-u", url)
+    assert result.code == 2
+    assert "bind = '192.0.2.1:9': cannot listen there" in result.err
+
+
+def test_a_broker_that_would_be_open_names_the_options(run: Run, url: str) -> None:
+    result = run("broker", "--bind", "0.0.0.0:0", "-u", url)
+    assert result.code == 2
+    for option in ("--users", "--tls-cert", "--tls-key", "--open"):
+        assert option in result.err

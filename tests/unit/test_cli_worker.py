@@ -129,3 +129,21 @@ def test_killed_worker_is_swept_and_shovelled(tmp_path: Path, url: str, start: S
     (tmp_path / "release").touch()
     start()
     wait_for(lambda: len(seen(tmp_path)) == 2)
+
+
+@pytest.mark.parametrize("call", ["run", "start"])
+def test_a_module_that_runs_its_application_at_import_is_refused(tmp_path: Path, url: str, call: str) -> None:
+    (tmp_path / "unguarded.py").write_text(f"{MODULE}\napp.{call}()\n")
+    process = subprocess.run(
+        [sys.executable, "-m", "ignis", "worker", "unguarded", "--url", url, "--burst"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "IGNIS_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert f"app.{call}() was called in a module that ignis worker imports" in process.stderr
+    assert 'if __name__ == "__main__":' in process.stderr
+    assert "unguarded.py, line 11" in process.stderr

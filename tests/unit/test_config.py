@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import math
+import re
 from pathlib import Path
 
 import pytest
 
+import ignis
 from ignis.config import (
     SECTIONS,
     ConsumerSettings,
     QueueSettings,
     SweeperSettings,
     check_name,
+    check_queue_name,
     load_file,
     parse_duration_s,
     resolve,
@@ -217,3 +220,105 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         QueueSettings().shards = 5  # type: ignore[misc]
+
+
+# -- variables of the environment
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("IGNIS_QUEUE_SHARD", "is IGNIS_QUEUE_SHARDS meant"),
+        ("IGNIS_QUEUES_SHARDS", "is IGNIS_QUEUE_SHARDS meant"),
+        ("IGNIS_RUL", "is IGNIS_URL meant"),
+        ("IGNIS_CONSUMER_MAX_CONSUMER", "is IGNIS_CONSUMER_MAX_CONSUMERS meant"),
+        ("IGNIS_BROKER_COLOUR_OF_THE_DOOR", "which names no setting; docs/settings.md"),
+    ],
+)
+def test_a_misspelt_variable_is_not_ignored(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}, .*{says}"):
+        load_file(None, {name: "5"})
+
+
+def test_variables_that_are_known_or_somebody_elses() -> None:
+    spellings = {
+        f"IGNIS_{cls.section}_{one}".upper()
+        for cls in SECTIONS
+        for spec in dataclasses.fields(cls)
+        for one in (spec.name, spec.name.removesuffix("_s"))
+    }
+    tools = {"IGNIS_URL", "IGNIS_TOKEN", "IGNIS_PYTHON", "IGNIS_TEST_AEROSPIKE", "IGNIS_TORTURE_URL", "IGNIS_DEMO_DIR"}
+    cluster = {  # what Kubernetes tells every container of services that are called ignis and ignis-broker
+        "IGNIS_SERVICE_HOST", "IGNIS_SERVICE_PORT", "IGNIS_PORT", "IGNIS_PORT_9710_TCP", "IGNIS_PORT_9710_TCP_ADDR",
+        "IGNIS_BROKER_SERVICE_HOST", "IGNIS_BROKER_SERVICE_PORT_TLS", "IGNIS_BROKER_PORT", "IGNIS_BROKER_PORT_9710_TCP_PROTO",
+    }  # fmt: skip
+    assert load_file(None, dict.fromkeys(spellings | tools | cluster | {"PATH", "IGNISX"}, "1")) == {}
+
+
+def test_a_variable_of_somebody_else_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        load_file(None, {"IGNIS_HOUSE_KEEPING_CREW": "x"})
+    assert caplog.text.count("IGNIS_HOUSE_KEEPING_CREW, which names no setting") == 1
+
+
+def test_every_variable_that_the_project_reads_is_known() -> None:
+    root = Path(__file__).parents[2]
+    files = [
+        path for part in ("ignis", "scripts", "bench", "tests") for path in (root / part).rglob("*") if path.is_file()
+    ]
+    found: set[str] = set()
+    for path in [*files, root / "Makefile", root / "setup.py"]:
+        if path.suffix in (".py", ".sh", "") and path != Path(__file__):
+            text = path.read_text("utf-8", "replace")
+            found |= set(
+                re.findall(r"(?:environ(?:\.get)?[\[(]\s*|getenv\(|envvar=|setenv\()\"(IGNIS_[A-Z_]+[A-Z])\"", text)
+            )
+            found |= set(re.findall(r"\$\{?(IGNIS_[A-Z_]+[A-Z])", text))
+    assert found >= {"IGNIS_URL", "IGNIS_PYTHON", "IGNIS_BROKER_USERS"}
+    assert load_file(None, {**dict.fromkeys(found, "1"), "IGNIS_CONFIG": ""}) == {}
+
+
+# -- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "jobs_SHARD_1",
+        "jobs_SHARD_31",
+        "jobs_SHARDS",
+        "jobs_POINTERS",
+        "jobs_COUNTERS",
+        "jobs_SIDELINE",
+        "a_SIDELINE_SHARD_0",
+    ],
+)
+def test_a_queue_is_not_called_like_the_keys_of_another(name: str) -> None:
+    with pytest.raises(InvalidNameError, match=rf"queue name '{name}' ends in _"):
+        check_queue_name(name)
+    with ignis.Ignis("memory://") as app:
+        with pytest.raises(InvalidNameError, match="ends in"):
+            app.queue(name, int)
+        with pytest.raises(InvalidNameError, match="ends in"):
+            app.magazine(name + ("_SIDELINE" if name.endswith("_SIDELINE") else ""))
+
+
+@pytest.mark.parametrize(
+    "name", ["jobs_SHARD", "jobs_SHARD_x", "jobs_SHARD_1a", "SHARDS", "jobs_shards", "jobs_POINTERS_", "x1"]
+)
+def test_names_that_only_look_like_it(name: str) -> None:
+    assert check_queue_name(name) == name
+
+
+def test_a_secret_is_not_in_an_error() -> None:
+    for url in ("ignis://ann:hunter2@host\0", "ignis://ann:hunter2\ud800@host", "ignis://ann:hunter2@[::1", 7):
+        with pytest.raises(ConfigError) as info, ignis.Ignis(url) as app:  # type: ignore[arg-type]
+            _ = app.store
+        assert "hunter2" not in str(info.value)
+    secrets = [(cls, spec.name) for cls in SECTIONS for spec in dataclasses.fields(cls) if not spec.repr]
+    assert secrets
+    for cls, name in secrets:
+        for value in ("hunter2\0", "hunter2\ud800", b"hunter2", ["hunter2"]):
+            with pytest.raises(ConfigError, match=name) as info:
+                resolve(cls, {name: value})
+            assert "hunter2" not in str(info.value)

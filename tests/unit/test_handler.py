@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+import ignis
 from ignis.errors import ConfigError, ConsumerLimitError
 from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Outcome, Runner
-from ignis.message import BodyCodec
+from ignis.message import BodyCodec, Message, failed_record
 from ignis.native import CODEC_JSON, encode_record
 
 
@@ -398,7 +400,12 @@ def test_the_pool_follows_the_function() -> None:
         (plain, {"attempts": 0}, "attempts = 0 is below 1"),
         (plain, {"timeout_s": 0}, "timeout_s = 0 is not above 0"),
         (plain, {"ignore": ("KeyError",)}, "ignore holds 'KeyError', which is not an exception class"),
-        (plain, {"ignore": (SystemExit,)}, "which is not an exception class"),
+        (plain, {"ignore": (SystemExit,)}, "ignore holds SystemExit, which is no subclass of Exception"),
+        (
+            plain,
+            {"ignore": (BaseException,)},
+            "ignore holds BaseException, which is no subclass of Exception: give Exception",
+        ),
         (plain, {"batch_size": 1}, "batch_size = 1 is outside 2 to 200000"),
         (plain, {"batch_size": 200_001}, "batch_size = 200001 is outside 2 to 200000"),
         (plain, {"batch_size": 2, "batch_wait_s": 0.5}, "batch_wait_s = 0.5 is outside 1 to 300"),
@@ -410,6 +417,85 @@ def test_the_pool_follows_the_function() -> None:
 def test_registrations_that_are_refused(fn: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         spec_of(fn, **settings)
+
+
+def three(message: Any, ctx: Any, more: Any) -> None:
+    pass
+
+
+def keyword(message: Any, *, more: Any) -> None:
+    pass
+
+
+def generator(message: Any) -> Any:
+    yield message
+
+
+async def agenerator(message: Any) -> Any:
+    yield message
+
+
+class Generator:
+    def __call__(self, message: Any) -> Any:
+        yield message
+
+
+class Late:
+    def handle(message: Any) -> None:  # type: ignore[misc] # noqa: N805 - self was forgotten
+        pass
+
+
+WRONG_FORMS = [
+    (lambda: None, r"fn\(message\) or fn\(message, ctx\)"),
+    (
+        three,
+        r"three\(message, ctx, more\) cannot be called as fn\(message\) or fn\(message, ctx\)",
+    ),
+    (keyword, "keyword"),
+    (Late().handle, r"Late\.handle"),
+    (functools.partial(three, 1, 2, 3), "cannot be called"),
+    (generator, "generator is a generator function"),
+    (agenerator, "agenerator is a generator function"),
+    (Generator(), "Generator is a generator function"),
+    (functools.partial(generator), "generator is a generator function"),
+]
+
+
+@pytest.mark.parametrize(("fn", "says"), WRONG_FORMS)
+def test_a_handler_that_no_message_can_be_given_to_is_refused(fn: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        spec_of(fn)
+    with ignis.Ignis("memory://") as app:
+        queue = app.queue("q", dict)
+        with pytest.raises(ConfigError, match=says):
+            queue.handler(fn)
+        assert queue.spec is None
+        with pytest.raises(ConfigError, match=says):
+            app.handler("orders.*")(fn)
+
+
+def test_forms_that_can_be_called_are_taken() -> None:
+    good: list[Any] = [
+        print,
+        min,
+        lambda *a: None,
+        lambda m, c=None, d=None: None,
+        functools.partial(three, more=1),
+        dict,
+    ]
+    for fn in good:
+        assert spec_of(fn).fn is fn
+
+
+def test_middleware_and_hooks_of_a_wrong_form_are_refused() -> None:
+    with ignis.Ignis("memory://") as app:
+        for register in (app.middleware, app.queue("q").middleware):
+            with pytest.raises(ConfigError, match=r"cannot be called as fn\(ctx, call_next\)"):
+                register(lambda ctx: None)  # type: ignore[arg-type, misc]
+        with pytest.raises(ConfigError, match=r"cannot be called as fn\(queue, count\)"):
+            app.after_publish(lambda: None)  # type: ignore[arg-type, misc]
+        with pytest.raises(ConfigError, match=r"cannot be called as fn\(queue, handled, sidelined\)"):
+            app.after_handling(lambda queue, handled: None)  # type: ignore[arg-type, misc]
 
 
 def test_a_nested_function_cannot_run_in_a_process() -> None:
@@ -437,3 +523,55 @@ def test_a_thread_is_not_cancelled_by_time() -> None:
 def test_nothing_is_left_behind_by_exceptions() -> None:
     run(raises(RuntimeError()))
     assert sys.exc_info() == (None, None, None)
+
+
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(
+    "answer", [raises(ValueError(NOT_UTF8)), lambda message, ctx: Failure("exception", f"ValueError: {NOT_UTF8}")]
+)
+def test_an_error_that_is_not_utf8_can_be_stored(answer: Callable[..., Any], batch: bool, coroutine: bool) -> None:
+    fn = sync_and_async(answer)[coroutine]
+    outcome = run_batch(fn, [record()])[0] if batch else run(fn)
+    assert outcome == Failure("exception", "ValueError: caf\\udce9")
+
+
+def test_whatever_a_failure_says_the_message_is_set_aside() -> None:
+    message = Message.from_bytes(failed_record(record(), "exception", NOT_UTF8, handler=NOT_UTF8))
+    assert (message.reason, message.error, message.meta["handler"]) == ("exception", "caf\\udce9", "caf\\udce9")
+
+
+class Mute:
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class MuteError(Mute, Exception):
+    pass
+
+
+class MuteExit(Mute, SystemExit):
+    pass
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("exc", [MuteError(), MuteExit()])
+def test_an_exception_without_a_text_is_told_by_its_type(exc: BaseException, batch: bool, coroutine: bool) -> None:
+    fn = sync_and_async(raises(exc))[coroutine]
+    assert (run_batch(fn, [record()])[0] if batch else run(fn)) == Failure("exception", type(exc).__qualname__)
+
+
+def test_a_coroutine_that_blocked_past_its_time_counts_as_what_it_returned() -> None:
+    """Nothing could cancel it, and those that it held up meanwhile are not to blame."""
+
+    async def block(message: Any) -> bool:
+        time.sleep(0.02)  # noqa: ASYNC251 - that is the case
+        return True
+
+    assert run(block, timeout_s=0.001) is None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
+import sys
 import threading
+import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +71,19 @@ def test_a_route_that_fails_says_no_more_than_its_kind(endpoint: Endpoint, caplo
     assert "/broken failed" in caplog.text
 
 
+def test_control_characters_of_a_client_are_in_no_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    odd = b"/broken\x1b[2J\x08\x7f\x9b?q"
+    for line in (b"GET " + odd + b" HTTP/1.0", b"\x1b]0;x\x07 /one HTTP/1.0", b"GET /one HTTP/\x1b[31m"):
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=WAIT_S) as wire:
+            wire.sendall(line + b"\r\n\r\n")
+            while wire.recv(4_096):
+                pass
+    eventually(lambda: len([one for one in caplog.records if "x1b" in one.getMessage()]) >= 3)
+    said = [one.getMessage() for one in caplog.records if one.name.startswith("ignis")]
+    assert all(text.isprintable() and text.isascii() for text in said), said
+
+
 def test_garbage_and_silence_do_not_keep_others_out(endpoint: Endpoint) -> None:
     silent = [socket.create_connection(("127.0.0.1", endpoint.port), WAIT_S) for _ in range(10)]
     try:
@@ -103,6 +120,83 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         go.set()
         endpoint.close()
+
+
+def silent(port: int, source: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), WAIT_S, source_address=(source, 0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2")
+def test_silence_of_one_address_does_not_lock_out_another(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as stack:
+        for source in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(30):
+                stack.enter_context(silent(endpoint.port, source))
+        for _ in range(3):
+            assert fetch(endpoint.port, "/one")[0] == 200
+
+
+def test_a_connection_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a byte comes: the time for one read begins anew with each."""
+    monkeypatch.setattr(httpd, "_CONNECTION_S", 0.3)
+    endpoint = Endpoint("0", {})
+    try:
+        with socket.create_connection(("127.0.0.1", endpoint.port), WAIT_S) as slow:
+            slow.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
+            slow.settimeout(0.02)
+
+            def cut() -> bool:
+                try:
+                    slow.sendall(b"x")
+                    return slow.recv(1) == b""
+                except TimeoutError:
+                    return False
+                except OSError:
+                    return True
+
+            eventually(cut)
+    finally:
+        endpoint.close()
+
+
+def test_a_thread_that_cannot_be_had_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpd, "_MAX_CONNECTIONS", 2)
+    endpoint = Endpoint("0", {})
+    start = threading.Thread.start
+
+    def none(thread: threading.Thread) -> None:
+        if "process_request_thread" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", none)
+            for _ in range(5):
+                with pytest.raises((http.client.HTTPException, OSError)):
+                    fetch(endpoint.port, "/nothing")
+        assert _answers(endpoint.port)
+    finally:
+        endpoint.close()
+
+
+def test_running_out_of_files_passes(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening, failures = endpoint._server.socket, [OSError(24, "Too many open files")] * 2
+
+    class Failing:
+        def accept(self) -> tuple[socket.socket, object]:
+            if failures:
+                raise failures.pop()
+            return listening.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(listening, name)
+
+    pauses: list[float] = []
+    monkeypatch.setattr(httpd, "time", types.SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
+    monkeypatch.setattr(endpoint._server, "socket", Failing())
+    assert fetch(endpoint.port, "/one")[0] == 200
+    assert (failures, len(pauses)) == ([], 2), "it does not turn in circles meanwhile"
 
 
 def _answers(port: int) -> bool:

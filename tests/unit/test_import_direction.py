@@ -22,7 +22,8 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"config", "hooks", "httpd", "native"}),
+    frozenset({"places", "urls"}),
+    frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
     frozenset({"message"}),
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),

@@ -8,6 +8,7 @@ import pytest
 
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import open_store
+from ignis.storage.clock import StoreClock
 from ignis.storage.embedded import known
 from ignis.storage.embedded.known import forget_hour
 
@@ -38,9 +39,9 @@ def load(store: object, first: int, count: int, remember_s: float) -> int:
 
 def test_what_is_over_is_forgotten_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [float(NOW_MS // 1000)]
-    monkeypatch.setattr(known.time, "time", lambda: clock[0])
     monkeypatch.setattr(known, "_FORGOTTEN_AT_ONCE", 60)
     with open_store(f"embedded://{tmp_path}/store") as store:
+        store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
         assert load(store, 0, 100, 3_600) == 100
         assert load(store, 0, 100, 30 * 86_400) == 0
@@ -57,8 +58,8 @@ def test_what_is_over_is_forgotten_and_removed(tmp_path: Path, monkeypatch: pyte
 def test_the_hour_may_pass_before_the_lock_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys are made before the transaction begins; what it stores is what it would have made itself."""
     clock = [float(NOW_MS // 1000)]
-    monkeypatch.setattr(known.time, "time", lambda: clock[0])
     with open_store(f"embedded://{tmp_path}/store") as store:
+        store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
         real = known.id_keys
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ignis
 from ignis.config import LockSettings
 from ignis.errors import (
     ClosedError,
@@ -356,7 +357,7 @@ def test_bad_arguments(manager: LockManager, store: MemoryStore) -> None:
     with pytest.raises(InvalidNameError):
         LockManager("app", "f#a", store)
     assert manager.lock("l", "XDC").level is LockLevel.XDC  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'WAN' is not a valid LockLevel"):
+    with pytest.raises(ConfigError, match="level = 'WAN' is not one of DC, XDC"):
         manager.lock("l", "WAN")  # type: ignore[arg-type]
 
 
@@ -377,3 +378,12 @@ def test_what_a_lock_says_of_itself(manager: LockManager) -> None:
     assert repr(lock) == "<Lock DC 'l'>"
     with lock:
         assert repr(lock) == "<Lock DC 'l' held>"
+
+
+def test_a_manager_needs_an_opened_store(memory_app: ignis.Ignis) -> None:
+    wrong: list[Any] = ["memory://z", "ignis://me:geheim@host", memory_app, None]
+    for store in wrong:
+        with pytest.raises(ConfigError, match="open_store") as found:
+            LockManager("b", "w", store)
+        assert "geheim" not in str(found.value)
+    LockManager("b", "w", memory_app.store).close()

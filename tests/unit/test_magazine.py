@@ -15,11 +15,13 @@ from ignis.errors import (
     InvalidNameError,
     MessageTooLargeError,
     QueueMismatchError,
+    QueueNotFoundError,
     UnreadableMessageError,
 )
 from ignis.magazine import MessageIds
 from ignis.message import BodyCodec
 from ignis.native import shard_for_key
+from ignis.storage.base import QueueRecord
 
 
 class Order(msgspec.Struct):
@@ -168,7 +170,11 @@ def test_the_same_magazine_again(app: ignis.Ignis) -> None:
     assert app.magazine("m", int, shards=2, ttl_s=5).ttl_s == 5
     for n in range(10):
         magazine.load(n)
-    assert app.magazine("m", int, shards=4).pending() == 10, "more shards are fine"
+    with pytest.raises(QueueMismatchError, match="has 2 shards, asked for 4"):
+        app.magazine("m", int, shards=4)
+    app.store.magazines.declare("m", 4)
+    assert app.magazine("m", int, shards=4).pending() == 10, "whoever may change the store adds shards"
+    assert app.magazine("m", int).shards == 4, "taken as it is"
     with pytest.raises(QueueMismatchError):
         app.magazine("m", int, shards=1)
     with pytest.raises(QueueMismatchError):
@@ -181,3 +187,46 @@ def test_the_magazines_of_a_queue_have_its_shards(memory_app: ignis.Ignis) -> No
     assert memory_app.magazine("orders", dict).shards == 5
     assert memory_app.magazine("orders_SIDELINE", dict).shards == 5
     assert memory_app.magazine("other", dict).shards == 32
+
+
+def test_a_queues_magazine_takes_what_its_consumers_can_read(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("orders", dict, shards=1, codec="msgpack", max_message_bytes=100, max_headers_bytes=50)
+    queue.publish({"n": 1})
+    for name in ("orders", "orders_SIDELINE"):
+        magazine = memory_app.magazine(name)
+        assert (magazine.codec.name, magazine.max_message_bytes, magazine.max_headers_bytes) == ("msgpack", 100, 50)
+        for given, both in (
+            ({"codec": "json"}, "'msgpack', asked for 'json'"),
+            ({"type": bytes}, "dict.*asked for.*bytes"),
+            ({"max_message_bytes": 101}, "max_message_bytes = 100, asked for 101"),
+            ({"max_headers_bytes": 51}, "max_headers_bytes = 50, asked for 51"),
+            ({"durability": "interval"}, "'sync', asked for 'interval'"),
+        ):
+            with pytest.raises(QueueMismatchError, match=both):
+                memory_app.magazine(name, **given)
+    with pytest.raises(MessageTooLargeError):
+        memory_app.magazine("orders").load({"n": "x" * 100})
+    memory_app.magazine("orders", dict, max_message_bytes=10).load({"n": 2})
+    assert [one.message for one in queue.main.fire(9)] == [{"n": 1}, {"n": 2}]
+
+
+def test_of_a_queue_of_another_process_it_takes_the_codec(memory_app: ignis.Ignis) -> None:
+    memory_app.store.queues.put(QueueRecord("blobs", codec="raw", shards=3))
+    memory_app.store.queues.put(QueueRecord("orders", codec="msgpack", shards=3))
+    assert memory_app.magazine("blobs").codec.name == "raw"
+    assert memory_app.magazine("orders_SIDELINE", dict).codec.name == "msgpack"
+    for name, kind in (("blobs", dict), ("orders", bytes)):
+        with pytest.raises(QueueMismatchError, match=r"codec '(raw|msgpack)', asked for '(json|raw)'"):
+            memory_app.magazine(name, kind)
+
+
+def test_a_sideline_is_made_and_filled_by_its_queue_alone(memory_app: ignis.Ignis) -> None:
+    with pytest.raises(QueueNotFoundError, match="'neu'"):
+        memory_app.magazine("neu_SIDELINE", durability="interval")
+    queue = memory_app.queue("neu", int, shards=2)
+    queue.publish(1)
+    for sideline in (memory_app.magazine("neu_SIDELINE"), queue.sideline):
+        for call in (lambda one=sideline: one.load(1), lambda one=sideline: one.load_many([1])):
+            with pytest.raises(ConfigError, match=r"is a sideline.*Publish to queue 'neu'"):
+                call()
+        assert not sideline.pending()

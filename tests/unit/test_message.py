@@ -24,6 +24,7 @@ from ignis.message import (
     failed_record,
 )
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record
+from tests.support import UNREADABLE_METAS
 
 
 class Order(msgspec.Struct):
@@ -83,8 +84,8 @@ def test_raw_bodies_are_the_message(codec: str, data: bytes, text: str) -> None:
         (dict, "json", [1], "a list was published to a queue of dict"),
         (bytes, "raw", "text", "a str was published to a queue of bytes"),
         (str, "raw", b"bytes", "a bytes was published to a queue of str"),
-        (None, "json", object(), "cannot encode a object as json"),
-        (None, "msgpack", 2**70, "cannot encode a int as msgpack"),
+        (None, "json", object(), "cannot encode an object as json"),
+        (None, "msgpack", 2**70, "cannot encode an int as msgpack"),
         (str, "raw", "\udcff", "cannot encode a str as raw"),
     ],
 )
@@ -174,9 +175,7 @@ def test_counters_of_failures_do_not_overflow() -> None:
     assert (message.attempts, message.crashes) == (0xFFFF, 0xFFFF)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x09not a record", encode_record(b"x", meta=b"\xc1")], ids=["empty", "envelope", "meta"]
-)
+@pytest.mark.parametrize("data", [b"", b"\x09not a record"], ids=["empty", "envelope"])
 def test_what_cannot_be_read_is_set_aside_as_it_is(data: bytes) -> None:
     assert failed_record(data, "unreadable", "why") == data
 
@@ -211,3 +210,34 @@ def test_as_dict_is_json(body: bytes, flags: int, key: str, value: Any) -> None:
 
 def test_reasons_are_distinct() -> None:
     assert len(set(REASONS)) == len(REASONS) == 7
+
+
+@pytest.mark.parametrize("kind", UNREADABLE_METAS)
+def test_headers_that_cannot_be_read_end_nobody(kind: str) -> None:
+    meta = UNREADABLE_METAS[kind]
+    data = encode_record(b"1", flags=CODEC_JSON, meta=meta, key=b"k")
+    with pytest.raises(UnreadableMessageError, match=f"envelope of {len(meta)} bytes"):
+        _ = Message.from_bytes(data).headers
+    failed = Message.from_bytes(failed_record(data, "crash", "why", handler="h", crashed=True))
+    assert (failed.reason, failed.attempts, failed.crashes, failed.key) == ("unreadable", 1, 1, "k")
+    assert failed.error is not None
+    assert failed.error.endswith("(then crash: why)")
+    assert failed.meta["unread"] == meta, "nothing is lost"
+    assert failed.as_dict()["body"] == 1
+
+
+def test_what_can_be_read_and_not_be_written_again_ends_nobody() -> None:
+    for depth in range(100, 2_000, 50):
+        data = encode_record(b"1", flags=CODEC_JSON, meta=b"\x81\xa1a" + b"\x91" * depth + b"\xc0")
+        assert Message.from_bytes(failed_record(data, "exception", "why")).reason in ("exception", "unreadable")
+
+
+def test_a_failure_that_no_consumer_wrote_is_none() -> None:
+    meta = msgspec.msgpack.encode({"reason": [1], "error": {}, "failed_at_ms": "now"})
+    message = Message.from_bytes(encode_record(b"1", flags=CODEC_JSON, meta=meta))
+    assert (message.reason, message.error, message.failed_at_ms) == (None, None, None)
+
+
+def test_a_body_nested_too_deeply_is_shown_as_bytes() -> None:
+    for flags, body in ((CODEC_JSON, b"[" * 5_000), (CODEC_MSGPACK, b"\x91" * 5_000)):
+        assert Message.from_bytes(encode_record(body, flags=flags)).as_dict()["body_hex"] == body.hex()

@@ -16,7 +16,8 @@ from tests.support import WAIT_S, eventually, wait_idle
 NAMES = {
     "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
     "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_leader", "ignis_late_acknowledgements",
-    "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending", "ignis_queue_sideline",
+    "ignis_failed_starts", "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending",
+    "ignis_queue_sideline",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
     "ignis_sidelined", "ignis_store", "ignis_sweeper", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
     "ignis_acknowledgement_errors", "ignis_claim_errors", "ignis_pool_buffers", "ignis_pool_slots",
@@ -161,3 +162,13 @@ def test_sums_over_processes_never_go_down() -> None:
     assert one["shovel"]["moved"] == 2
     totals.note(3, local(1, 0))
     assert totals.queues()["jobs"]["consumer"]["handled"] == 16
+
+
+def test_what_is_no_number_is_not_summed() -> None:
+    totals = Totals()
+    for number, error in ((1, None), (2, "ImportError: no module")):
+        consumer = {"handled": 2, "failed_starts": 3, "start_error": error}
+        totals.note(number, {"queues": [{"queue": "jobs", "consumer": consumer}]})
+    assert totals.queues()["jobs"]["consumer"] == {"handled": 4, "failed_starts": 6}
+    totals.close(2)
+    assert totals.queues()["jobs"]["consumer"] == {"handled": 4, "failed_starts": 3}

@@ -31,6 +31,7 @@ PUBLIC = [
 ]
 
 ERRORS = {
+    "AddressInUseError": "address_in_use",
     "BadRequestError": "bad_request",
     "BrokerError": "broker",
     "ChannelFullError": "channel_full",
@@ -79,6 +80,7 @@ ERRORS = {
     "RelayRefusedError": "relay_refused",
     "StoreTimeoutError": "store_timeout",
     "RecordTooLargeError": "record_too_large",
+    "MainGuardError": "main_guard",
     "NamespaceNotFoundError": "namespace_unknown",
     "DeviceOverloadError": "device_overload",
     "HotKeyError": "hot_key",
@@ -96,6 +98,7 @@ ERRORS = {
     "UnauthenticatedError": "unauthenticated",
     "UnreadableMessageError": "unreadable",
     "WaitTimeoutError": "timeout",
+    "WorkerStartError": "worker_start",
 }
 
 

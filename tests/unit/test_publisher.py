@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -37,7 +38,7 @@ class Door:
         self._call = call
         self._open = threading.Event()
         self._open.set()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.waiting = threading.Event()
 
     def __call__(self, *args: Any) -> Any:
@@ -380,3 +381,84 @@ def test_time_is_measured_in_seconds(queue: ignis.Queue[Any], door: Door) -> Non
             receipt.result(timeout=0.1)
         assert 0.05 < time.monotonic() - began < WAIT_S
         door.open()
+
+
+# -- what the flusher survives, and what happens when it does not
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, KeyboardInterrupt])
+def test_no_callback_ends_the_flusher(
+    queue: ignis.Queue[Any], kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda args: shown.append(args.exc_type))
+
+    def fail(receipt: Any) -> None:
+        raise kind
+
+    with queue.publisher() as publisher:
+        receipt = publisher.send(1)
+        receipt.add_done_callback(fail)
+        receipt.result(WAIT_S)
+        publisher.send(2).result(WAIT_S)
+    assert shown == [kind]
+    assert sorted(stored(queue)) == [1, 2]
+
+
+class _RaisingHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise SystemExit("a log handler")
+
+
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, ValueError])
+def test_no_failure_of_the_store_ends_the_flusher(
+    queue: ignis.Queue[Any], door: Door, kind: type[BaseException]
+) -> None:
+    handler = _RaisingHandler()
+    logging.getLogger("ignis").addHandler(handler)
+    publisher = queue.publisher()
+    try:
+        door.error = kind("no")
+        error = publisher.send(1).exception(WAIT_S)
+        # Raised as it is it would end the program, or cancel the task, of whoever asks for the result.
+        assert isinstance(error, kind if issubclass(kind, Exception) else PublishError)
+        door.error = None
+        publisher.send(2).result(WAIT_S)
+    finally:
+        logging.getLogger("ignis").removeHandler(handler)
+    with pytest.raises(PublishError, match="1 buffered"):
+        publisher.close(WAIT_S)
+
+
+def test_no_hook_ends_the_flusher(app: ignis.Ignis, queue: ignis.Queue[Any]) -> None:
+    def fail(name: str, count: int) -> None:
+        raise SystemExit
+
+    app.after_publish(fail)
+    with queue.publisher() as publisher:
+        publisher.send(1).result(WAIT_S)
+        publisher.send(2).result(WAIT_S)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, SystemExit])
+def test_a_flusher_that_ends_leaves_nobody_waiting(
+    queue: ignis.Queue[Any], monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    publisher = queue.publisher()
+    publisher.send(1).result(WAIT_S)
+
+    def fail(*args: Any) -> None:
+        raise kind("injected")
+
+    monkeypatch.setattr(publisher, "_load", fail)
+    receipt = publisher.send(2)
+    with pytest.raises(ClosedError, match=r"its flusher ended.*injected"):
+        receipt.result(WAIT_S)
+    eventually(lambda: not publisher._flusher.is_alive())  # type: ignore[union-attr]
+    with pytest.raises(ClosedError, match=r"its flusher ended.*injected"):
+        publisher.send(3)
+    assert (publisher.pending, publisher.failed) == (0, 1)
+    with pytest.raises(PublishError, match="injected"):
+        publisher.close(WAIT_S)
+    publisher.close(WAIT_S)
+    assert stored(queue) == [1]

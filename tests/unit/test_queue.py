@@ -10,9 +10,12 @@ import pytest
 
 import ignis
 from ignis.errors import ConfigError, InvalidMessageError, InvalidNameError, MessageTooLargeError, QueueMismatchError
+from ignis.metrics import Collector, Exposition
 from ignis.storage.base import QueueRecord
+from ignis.supervisor.inside import process_figures
+from ignis.supervisor.totals import Totals
 from tests.conftest import MakeApp
-from tests.support import wait_idle
+from tests.support import eventually, wait_idle
 
 
 class Order(msgspec.Struct):
@@ -133,9 +136,9 @@ def test_the_same_queue_again(memory_app: ignis.Ignis) -> None:
     assert memory_app.queue("orders") is queue
     assert memory_app.queue("orders", Order, shards=3) is queue
     assert memory_app.queues() == [queue]
-    with pytest.raises(QueueMismatchError, match="made before with another type"):
+    with pytest.raises(QueueMismatchError, match="made before with type"):
         memory_app.queue("orders", Point)
-    with pytest.raises(QueueMismatchError, match="or other settings"):
+    with pytest.raises(QueueMismatchError, match="shards = 3, now asked for with 4"):
         memory_app.queue("orders", Order, shards=4)
 
 
@@ -227,3 +230,38 @@ def test_figures(app: ignis.Ignis) -> None:
     assert 0 <= found["oldest_age_s"] < 60
     assert [one["queue"] for one in app.stats()["queues"]] == ["orders"]
     assert "orders" in repr(queue)
+
+
+def test_figures_of_a_consumer_that_was_started_again(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("orders", int)
+    seen: list[int] = []
+    queue.handler(seen.append, concurrency=2)
+    exposition, totals = Exposition(Collector(memory_app.stats)), Totals()
+    for count in (2, 4, 6):
+        memory_app.start()
+        queue.publish_many([1, 2])
+        eventually(lambda count=count: len(seen) == count)
+        wait_idle(queue)
+        eventually(lambda count=count: queue.local_stats()["consumer"]["handled"] == count)
+        figures = queue.stats()["consumer"]
+        assert (figures["concurrency"], figures["start_error"]) == (2, None)
+        assert b'ignis_consumed_total{queue="orders"} %d.0' % count in exposition.text()
+        totals.note(1, process_figures(memory_app))
+        assert totals.queues()["orders"]["consumer"]["handled"] == count
+        queue.stop(10)
+        assert queue.local_stats()["consumer"]["handled"] == count
+        assert "concurrency" not in queue.local_stats()["consumer"]
+        queue.start()
+        assert queue.local_stats()["consumer"]["handled"] == count
+        memory_app.stop(10)
+
+
+@pytest.mark.parametrize(
+    "messages", ["hello", b"hello", bytearray(b"x"), memoryview(b"x"), {"a": 1}], ids=lambda one: type(one).__name__
+)
+@pytest.mark.parametrize("key", [None, str])
+def test_one_message_is_not_many(memory_app: ignis.Ignis, messages: Any, key: Any) -> None:
+    queue = memory_app.queue("texts", str)
+    with pytest.raises(InvalidMessageError, match=r"publish\(\)"):
+        queue.publish_many(messages, key=key)
+    assert queue.main.pending() == 0

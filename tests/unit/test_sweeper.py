@@ -18,11 +18,11 @@ import pytest
 import ignis
 from ignis.errors import ConfigError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreBusyError
 from ignis.leader import SoleLeader, make_leader
-from ignis.native import CODEC_JSON, encode_record
+from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.base import Fence
 from ignis.sweep_clock import ClockGuard
 from ignis.sweeper import Sweeper, SweepResult
-from tests.support import WAIT_S, eventually, reasons, sidelined
+from tests.support import UNREADABLE_METAS, WAIT_S, eventually, reasons, sidelined
 
 MakeApp = Callable[..., ignis.Ignis]
 
@@ -75,6 +75,17 @@ def test_what_is_stuck_goes_to_the_sideline(app: ignis.Ignis, clock: Clock) -> N
     assert record.swept_count == 40
     assert set(record.sweep_pointers) == {0, 1, 2}
     assert app.sweeper().total.swept == 40
+
+
+def test_headers_that_cannot_be_read_stop_no_sweep(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app, shards=1)
+    records = [encode_record(b"1", flags=CODEC_JSON, meta=meta) for meta in UNREADABLE_METAS.values()]
+    queue.main.load_batches([(0, PackedBatch.pack(records))])
+    queue.publish(2)
+    assert len(queue.main.fire(10)) == len(records) + 1
+    clock.ahead_s = 610
+    assert app.sweeper().run_once().swept == len(records) + 1
+    assert reasons(queue) == {"unreadable": len(records), "abandoned": 1}
 
 
 def test_what_was_finished_is_not_swept(app: ignis.Ignis, clock: Clock) -> None:
@@ -208,6 +219,20 @@ def test_a_leader_that_was_replaced_writes_nothing(app: ignis.Ignis, clock: Cloc
     assert sweeper.refused == 1
     result = sweeper.run_once()
     assert result.swept + result.sideline_swept == 1, "it leads anew, under a new epoch"
+
+
+def test_a_sweep_by_hand_under_an_epoch_that_was_replaced(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app)
+    queue.publish(1)
+    queue.main.fire(1)
+    clock.ahead_s = 10_000
+    sweeper = app.sweeper()
+    sweeper.run_once(["nothing"])
+    app.store.locks.next_epoch("sweeper")
+    with pytest.raises(StaleEpochError):
+        app.sweep_queue("jobs")
+    assert (queue.main.in_flight(), sweeper.refused) == (1, 1)
+    assert app.sweep_queue("jobs").swept == 1, "it leads anew, under a new epoch"
 
 
 def test_only_the_leader_sweeps(embedded_url: str, new_app: MakeApp) -> None:
@@ -459,6 +484,23 @@ def test_the_sweep_pointer_stays_before_what_the_living_hold(embedded_url: str, 
     record = app.store.queues.get("jobs")
     assert record is not None
     assert (record.swept_count, record.sweep_pointers) == (11, {0: 11}), "all of them by their age"
+
+
+def test_the_sweep_pointer_stays_before_what_was_renewed(app: ignis.Ignis, clock: Clock) -> None:
+    queue = open_queue(app, shards=1)
+    queue.publish_many(range(10))
+    fired = queue.main.fire(10)
+    time.sleep(0.01)
+    clock.ahead_s = 600
+    assert queue.main.renew(fired[3:5]) == []
+    moment_s = time.time()
+    sweeper = app.sweeper()
+    sweeper._clock = lambda: moment_s + 600 - 0.005
+    assert app.sweep_queue("jobs").swept == 8
+    record = app.store.queues.get("jobs")
+    assert record is not None
+    assert record.sweep_pointers == {0: 3}, "4 and 5 are in work"
+    queue.main.delete(fired)
 
 
 def test_a_shovel_that_died_gives_back(embedded_url: str, new_app: MakeApp) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from ignis.errors import MessageTooLargeError
-from ignis.handler import Failure, HandlerSpec, Runner
+from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.handler import Failure, HandlerSpec, Outcome, Runner
 from ignis.message import BodyCodec
-from ignis.native import CODEC_JSON, Channel, encode_record
+from ignis.native import CODEC_JSON, Channel, decode_frames, encode_record
 from ignis.workers import Chunk, Pool, Worker
 from ignis.workers.base import COMMAND_HANDLE, INDEX_BITS, make_inbox
+from ignis.workers.child import _ChildSink
+from ignis.workers.coroutine import CoroutinePool, _LoopWorker
 from ignis.workers.factory import make_pool
 from ignis.workers.loop import WorkLoop
 from tests.support import WAIT_S, Gate, eventually
@@ -495,3 +498,81 @@ def test_no_coroutines_no_worker(pool_of: MakePool) -> None:
     pool.resize(1)
     assert pool.workers[0].submit(chunk_of(1, [1]), 0, 1)
     eventually(lambda: reports.done)
+
+
+def test_a_worker_process_can_report_what_is_not_utf8() -> None:
+    outbox = make_inbox(MAX_RECORD_BYTES)
+    _ChildSink(outbox).on_failed(7, Failure("exception", "caf\udce9" * 2_000))
+    ((_, request_id, payload),) = decode_frames(outbox.recv_many(1, WAIT_S)[0])[0]
+    reason, error = msgspec.msgpack.decode(payload)
+    assert (request_id, reason, error) == (7, "exception", ("caf\\udce9" * 2_000)[: len(error)])
+    outbox.close()
+
+
+class BrokenRunner(Runner):
+    """What no handler can do, done."""
+
+    async def run_async(self, data: bytes) -> Outcome:
+        raise RuntimeError("a bug")
+
+    async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_coroutine_that_fails_outside_its_handler_is_a_failure(batch_size: int | None) -> None:
+    async def handle(message: Any) -> None:
+        pass
+
+    spec, reports = HandlerSpec(handle, "jobs", batch_size=batch_size), Reports()
+    pool = CoroutinePool(spec, reports, lambda: BrokenRunner(spec, BodyCodec(None), {}), max_record_bytes=1 << 16)
+    pool.resize(1)
+    chunk = chunk_of(1, ["a", "b"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    checking(pool, lambda: len(reports.failed) == 2)
+    assert sorted(reports.failed) == ids(chunk)
+    assert {one.reason for one in reports.failed.values()} == {"exception"}
+    assert pool.drain(WAIT_S)
+    pool.close(WAIT_S)
+
+
+def test_a_task_that_exits_ends_no_event_loop(pool_of: MakePool) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async def handle(message: Any) -> None:
+        if message == "leave":
+            await asyncio.create_task(leave())
+
+    pool, reports = pool_of(handle)
+    chunk = chunk_of(1, ["leave", "stay"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    checking(pool, lambda: reports.everything() == ids(chunk))
+    assert list(reports.failed) == ids(chunk)[:1]
+    assert reports.failed[chunk.first_id].error == "SystemExit: 3"
+
+
+def test_an_event_loop_that_ends_fails_its_pool(pool_of: MakePool) -> None:
+    async def handle(message: Any) -> None:
+        worker.loop.run_forever = broken  # type: ignore[method-assign]
+        worker.loop.stop()
+
+    def broken() -> None:
+        raise OSError("no more files")
+
+    pool, _ = pool_of(handle)
+    worker = cast("_LoopWorker", pool.workers[0])
+    assert worker.submit(chunk_of(1, ["a"]), 0, 1)
+    worker.thread.join(WAIT_S)
+    with pytest.raises(WorkerStartError, match="its event loop ended"):
+        pool.check(time.monotonic())
+
+
+def test_a_handler_that_stops_the_event_loop_ends_nothing(pool_of: MakePool) -> None:
+    async def handle(message: Any) -> None:
+        asyncio.get_running_loop().stop()
+
+    pool, reports = pool_of(handle)
+    chunk = chunk_of(1, ["a", "b"])
+    assert pool.workers[0].submit(chunk, 0, 2)
+    checking(pool, lambda: reports.done == ids(chunk))
