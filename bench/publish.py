@@ -2,6 +2,7 @@
 
 Paced: bursts of 100 a millisecond, which the flusher keeps up with; this is what a request handler sees. Saturated:
 as fast as the loop goes, so that the ring fills and the call has to wait. Refused: a ring of 64 and a time-out of 0.
+Typed: messages of a class, read back as the consumer will read them (`queue.strict`) and not.
 The peers are what one would otherwise hand a message to without waiting. Reading the clock twice is part of every
 figure; its cost is a row of its own.
 """
@@ -19,6 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+import ignis
 from bench.measure import Options, Recorder, Result
 from bench.peers.base import SYNC, MissingError, require_module
 from bench.peers.ignis_embedded import IgnisEmbedded
@@ -121,9 +125,9 @@ TARGETS = (
 # -- the measuring process ---------------------------------------------------------------------------------------------
 
 
-def paced(send: Callable[[bytes], object], size: int, seconds: float) -> list[int]:
-    """The time of each call in nanoseconds, in bursts with pauses between them."""
-    clock, body = time.perf_counter_ns, b"x" * size
+def paced(send: Callable[[Any], object], size: int, seconds: float, message: Any = None) -> list[int]:
+    """The time of each call in nanoseconds, in bursts with pauses between them. ``message``: None = ``size`` bytes."""
+    clock, body = time.perf_counter_ns, b"x" * size if message is None else message
     times: list[int] = []
     took = times.append
     for _ in range(20 * BURST):
@@ -153,6 +157,36 @@ def saturated(send: Callable[[bytes], object], size: int, seconds: float) -> tup
         took(now - before)
         before = now
     return times, (before - began) / 1e9
+
+
+class Line(msgspec.Struct):
+    sku: str
+    count: int
+    price: float
+    note: str | None = None
+
+
+class Order(msgspec.Struct):
+    id: int
+    customer: str
+    lines: list[Line]
+
+
+TYPED: dict[str, tuple[type, Any]] = {
+    "4 fields": (Line, Line("A-1138", 3, 9.5, "gift")),
+    "4 fields, one None": (Line, Line("A-1138", 3, 9.5)),
+    "an order of 10 lines": (Order, Order(7, "ada", [Line("A-1138", n, 9.5, "gift") for n in range(10)])),
+}
+
+
+def measure_typed(gate: Gate, directory: str, what: str, strict: bool, seconds: float) -> list[int]:
+    """Paced calls with a message of a class, whose encoding is part of the call."""
+    kind, message = TYPED[what]
+    with ignis.Ignis(f"embedded://{directory}/store") as app:
+        queue = app.queue("typed", kind, strict=strict)
+        gate()
+        with queue.publisher() as publisher:
+            return paced(publisher.send, 0, seconds, message)
 
 
 def measure_target(gate: Gate, index: int, directory: str, size: int, seconds: float) -> list[int]:
@@ -220,20 +254,33 @@ def run(options: Options, recorder: Recorder) -> None:
     full = Result("ignis, publisher saturated", SYNC, "publisher.send as fast as it goes: the ring fills, send waits")
     refused = Result("ignis, publisher refusing", SYNC, "capacity=64, send(timeout=0): the time of a ChannelFullError")
     clock = Result("(reading the clock twice)", note="part of every row")
-    results = [clock, ours]
-    results += [Result(target.name, note=target.how) for target in TARGETS]
+    typed = {
+        (what, strict): Result(
+            f"ignis, {what}{'' if strict else ', strict=False'}", SYNC, "publisher.send of an object"
+        )
+        for what in TYPED
+        for strict in (True, False)
+    }
+    results = [clock, ours, *typed.values()]
+    peers = [Result(target.name, note=target.how) for target in TARGETS]
+    results += peers
     for _ in range(options.runs):
         _once(clock, lambda: clock.add_latencies(_alone(measure_clock, size, seconds)))
         _once(ours, lambda: _run_ignis(options, ours, full))
         _once(refused, lambda: _run_refusals(options, refused))
+        for (what, strict), result in typed.items():
+            _once(result, partial(_run_typed, options, result, what, strict))
         for index, target in enumerate(TARGETS):
             if options.wants(target.name):
-                _once(results[2 + index], partial(_run_target, options, results[2 + index], index))
+                _once(peers[index], partial(_run_target, options, peers[index], index))
     shown = [result for result in results if result.latency_ns or result.problem]
     latency_table(
         f"Publish as its caller sees it, {size}-byte messages, bursts of {BURST} every {BURST_EVERY_S * 1e3:g} ms",
         shown, caption="only ignis' messages are durable afterwards; the others are the price of a hand-over alone",
     )  # fmt: skip
+    for what in TYPED:
+        ratio = typed[what, True].latency("p50") / max(1, typed[what, False].latency("p50"))
+        console.print(f"{what}: reading it back makes the call {ratio:.2f} times as long")
     Goal("buffered publish p50", ours.latency("p50"), 1_000, at_most=True, unit=" ns").show()
     recorder.write_all("publish.paced", shown)
 
@@ -262,6 +309,13 @@ def _run_target(options: Options, result: Result, index: int) -> None:
         require_module(TARGETS[index].module, TARGETS[index].module)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
         times = _alone(measure_target, index, directory, options.size_bytes, options.seconds)
+    result.n += len(times)
+    result.add_latencies(times)
+
+
+def _run_typed(options: Options, result: Result, what: str, strict: bool) -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
+        times = _alone(measure_typed, directory, what, strict, options.seconds)
     result.n += len(times)
     result.add_latencies(times)
 
