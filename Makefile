@@ -88,8 +88,9 @@ stubtest: $(STAMPS)/build ## the stubs of the extension modules against the modu
 	    ignis.native
 
 .PHONY: test-c
-test-c: system-packages ## the C core's own tests, no Python
+test-c: system-packages ## the C core's own tests, no Python: with the system's C library, and with musl's
 	$(MAKE) -C csrc test
+	@if command -v musl-gcc >/dev/null; then $(MAKE) --no-print-directory -C csrc musl; else echo "musl: SKIPPED: no musl-gcc" >&2; fi
 
 .PHONY: sanitize
 sanitize: sanitize-c sanitize-py ## the tests of the core under ASan, UBSan and TSan
@@ -139,7 +140,7 @@ $(PY_CHECKS:%=step-%): $(STAMPS)/build
 step-stubtest: step-typecheck
 
 .PHONY: test-all
-test-all: ## the Python tests on every Python 3.10 to 3.13 of this machine (.venvs/)
+test-all: ## the Python tests on every Python 3.10 to 3.14 of this machine (.venvs/)
 	@scripts/test-all '$(MAKE)'
 
 .PHONY: torture
@@ -147,6 +148,9 @@ torture: system-packages $(STAMPS)/build ## the long form: power cuts, kill -9, 
 	$(PY) -m tests.torture $(TORTURE_ARGS)
 
 # -- Distributions -----------------------------------------------------------------------------------------------------
+
+# The files in a wheel have the time of the commit, so that the same tree gives the same bytes.
+export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 1767225600)
 
 # The wheel is built from the source distribution, so that a file missing there is noticed.
 dist/.built: $(STAMPS)/packages setup.py pyproject.toml MANIFEST.in README.md LICENSE $(NATIVE_SOURCES) $(PACKAGE_SOURCES)
@@ -158,6 +162,10 @@ dist/.built: $(STAMPS)/packages setup.py pyproject.toml MANIFEST.in README.md LI
 wheel: dist/.built ## source distribution and wheel: contents checked, wheel installed elsewhere and tried
 	$(PY) tests/packaging/check_distributions.py dist
 	scripts/try-wheel $(PY) dist
+
+.PHONY: reproducible
+reproducible: $(STAMPS)/packages ## the wheel built twice, in two places: the same bytes
+	scripts/reproducible-wheel $(PY)
 
 # -- To look at --------------------------------------------------------------------------------------------------------
 

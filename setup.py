@@ -6,31 +6,26 @@ Environment switches, all off by default:
 * ``IGNIS_DEBUG``: ``1`` builds without optimisation and with the thread checks of ``IGN_DEBUG``
 * ``IGNIS_COVERAGE``: ``1`` adds gcov instrumentation to the C files
 * ``IGNIS_WERROR``: ``1`` turns the C core's warnings into errors (for continuous integration)
+* ``IGNIS_SYMBOLS``: ``1`` keeps symbols and line numbers, for profilers and debuggers; otherwise they are left out
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
+from typing import Any
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
-CHANNEL = ["channel", "region", "bytering", "ring", "slab", "wait", "error"]
-
-# Each extension links the C files it needs, so that no shared library has to be found at run time. The few globals
-# of those files (fork counter, SIGBUS registry) are made to exist several times in a process.
-SOURCES = {
-    "record": ["record", "column", "crc32c"],
-    "slab": ["slab", "wait", "error"],
-    "ring": ["ring", "wait", "error"],
-    "frame": ["frame", "error"],
-    "wait": ["board", *CHANNEL[1:]],
-    "channel": CHANNEL,
-    "outbox": ["board", *CHANNEL],
-    "intake": ["board", *CHANNEL, "record", "crc32c"],
-    "wire": ["wire", "wire_send", "frame", "record", "crc32c", "error"],
-}
+HERE = Path(__file__).resolve().parent
+HEADERS = [f"csrc/{name}" for name in sorted(os.listdir(HERE / "csrc")) if name.endswith(".h")]
+CORE = [f"csrc/{name}" for name in sorted(os.listdir(HERE / "csrc")) if name.endswith(".c")]
+MODULES = sorted(path.stem for path in (HERE / "ignis" / "native").glob("*.pyx"))
+JOBS = os.cpu_count() or 1
 
 
 def flag(name: str) -> bool:
@@ -41,6 +36,10 @@ def flag(name: str) -> bool:
 def compile_args() -> list[str]:
     """Options for every C file, generated ones included."""
     args = ["-std=c11", "-fvisibility=hidden", "-fstack-protector-strong", "-pthread"]
+    # The directory of the build is in no message of an assertion and no line table: two builds give the same bytes.
+    args += [f"-ffile-prefix-map={HERE}=."]
+    if for_machines():
+        args += ["-g0"]  # after the interpreter's own -g
     if flag("IGNIS_DEBUG"):
         args += ["-O0", "-g", "-DIGN_DEBUG", "-U_FORTIFY_SOURCE"]
     else:
@@ -56,9 +55,16 @@ def compile_args() -> list[str]:
     return args
 
 
+def for_machines() -> bool:
+    """True when nobody wants to look inside: neither a debugger, a profiler nor a sanitizer."""
+    return not any(map(flag, ("IGNIS_DEBUG", "IGNIS_SYMBOLS", "IGNIS_SANITIZE", "IGNIS_COVERAGE")))
+
+
 def link_args() -> list[str]:
     """Options for the linker."""
     args = ["-pthread"]
+    if for_machines():
+        args += ["-Wl,-x"] if sys.platform == "darwin" else ["-Wl,-s"]
     if sys.platform.startswith("linux"):
         args += ["-Wl,-z,relro,-z,now"]
     if sanitize := os.environ.get("IGNIS_SANITIZE"):
@@ -68,26 +74,58 @@ def link_args() -> list[str]:
     return args
 
 
+def readme() -> str:
+    """The README with links that work where the repository's files are not beside it."""
+    source = re.search(r'^Source = "(.*)"$', (HERE / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert source is not None
+    links = re.compile(r"\]\((?![a-z]+:|#)")
+    return links.sub(f"]({source[1]}/blob/main/", (HERE / "README.md").read_text("utf-8"))
+
+
+class BuildExtensions(build_ext):
+    """Also builds the C core that the extensions link, which ``build_ext`` alone takes for built."""
+
+    def run(self) -> None:
+        self.run_command("build_clib")
+        super().run()
+
+
+def core() -> tuple[str, dict[str, Any]]:
+    """The C core, compiled once. Each extension links what it needs of it, so that no shared library has to be found
+    at run time. Its few globals (fork counter, SIGBUS registry) are made to exist several times in a process."""
+    return "ignis_core", {
+        "sources": CORE,
+        "include_dirs": ["csrc"],
+        "obj_deps": {"": HEADERS},
+        "cflags": compile_args(),
+    }
+
+
 def extensions() -> list[Extension]:
     """One extension per primitive."""
     return [
         Extension(
             f"ignis.native.{name}",
-            [f"ignis/native/{name}.pyx", *(f"csrc/ignis_{unit}.c" for unit in units)],
+            [f"ignis/native/{name}.pyx"],
             include_dirs=["csrc"],
-            depends=[f"csrc/{header}" for header in sorted(os.listdir("csrc")) if header.endswith(".h")],
+            depends=[*HEADERS, *CORE],
             extra_compile_args=compile_args(),
             extra_link_args=link_args(),
         )
-        for name, units in SOURCES.items()
-        if os.path.exists(f"ignis/native/{name}.pyx")
+        for name in MODULES
     ]
 
 
 setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    libraries=[core()],
     ext_modules=cythonize(
         extensions(),
         build_dir="build/cython",
+        nthreads=JOBS,
         compiler_directives={"language_level": "3", "embedsignature": True},
-    )
+    ),
+    cmdclass={"build_ext": BuildExtensions},
+    options={"build_ext": {"parallel": JOBS}},
 )

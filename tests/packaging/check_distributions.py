@@ -7,6 +7,7 @@ from the repository's own tree, so that a new module or C file is covered on the
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 import tarfile
 import zipfile
@@ -24,6 +25,7 @@ NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
     "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
 )  # fmt: skip
+RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
 SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml")
 """What of the package is in both."""
 SDIST_FILES = (
@@ -71,6 +73,7 @@ def check_wheel(path: Path) -> Iterator[str]:
         entry_points = "".join(
             archive.read(name).decode() for name in names if name.endswith(".dist-info/entry_points.txt")
         )
+        compiled_modules = {name: archive.read(name) for name in names if name.endswith(".so")}
     yield from (f"wheel lacks {name}" for name in sorted({*tree("ignis", *SHIPPED)} - names))
     yield from (f"wheel must not hold {name}" for name in matching(sorted(names), NOT_IN_WHEEL))
     for source in tree("ignis/native", ".pyx"):
@@ -90,6 +93,12 @@ def check_wheel(path: Path) -> Iterator[str]:
         yield "wheel lacks the license"
     if "ignis = ignis.cli:main" not in entry_points:
         yield "wheel lacks the command `ignis`"
+    yield from (
+        f"wheel's README has a link that works in the repository only: {link}" for link in RELATIVE.findall(metadata)
+    )
+    for name, content in sorted(compiled_modules.items()):
+        if b".debug_info" in content:
+            yield f"wheel's {name} holds debug information"
     for line in ("Name: ignis-mq", "License-Expression: Apache-2.0", "Requires-Python: >=3.10"):
         if line not in metadata.splitlines():
             yield f"wheel's metadata lack {line!r}"

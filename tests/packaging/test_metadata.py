@@ -16,7 +16,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PYTHONS = ["3.10", "3.11", "3.12", "3.13", "3.14"]
 
 if not (ROOT / ".github").is_dir():
     pytest.skip("wants the repository", allow_module_level=True)
@@ -56,7 +56,7 @@ def test_test_all_covers_the_supported_pythons() -> None:
 
 
 def test_version_comes_from_one_place(pyproject: dict[str, Any]) -> None:
-    assert pyproject["project"]["dynamic"] == ["version"]
+    assert pyproject["project"]["dynamic"] == ["version", "readme"]
     assert pyproject["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "ignis._version.__version__"}
 
 
