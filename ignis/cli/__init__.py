@@ -17,6 +17,7 @@ from ignis.cli import render
 from ignis.cli.autoscale import autoscale
 from ignis.cli.bench import bench
 from ignis.cli.broker import broker
+from ignis.cli.completion import answer, completion
 from ignis.cli.demo import demo
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
@@ -47,6 +48,7 @@ def cli(context: click.Context) -> None:
 
 for command in (
     worker, publish, queues, stats, peek, sideline, sweep, leader, autoscale, relay, broker, pipeline, demo, bench,
+    completion,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -57,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None = ``sys.argv[1:]``.
     """
+    if argv is None and (answered := answer(cli)) is not None:
+        return answered
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:

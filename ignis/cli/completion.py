@@ -1,0 +1,37 @@
+"""``ignis completion``: the script that makes a shell complete the command line."""
+
+from __future__ import annotations
+
+import os
+
+import click
+from click.shell_completion import get_completion_class, shell_complete
+
+__all__ = ["answer", "completion"]
+
+VARIABLE = "_IGNIS_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+HOW_TO = """\b
+bash  eval "$(ignis completion bash)"      in ~/.bashrc (bash 4.4 or newer)
+zsh   eval "$(ignis completion zsh)"       in ~/.zshrc, after compinit
+fish  ignis completion fish | source       in ~/.config/fish/config.fish"""
+
+
+def answer(command: click.Command) -> int | None:
+    """What a shell that completes a line is told, on standard output.
+
+    Returns:
+        The exit code, or None when no shell asks.
+    """
+    asked = os.environ.get(VARIABLE)
+    return None if asked is None else shell_complete(command, {}, "ignis", VARIABLE, asked)
+
+
+@click.command(epilog=HOW_TO)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the script that makes SHELL complete commands and options."""
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(context.find_root().command, {}, "ignis", VARIABLE).source())
