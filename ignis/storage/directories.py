@@ -22,8 +22,9 @@ def directory_of(parts: SplitResult) -> str:
     if not path:
         raise ConfigError(f"the {scheme} URL names no directory; write {scheme}:///path/of/it")
     if not path.startswith("/") and parts.netloc not in (".", ".."):
+        name = path.removeprefix("./")
         raise ConfigError(
-            f"{scheme} URL: {path!r} is neither absolute nor relative: write {scheme}:///{path} for the directory /{path}, "
-            f"or {scheme}://./{path} for {path} below the current directory"
+            f"{scheme} URL: {path!r} is neither absolute nor relative: write {scheme}:///{name} for the directory /{name}, "
+            f"or {scheme}://./{name} for {name} below the current directory"
         )
     return path

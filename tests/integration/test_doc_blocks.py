@@ -1,0 +1,88 @@
+"""What README and docs tell people to type works as it is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.doc_blocks import PAGES, RUN, SHOWN, Block, Page, blocks
+
+pytestmark = pytest.mark.integration
+
+NEEDS = {"aerospike", "spark", "zookeeper", "docker", "repository", "cluster", "root"}
+ELSEWHERE = {"aerospike", "zookeeper", "docker", "repository", "cluster", "root"}
+"""Not run here: there is no such thing on every machine, or the tests have a way of their own (``repository``)."""
+PRIVILEGED = re.compile(r"(?<![\w.])/(var|etc|data|opt|srv|mnt)/")
+
+PIP = """#!/bin/sh
+# Stands for pip: the packages are there already; that the extras exist is looked at.
+exec {python} -c '
+import importlib.metadata, re, sys
+known = set(importlib.metadata.metadata("ignis-mq").get_all("Provides-Extra"))
+for name, extras in re.findall(r"(ignis-mq)\\[([a-z,]*)\\]", " ".join(sys.argv)):
+    missing = set(extras.split(",")) - known
+    sys.exit(f"no extra {{missing}}") if missing else None
+' "$@"
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    commands = Path(sys.executable).parent
+    if not (commands / "ignis").exists():
+        pytest.skip("the command ignis is not installed beside this interpreter")
+    shims = tmp_path / "bin"
+    shims.mkdir()
+    (shims / "pip").write_text(PIP.format(python=sys.executable))
+    (shims / "pip").chmod(0o755)
+    path = os.pathsep.join((str(shims), str(commands), os.environ["PATH"]))
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("IGNIS", "PYTHON"))},
+        "PATH": path, "HOME": str(tmp_path), "PYTHONUNBUFFERED": "1", "PYSPARK_PYTHON": sys.executable,
+    }  # fmt: skip
+
+
+def every() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page)]
+
+
+def test_every_fence_says_its_language() -> None:
+    unknown = [str(block) for block in every() if block.language not in (*RUN, *SHOWN)]
+    assert not unknown, f"one of {RUN} is run, one of {SHOWN} is shown"
+    words = {word for block in every() for word in block.words} - {"file", "background", "continues", "needs"}
+    assert not words
+    assert {block.words["needs"] for block in every() if "needs" in block.words} <= NEEDS
+
+
+def test_who_follows_the_pages_needs_no_rights() -> None:
+    asked = [
+        f"{block}: {found[0]}"
+        for block in every()
+        if block.language in RUN and block.words.get("needs") not in ELSEWHERE
+        for found in PRIVILEGED.finditer(block.text)
+    ]
+    assert not asked
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.language in RUN for block in blocks(page))])
+def test_a_page_as_it_is_written(page: str, environment: dict[str, str], tmp_path: Path) -> None:
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    found = [block for block in blocks(page) if block.language in RUN or "file" in block.words]
+    needed = {block.words.get("needs", "") for block in found} - {"", *ELSEWHERE}
+    if "spark" in needed and importlib.util.find_spec("pyspark") is None:
+        pytest.skip("no PySpark")
+    running = Page(directory, environment)
+    try:
+        for block in found:
+            if block.words.get("needs") not in ELSEWHERE:
+                running.run(block)
+    finally:
+        wrong = running.close()
+    assert not wrong
