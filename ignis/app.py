@@ -512,15 +512,26 @@ class Ignis:
         return figures
 
     def close(self, timeout: float | None = None) -> None:
-        """Stops, then closes the store. Close publishers before. Idempotent."""
+        """Stops, then closes the store. Close publishers before. Idempotent.
+
+        What was registered stays: queues, handlers, middleware and hooks work again with the next use or `start`, which
+        open the store anew. Queues that were found in the store are found again. Publishers, locks and magazines of before are
+        closed for good. With ``memory://``, which has no name, the content is gone.
+        """
         if timeout is not None:
             check_timeout(timeout)
         if self._running or self._sweeper is not None:
             self.stop(timeout)
+        for queue in self.queues():
+            queue.close_awaited(timeout)
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
             deciders, self._deciders = self._deciders, None
-            self._queues.clear()
+            self._queues = {name: queue for name, queue in self._queues.items() if queue.template is None}
+            for queue in self._queues.values():
+                queue.reset()
+            self.refresher.reset()
+            self.paused = False
             if deciders is not None:
                 deciders.close()
             if store is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 from ignis.config import shown
 from ignis.errors import ConfigError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
-from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record
+from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
 
 __all__ = [
     "BodyCodec",
@@ -489,7 +489,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        return str(uuid.UUID(bytes=self._record.id))
+        return id_text(self._record.id)
 
     @property
     def key(self) -> str | None:

@@ -10,9 +10,10 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from ignis.async_publisher import AsyncPublisher
 from ignis.config import (
     QueueSettings,
     check_number,
@@ -28,7 +29,7 @@ from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec
-from ignis.publisher import Publisher
+from ignis.publisher import OnPlaced, Publisher
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
 from ignis.storage.os_errors import without_means
@@ -74,6 +75,7 @@ class Queue(Generic[M]):
         self.shovel = Shovel(self)
         self.published = 0
         self._past: Counter[str] = Counter()
+        self._awaited: AsyncPublisher[M] | None = None
         self.template: HandlerTemplate | None = None
         """What made this queue when it was found in the store; None for one that the code names."""
 
@@ -179,6 +181,15 @@ class Queue(Generic[M]):
             self._main = self._sideline = None
             for name in (self.name, self.name + SIDELINE_SUFFIX):
                 self.app.magazines.forget(name)
+
+    def reset(self) -> None:
+        """After the application was closed: as it was made, with its handler. The next use opens whatever store there is then."""
+        with self._lock:
+            self._main = self._sideline = None
+            self._settings = resolve(QueueSettings, self._given, self.app.file, name=self.name)
+            self._codec = BodyCodec(self.type, self._settings.codec, self._settings.strict)
+            if self.spec is not None and self.spec.declared is not None:
+                self.spec.concurrency = self.spec.declared
 
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type
@@ -294,11 +305,44 @@ class Queue(Generic[M]):
         if self.app.hooks.after_publish:
             self.app.hooks.published(self.name, count)
 
-    async def apublish(
+    def apublish(
         self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+    ) -> Coroutine[Any, Any, Published]:
+        """`publish` for coroutines: the message joins what others publish at that moment, and one transaction makes all of them
+        durable, as with a `publisher`. The event loop runs on meanwhile.
+
+        Returns, arguments and durability are those of `publish`. Messages of one key that one task publishes one after the
+        other keep their order. Of a coroutine that is cancelled the message may be stored or not. Any event loop, any thread.
+
+        Raises what `publish` raises; WaitTimeoutError when there was no room for ``publisher.send_timeout_s``; ClosedError
+        when the application is closed meanwhile.
+        """
+        # Not a coroutine of its own around the one that does it: every message would pay for both.
+        if self._awaited is None:
+            return self._open_and_apublish(message, key, headers)
+        return self._awaited.publish(message, key, headers)
+
+    async def _open_and_apublish(
+        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None
     ) -> Published:
-        """`publish` off the event loop."""
-        return await asyncio.to_thread(self.publish, message, key=key, headers=headers)
+        awaited = await asyncio.to_thread(self._open_awaited)  # the store may be opened there
+        return await awaited.publish(message, key, headers)
+
+    def _open_awaited(self) -> AsyncPublisher[M]:
+        """The publisher of `apublish`, made with its first message. A batch never waits for more: somebody waits for it."""
+        with self._lock:
+            if self._awaited is None:
+                self._awaited = AsyncPublisher(
+                    lambda on_placed: self._new_publisher({"linger_s": 0}, on_placed), self._stored
+                )
+            return self._awaited
+
+    def close_awaited(self, timeout: float | None = None) -> None:
+        """Ends the publisher of `apublish`, once what is on its way is durable. The next call makes another. Idempotent."""
+        with self._lock:
+            awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            awaited.close(timeout)
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
         """`publish_many` off the event loop."""
@@ -312,12 +356,15 @@ class Queue(Generic[M]):
 
         Raises ConfigError; StoreUnreachableError where no memory or thread is left for it.
         """
+        return self._new_publisher(settings)
+
+    def _new_publisher(self, settings: dict[str, Any], on_placed: OnPlaced | None = None) -> Publisher[M]:
         main, chosen = self.main, self.app.publisher_settings(settings)
         own: Publisher[M] | None = self.app.store.open_publisher(main, chosen)
         if own is not None:
             return own
         with without_means(f"publisher of queue {self.name!r}"):
-            return Publisher(main, chosen, on_stored=self._stored)
+            return Publisher(main, chosen, on_stored=self._stored, on_placed=on_placed)
 
     # -- handling
 

@@ -109,6 +109,11 @@ class Refresher:
             self._thread.join(timeout)
             self._thread = None
 
+    def reset(self) -> None:
+        """After the application was closed: what was known of the queues of its store is forgotten."""
+        self.states = {}
+        self._only = None
+
     def stats(self) -> dict[str, Any]:
         """Passes, failures, and the state of every queue as this instance sees it."""
         return {"passes": self.passes, "errors": self.errors, "states": dict(self.states)}

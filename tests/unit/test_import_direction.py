@@ -28,7 +28,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),
     frozenset({"handler", "leader", "publisher", "sweep_clock"}),
-    frozenset({"workers"}),
+    frozenset({"async_publisher", "workers"}),
     frozenset({"acknowledger", "depths", "recovery"}),
     frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),

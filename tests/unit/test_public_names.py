@@ -135,6 +135,7 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "acknowledger",
         "app",
         "array_queue",
+        "async_publisher",
         "autoscaler",
         "config",
         "consumer",
