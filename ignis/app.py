@@ -176,8 +176,8 @@ class Ignis:
 
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
-            type: of its messages: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, ...; None = any JSON
-                value, or what the stored queue has.
+            type: of its messages: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, a pydantic model, ...;
+                None = any JSON value, or what the stored queue has.
             settings: any of ``[queue]`` in ``docs/settings.md``: ``shards``, ``message_expiry="2d"``,
                 ``stuck_after="20m"``, ``durability``, ...
 

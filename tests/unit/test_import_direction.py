@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
     frozenset({"places", "urls"}),
     frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
+    frozenset({"pydantic_models"}),
     frozenset({"message"}),
     frozenset({"storage"}),
     frozenset({"array_queue", "locks", "magazine"}),
@@ -50,7 +51,7 @@ LEAVES: dict[str, frozenset[str]] = {
     "supervisor": frozenset({"metrics"}),
 }
 
-DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pyspark", "starlette")
+DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pydantic", "pyspark", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}

@@ -149,6 +149,7 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "message",
         "metrics",
         "publisher",
+        "pydantic_models",
         "queue",
         "recovery",
         "refresher",
