@@ -10,11 +10,11 @@ import os
 import queue as queues_
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from ignis.clock import Clock
 from ignis.config import (
     ConsumerSettings,
     LeaderSettings,
@@ -71,7 +71,8 @@ class Ignis:
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
-        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; injectable for tests.
+        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
+            by which then go the memory store, locks and schedules too.
 
     Not usable in a child after ``fork`` (ForkedHandleError): make a new one there.
     """
@@ -122,7 +123,8 @@ class Ignis:
         for name in self.store_options:
             if not isinstance(name, str) or name in ("url", "client_id", "farm_id"):
                 raise ConfigError(f"store has {shown(name)}, which is no option of a store")
-        self._clock = clock or time.time
+        self.clock = clock if isinstance(clock, Clock) else Clock(clock)
+        """The time by which this application acts."""
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._magazines: MagazineManager | None = None
@@ -154,9 +156,12 @@ class Ignis:
                 if self._store is None:
                     if not self.url:
                         raise ConfigError("no store: give a URL such as embedded:///var/lib/orders, or set IGNIS_URL")
-                    self._store = open_store(
-                        self.url, client_id=self.client_id, farm_id=self.farm_id, **self.store_options
-                    )
+                    options = dict(self.store_options)
+                    if self.clock.by_hand:
+                        if not self.url.startswith("memory:"):
+                            raise ConfigError(f"a clock by hand goes with memory://, not with {redacted(self.url)}")
+                        options["clock"] = self.clock
+                    self._store = open_store(self.url, client_id=self.client_id, farm_id=self.farm_id, **options)
         return self._store
 
     @property
@@ -338,7 +343,7 @@ class Ignis:
         """The sweeper of this store; sweeps only while this instance leads."""
         with self._lock:
             if self._sweeper is None:
-                self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self._clock)
+                self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self.clock)
             return self._sweeper
 
     def sweep_queue(self, name: str) -> SweepResult:
@@ -493,6 +498,11 @@ class Ignis:
     @property
     def running(self) -> bool:
         return self._running
+
+    @property
+    def opened(self) -> bool:
+        """Whether the store is open."""
+        return self._store is not None
 
     def stats(self) -> dict[str, Any]:
         """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper

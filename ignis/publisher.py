@@ -27,7 +27,7 @@ from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
 from ignis.storage.underway import Loading
 
-__all__ = ["Publisher", "pending_messages"]
+__all__ = ["Publisher", "flush_publishers", "pending_messages"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -170,6 +170,11 @@ class Publisher(Generic[M]):
     async def aflush(self, timeout: float | None = None) -> None:
         """`flush` off the event loop."""
         await asyncio.to_thread(self.flush, timeout)
+
+    @property
+    def magazine(self) -> Magazine[M]:
+        """Where its messages go."""
+        return self._magazine
 
     @property
     def sent(self) -> int:
@@ -347,6 +352,13 @@ class Publisher(Generic[M]):
 def pending_messages() -> int:
     """Messages in all publishers of this process that are not durable yet."""
     return sum(publisher.pending for publisher in list(_open))
+
+
+def flush_publishers(magazine: Magazine[Any], timeout: float | None = None) -> None:
+    """Flushes every publisher of this process that is open on the magazine. Raises as `Publisher.flush`."""
+    for publisher in list(_open):
+        if publisher.magazine is magazine:
+            publisher.flush(timeout)
 
 
 @atexit.register

@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -202,7 +201,7 @@ class Queue(Generic[M]):
     ) -> QueueRecord:
         """Stores what this process knows of the queue; ``describe`` says what that is of a queue that is there: all."""
         if stored is None:
-            record = QueueRecord(self.name, created_at_ms=time.time_ns() // 1_000_000)
+            record = QueueRecord(self.name, created_at_ms=int(self.app.clock() * 1000))
             self._describe(record)
             queues.chosen(self.name, given_names(QueueSettings, self._given, self.app.file, name=self.name))
             queues.put(record)
@@ -467,15 +466,16 @@ class Queue(Generic[M]):
         self._middleware.append(layer)
         return layer
 
-    def make_runner(self, spec: HandlerSpec, codec: str | None = None) -> Runner:
+    def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
 
         Args:
+            outermost: further layers around all of them.
             codec: name of the stored codec, in a process that does not open the store.
         """
         if codec is not None and codec != self._codec.name:
             self._codec = BodyCodec(self._type_for(codec), codec, self._settings.strict)
-        spec.middleware = [*self.app.layers, *self._middleware]
+        spec.middleware = [*outermost, *self.app.layers, *self._middleware]
         return Runner(spec, self._codec, self.app.resources)
 
     @property
@@ -580,7 +580,7 @@ class Queue(Generic[M]):
             "in_flight": main.in_flight(),
             "sideline": sideline.pending(),
             "sideline_in_flight": sideline.in_flight(),
-            "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
+            "oldest_age_s": None if oldest is None else max(0.0, self.app.clock() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
 

@@ -22,7 +22,7 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"places", "urls"}),
+    frozenset({"clock", "places", "urls"}),
     frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
     frozenset({"pydantic_models"}),
     frozenset({"message"}),
@@ -49,9 +49,10 @@ LEAVES: dict[str, frozenset[str]] = {
     "relay": frozenset(),
     "spark": frozenset(),
     "supervisor": frozenset({"metrics"}),
+    "testing": frozenset(),
 }
 
-DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pydantic", "pyspark", "starlette")
+DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}

@@ -137,6 +137,7 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "array_queue",
         "async_publisher",
         "autoscaler",
+        "clock",
         "config",
         "consumer",
         "depths",
@@ -160,6 +161,7 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "sweep_clock",
         "sweeper",
         "template",
+        "testing",
         "workers",
     ],
 )
