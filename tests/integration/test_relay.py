@@ -420,3 +420,12 @@ def test_a_coroutine_does_not_wait_for_ever_for_a_relay(here: Place) -> None:
     late = pytest.raises(errors.RelayAbsentError, match=r"is not durable within 0\.05 s")
     with ignis.Ignis(here.url, **options) as app, late:  # type: ignore[arg-type]
         asyncio.run(app.queue("q", bytes).apublish(b"x"))
+
+
+def test_a_closed_producer_publishes_again(here: Place, queue: ignis.Queue[bytes]) -> None:
+    here.start_relay()
+    for n in range(3):
+        queue.publish(b"%d" % n)
+        assert asyncio.run(queue.apublish(b"a%d" % n)).id
+        queue.app.close()
+    assert sorted(here.stored()) == sorted([b"0", b"1", b"2", b"a0", b"a1", b"a2"])

@@ -13,6 +13,7 @@ import pytest
 import ignis
 from ignis.errors import ClosedError, QueueMismatchError
 from tests.apps import jobs
+from tests.broker_support import running
 from tests.conftest import MakeApp
 from tests.support import Journal, eventually, wait_idle
 
@@ -183,3 +184,15 @@ def test_process_workers_start_again(embedded_url: str, new_app: MakeApp, journa
         wait_idle(queue)
         app.close()
     assert {"start 0", "start 1"} <= set(journal.lines())
+
+
+def test_over_a_broker(embedded_url: str, new_app: MakeApp) -> None:
+    with running(embedded_url) as broker:
+        app, seen = new_app(broker.url), []
+        queue = app.queue("jobs", int)
+        queue.handler(seen.append)
+        for n in range(CYCLES):
+            app.start()
+            asyncio.run(queue.apublish(n))
+            eventually(lambda n=n: seen[-1:] == [n])  # type: ignore[misc]
+            app.close()
