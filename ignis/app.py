@@ -187,7 +187,8 @@ class Ignis:
                 ``stuck_after="20m"``, ``durability``, ...
 
         Raises:
-            InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings.
+            InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings, unless
+                the application was closed in between.
         """
         name = check_name(name)
         with self._lock:
@@ -197,6 +198,9 @@ class Ignis:
             elif (type is not None and type is not known.type) or settings:
                 fresh: Queue[Any] = Queue(self, name, type if type is not None else known.type, settings)
                 if fresh.type is not known.type or (settings and fresh.settings != known.settings):
+                    if known.unused:
+                        known.reset(fresh)
+                        return known
                     raise QueueMismatchError(
                         f"queue {name!r} was made before with {_differences(known, fresh, bool(settings))}"
                     )

@@ -75,6 +75,7 @@ class Queue(Generic[M]):
         self.published = 0
         self._past: Counter[str] = Counter()
         self._awaited: AsyncPublisher[M] | None = None
+        self._unused = False
         self.template: HandlerTemplate | None = None
         """What made this queue when it was found in the store; None for one that the code names."""
 
@@ -139,6 +140,7 @@ class Queue(Generic[M]):
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
+            self._unused = False
 
     def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
         """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
@@ -181,10 +183,21 @@ class Queue(Generic[M]):
             for name in (self.name, self.name + SIDELINE_SUFFIX):
                 self.app.magazines.forget(name)
 
-    def reset(self) -> None:
-        """After the application was closed: as it was made, with its handler. The next use opens whatever store there is then."""
+    @property
+    def unused(self) -> bool:
+        """Whether the application was closed and the queue not opened since: it may be asked for with other settings."""
+        return self._unused
+
+    def reset(self, made: Queue[Any] | None = None) -> None:
+        """After the application was closed: as it was made, with its handler. The next use opens whatever store there is then.
+
+        ``made``: an unopened queue of the same name, whose type and settings are taken over.
+        """
         with self._lock:
             self._main = self._sideline = None
+            self._unused = True
+            if made is not None:
+                self.type, self._given = made.type, made._given
             self._settings = resolve(QueueSettings, self._given, self.app.file, name=self.name)
             self._codec = BodyCodec(self.type, self._settings.codec, self._settings.strict)
             if self.spec is not None and self.spec.declared is not None:

@@ -139,6 +139,20 @@ def test_what_is_stored_is_checked_again(tmp_path: Path, new_app: MakeApp) -> No
         queue.publish(1)
 
 
+def test_other_settings_after_a_close(app: ignis.Ignis) -> None:
+    queue, seen = app.queue("jobs", int, shards=2), []
+    queue.handler(seen.append)
+    queue.open()
+    with pytest.raises(QueueMismatchError, match="shards = 2, now asked for with 8"):
+        app.queue("jobs", int, shards=8)
+    app.close()
+    assert app.queue("jobs", dict, shards=8) is queue
+    queue.publish({"n": 1})  # type: ignore[arg-type]
+    assert queue.main.shards == 8
+    app.start()
+    eventually(lambda: seen == [{"n": 1}])
+
+
 def test_queues_of_templates_are_found_again(store_url: str, new_app: MakeApp) -> None:
     with ignis.Ignis(store_url) as other:
         other.queue("orders.de", int).publish(1)
