@@ -280,8 +280,14 @@ class Ignis:
             return self._codecs.setdefault((type, codec, strict), fresh)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost."""
+        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
+        function fits around every handler; a plain function is refused, here or where a handler is registered, around one
+        that is a coroutine function. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        for queue in self.queues():
+            queue.check_middleware([*self.layers, layer])
+        for template in self.templates:
+            template.check_middleware([*self.layers, layer])
         self.layers.append(layer)
         return layer
 

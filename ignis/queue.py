@@ -394,6 +394,7 @@ class Queue(Generic[M]):
                 )
             except TypeError as exc:
                 raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
+            spec.check_middleware([*self.app.layers, *self._middleware])
             if not declares:
                 spec.declared = None
             self.spec = spec
@@ -415,10 +416,17 @@ class Queue(Generic[M]):
         notes[self.name] = (self, spec)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's."""
+        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
+        function fits around every handler, a plain function only around what is plain. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        self.check_middleware(self.app.layers, layer)
         self._middleware.append(layer)
         return layer
+
+    def check_middleware(self, outer: Sequence[Middleware], *inner: Middleware) -> None:
+        """Raises ConfigError where the handler would not run within these of the application, its own, and one more."""
+        if self.spec is not None:
+            self.spec.check_middleware([*outer, *self._middleware, *inner])
 
     def make_runner(self, spec: HandlerSpec, codec: str | None = None) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
