@@ -43,11 +43,3 @@ class LogLimit:
             left_out, known[0], known[1] = known[1], now, 0
             self._keys.move_to_end(key)
             return count + int(left_out)
-
-    def rest(self) -> dict[str, int]:
-        """What was left out and not spoken of since, by key; from now on it counts as said."""
-        with self._lock:
-            found = {key: int(known[1]) for key, known in self._keys.items() if known[1]}
-            for key in found:
-                self._keys[key][1] = 0
-            return found

@@ -32,6 +32,7 @@ __all__ = [
     "encode_meta",
     "failed_record",
     "is_readable",
+    "returned_record",
     "slim_record",
 ]
 
@@ -469,6 +470,29 @@ def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str,
     return _meta_encoder.encode(meta)
 
 
+def returned_record(data: bytes, *, counted: bool) -> bytes:
+    """The record on its way back from the sideline. ``counted``: brought back by the schedule, one return more; else by a
+    person, and the returns begin anew. Raises UnreadableMessageError where the envelope cannot be counted in."""
+    record = Record(data)
+    meta = decode_meta(record.meta)
+    returns = _count(meta.get("returns"))
+    if counted:
+        meta["returns"] = min(returns + 1, _COUNTER_MAX)
+    elif "returns" not in meta:
+        return data
+    else:
+        del meta["returns"]
+    try:
+        return record.replace(meta=_meta_encoder.encode(meta))
+    except Exception as exc:  # what could be read may still be nested too deeply to be written again
+        raise UnreadableMessageError(f"envelope of {len(record.meta)} bytes cannot be written again: {exc}") from exc
+
+
+def _count(value: object) -> int:
+    """A number that stands in an envelope, whose bytes whoever may publish chooses."""
+    return value if type(value) is int and value >= 0 else 0
+
+
 def slim_record(data: bytes) -> bytes:
     """The record of a failed message without what a failure may leave out where there is no room for it: the history. The
     reason stays, and as much of the error as an attempt keeps. Never raises."""
@@ -503,7 +527,8 @@ class Message:
 
     Attributes are read from the record when asked for: ``id`` (UUIDv7 text), ``key`` (text or None),
     ``enqueued_at_us``, ``attempts`` (failed deliveries), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
-    failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``body``.
+    failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``returns`` (how often
+    the schedule brought it back from the sideline, since a person last did), ``body``.
     """
 
     __slots__ = ("_meta", "_record")
@@ -580,6 +605,10 @@ class Message:
     def history(self) -> tuple[Attempt, ...]:
         return parsed(self.meta.get("history"))
 
+    @property
+    def returns(self) -> int:
+        return _count(self.meta.get("returns"))
+
     def _text(self, name: str) -> str | None:
         # Whoever may publish chooses the envelope's bytes: what has another type was not written by a consumer.
         value = self.meta.get(name)
@@ -597,6 +626,7 @@ class Message:
             "reason": self.reason,
             "error": self.error,
             "failed_at_ms": self.failed_at_ms,
+            "returns": self.returns,
             "history": [one._asdict() for one in self.history],
             "codec": self.codec,
         }

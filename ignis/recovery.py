@@ -102,7 +102,5 @@ def set_aside(
         items.append(Transfer(one.shard, one.pointer, record, one.shard))
     return transfer_in_parts(
         items,
-        lambda part: store.magazines.transfer(
-            queue.name, queue.name + SIDELINE_SUFFIX, part, queue.message_expiry_s, fence
-        ),
+        lambda part: store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, part, fence=fence),
     )

@@ -95,6 +95,8 @@ def _info(asked: Asked) -> Reply:
         "in_flight": sum(one.in_flight for one in main),
         "sideline": sum(one.pending for one in sideline_states),
         "sideline_in_flight": sum(one.in_flight for one in sideline_states),
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
     }
     return Reply(_RESULT, pack({**_described(record), **figures}))
@@ -134,5 +136,4 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
     ]
     if not items:
         return 0
-    ttl_s = app.ttl_ms(magazine) / 1000
-    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items, ttl_s)
+    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items)

@@ -78,7 +78,7 @@ def odd_for(kind: str) -> list[Any]:
         "text of any kind": lambda v: not _is(v, str) or HALF in v,
         "wait of a batch": lambda v: not _is(v, int, float) or not 1 <= v <= 300,
         "linger": lambda v: v is not None and (not _is(v, int, float) or not 0 <= v <= 10),
-        "expiry": lambda v: v is not None and (not _is(v, int, float) or not 1 <= v <= 172_800),
+        "expiry": lambda v: v is not None and (not _is(v, int, float) or not (v == 0 or 1 <= v <= 172_800)),
         "bool": lambda v: not isinstance(v, bool),
         "key": lambda v: (v is not None and not _is(v, str, bytes, bytearray)) or (_is(v, str) and HALF in v),
         "headers": lambda v: v is not None and not isinstance(v, dict),
