@@ -258,7 +258,7 @@ class Runner:
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
         context = Context(record, body, self._queue, 1, self._resources)
-        earlier: list[Failed] = []
+        earlier: Sequence[Failed] = ()
         while True:
             try:
                 answer = self._call(context)
@@ -275,8 +275,7 @@ class Runner:
                 return outcome
             if context.attempt >= self._attempts:
                 return joined_failure(earlier, outcome)
-            earlier.append(stamped(outcome))
-            del earlier[:-MOST_ATTEMPTS]
+            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             context.attempt += 1
 
     def _run_direct(self, data: bytes) -> Outcome:
@@ -306,7 +305,7 @@ class Runner:
             return self._unreadable(data, exc)
         context = Context(record, body, self._queue, 1, self._resources)
         deadline = self._deadline()
-        earlier: list[Failed] = []
+        earlier: Sequence[Failed] = ()
         while True:
             answer, outcome = await self._await(context, deadline, record, 1)
             if outcome is None:
@@ -315,8 +314,7 @@ class Runner:
                 return outcome
             if not self._again(outcome) or context.attempt >= self._attempts:
                 return joined_failure(earlier, outcome)
-            earlier.append(stamped(outcome))
-            del earlier[:-MOST_ATTEMPTS]
+            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             context.attempt += 1
 
     def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
@@ -404,7 +402,7 @@ class Runner:
         for index, data in enumerate(records):
             try:
                 record = Record(data)
-                todo.append(_Opened(index, record, Message(record), self._decode(record.body), []))
+                todo.append(_Opened(index, record, Message(record), self._decode(record.body)))
             except UnreadableMessageError as exc:
                 outcomes[index] = self._unreadable(data, exc)
         return outcomes, todo
@@ -419,14 +417,15 @@ class Runner:
         """Notes the answers; returns what is to be tried once more."""
         left = []
         for one, answer in zip(todo, answers, strict=True):
+            before = outcomes[one.place]  # of the attempt before
             if not isinstance(answer, Failure):
                 outcomes[one.place] = answer
                 continue
-            outcomes[one.place] = joined_failure(one.earlier, answer)
+            failure = joined_failure([before], answer) if isinstance(before, Failed) else answer
             if attempt < self._attempts and self._again(answer):
-                one.earlier.append(stamped(answer))
-                del one.earlier[:-MOST_ATTEMPTS]
+                failure = stamped(failure)
                 left.append(one)
+            outcomes[one.place] = failure
         return left
 
 
@@ -437,7 +436,6 @@ class _Opened(NamedTuple):
     record: Record
     message: Message
     body: Any
-    earlier: list[Failed]
 
 
 def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:

@@ -112,9 +112,9 @@ CALLS.update(
 )
 
 
-def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> int:
-    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how
-    many moved.
+def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
+    returns how many moved.
 
     Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
     """
@@ -128,7 +128,9 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
         Transfer(
             shard,
             pointer,
-            corrupt_record(magazine, shard, pointer) if record is None else failed_record(record, nack.reason, error),
+            corrupt_record(magazine, shard, pointer)
+            if record is None
+            else failed_record(record, nack.reason, error, worker=worker),
             shard,
         )
         for shard, many in found.items()

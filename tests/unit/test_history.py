@@ -118,6 +118,23 @@ def test_a_retried_coroutine_counts_each_call_once() -> None:
     assert all(one.took_ms is not None and one.took_ms >= 0 for one in outcome.attempts)
 
 
+def test_a_retried_batch_keeps_the_calls_of_each_message() -> None:
+    from ignis.handler import DROPPED, HandlerSpec, Runner
+    from ignis.message import BodyCodec
+    from ignis.outcome import Failed, timed
+
+    answers = iter([[None, False, False, False], [False, None, DROPPED], [False]])
+
+    def handle(messages: list[Any]) -> Any:
+        return next(answers)
+
+    runner = Runner(HandlerSpec(handle, "jobs", attempts=3, batch_size=9), BodyCodec(dict), {})
+    outcomes = [timed(one, time.monotonic()) for one in runner.run_batch([record()] * 4)]
+    assert (outcomes[0], outcomes[2], outcomes[3]) == (None, None, DROPPED)
+    assert isinstance(outcomes[1], Failed)
+    assert [one.reason for one in outcomes[1].attempts] == ["rejected"] * 3
+
+
 # -- the envelope
 
 
