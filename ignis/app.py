@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ignis.config import (
     ConsumerSettings,
@@ -45,7 +45,6 @@ from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.stop_signals import stop_signals
 from ignis.storage import open_store
-from ignis.storage.base import KEEP_TTL
 from ignis.storage.os_errors import without_means
 from ignis.sweeper import Sweeper, SweepResult
 from ignis.template import HandlerTemplate
@@ -208,7 +207,7 @@ class Ignis:
         type: Any = None,
         *,
         shards: int | None = None,
-        ttl_s: float | None = KEEP_TTL,
+        ttl_s: float | Literal["queue"] | None = "queue",
         durability: str | None = None,
         codec: str = "auto",
         max_message_bytes: int | None = None,
@@ -222,9 +221,9 @@ class Ignis:
                 other: one of its own.
             type, codec, strict: as for `queue`; of a queue that is stored, what the queue has.
             shards, durability: None = those of the magazine as it is stored, of the queue of that name, or 32 and ``sync``.
-            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires. Not given: the queue's
-                ``message_expiry``; of a magazine without a queue what a new queue of this store gets, so on the embedded store
-                never.
+            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires; ``"queue"``: as the
+                queue's ``message_expiry`` says, and for a magazine without a queue what a new queue of this store gets: on the
+                embedded store never.
             max_message_bytes, max_headers_bytes: limits of one message's body and headers; None = the queue's, or 1 MiB and
                 16 KiB.
 
@@ -264,7 +263,7 @@ class Ignis:
             body_codec = self._codec_of(bytes if type is None and record.codec == "raw" else type, record.codec, strict)
         if shards is None:
             shards = self.magazines.stored_shards(name) or (record.shards if record is not None else 32)
-        if ttl_s == KEEP_TTL:
+        if ttl_s == "queue":
             ttl_s = (self.store.message_expiry_s if record is None else record.message_expiry_s) or None
         if durability is None:
             durability = record.durability if record is not None else "sync"
