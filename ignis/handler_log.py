@@ -35,7 +35,7 @@ class HandlerLog:
     def __init__(self, queue: str, handler: str) -> None:
         self._name = f"handler {handler} of queue {queue}"
         self._limit = LogLimit()
-        self._once: set[str] = set()
+        self._once: dict[str, object] = {}
         self.send: Send | None = None
         """In a worker process: hands what is to be logged to the parent, whose log is the one that people read."""
 
@@ -71,8 +71,8 @@ class HandlerLog:
             log_safely(log, level, "%s", text)
 
     def _write_once(self, key: str, text: str) -> None:
-        if key not in self._once:
-            self._once.add(key)
+        mine = object()
+        if self._once.setdefault(key, mine) is mine:  # of several workers at the same time one says it
             self._write(logging.WARNING, key, text, None)
 
     def _write(self, level: int, key: str, text: str, exc: BaseException | None) -> None:

@@ -179,7 +179,8 @@ def shovel_command(
 ) -> int:
     """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
 
-    One pass over what is there now. Corrupt messages have no body to handle and always stay.
+    One pass over what is there now, also over what waits because it came back max_returns times: its count begins anew. Corrupt
+    messages have no body to handle and always stay.
     """
     state.log_to_stderr("warning")
     with state.app() as app:
