@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ignis.config import (
     ConsumerSettings,
@@ -207,7 +207,7 @@ class Ignis:
         type: Any = None,
         *,
         shards: int | None = None,
-        ttl_s: float | None = 172_800,
+        ttl_s: float | Literal["queue"] | None = "queue",
         durability: str | None = None,
         codec: str = "auto",
         max_message_bytes: int | None = None,
@@ -221,7 +221,9 @@ class Ignis:
                 other: one of its own.
             type, codec, strict: as for `queue`; of a queue that is stored, what the queue has.
             shards, durability: None = those of the magazine as it is stored, of the queue of that name, or 32 and ``sync``.
-            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires.
+            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires; ``"queue"``: as the
+                queue's ``message_expiry`` says, and for a magazine without a queue what a new queue of this store gets: on the
+                embedded store never.
             max_message_bytes, max_headers_bytes: limits of one message's body and headers; None = the queue's, or 1 MiB and
                 16 KiB.
 
@@ -261,6 +263,8 @@ class Ignis:
             body_codec = self._codec_of(bytes if type is None and record.codec == "raw" else type, record.codec, strict)
         if shards is None:
             shards = self.magazines.stored_shards(name) or (record.shards if record is not None else 32)
+        if ttl_s == "queue":
+            ttl_s = (self.store.message_expiry_s if record is None else record.message_expiry_s) or None
         if durability is None:
             durability = record.durability if record is not None else "sync"
         return self.magazines.get(
@@ -280,8 +284,14 @@ class Ignis:
             return self._codecs.setdefault((type, codec, strict), fresh)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost."""
+        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
+        function fits around every handler; a plain function is refused, here or where a handler is registered, around one
+        that is a coroutine function. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        for queue in self.queues():
+            queue.check_middleware([*self.layers, layer])
+        for template in self.templates:
+            template.check_middleware([*self.layers, layer])
         self.layers.append(layer)
         return layer
 

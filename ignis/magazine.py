@@ -311,7 +311,7 @@ class MagazineManager:
         codec: BodyCodec[M],
         *,
         shards: int = 32,
-        ttl_s: float | None = 172_800,
+        ttl_s: float | None = None,
         durability: str = "sync",
         max_message_bytes: int = 1 << 20,
         max_headers_bytes: int = MAX_HEADERS_BYTES,

@@ -29,6 +29,11 @@ Figure = tuple[str, Mapping[str, str], float]
 _GAUGES = (
     ("ignis_queue_pending", ("pending",), "Messages that wait in the queue."),
     ("ignis_queue_sideline", ("sideline",), "Messages that wait in the sideline."),
+    (
+        "ignis_sideline_waiting",
+        ("shovel", "waiting"),
+        "Messages in the sideline that only a person brings back, at the last pass here.",
+    ),
     ("ignis_inflight_count", ("in_flight",), "Messages claimed and not finished, by anybody."),
     ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
     ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
@@ -49,7 +54,10 @@ _COUNTERS = (
     ("ignis_published", ("published",), "Messages made durable here."),
     ("ignis_consumed", ("consumer", "handled"), "Messages handled or dropped here, and acknowledged."),
     ("ignis_shovelled", ("shovel", "moved"), "Messages brought back from the sideline here."),
+    ("ignis_returned", ("shovel", "returned"), "Of these: by the schedule."),
     ("ignis_swept", ("swept",), "Abandoned messages that any sweeper recovered."),
+    ("ignis_expired", ("expired",), "Messages that ran out of time in the queue, whoever retired them."),
+    ("ignis_sideline_expired", ("sideline_expired",), "Messages that ran out of time in the sideline, likewise."),
     ("ignis_claims", ("consumer", "claims"), "Claims that found something here."),
     ("ignis_claimed_messages", ("consumer", "fetched"), "Messages in those claims."),
     (

@@ -133,6 +133,10 @@ class Queue(Generic[M]):
                     )
                 if self._codec.name != stored.codec:
                     self._codec = BodyCodec(self._type_for(stored.codec), stored.codec, self._settings.strict)
+            elif "message_expiry_s" not in given_names(QueueSettings, self._given, self.app.file, name=self.name):
+                # As the store has it: where others share the queue they count on it.
+                expiry_s = min(self.app.store.message_expiry_s, self._settings.queue_expiry_s)
+                self._settings = dataclasses.replace(self._settings, message_expiry_s=expiry_s)
             magazines = self._declared()
             record = self._register(queues, stored)
             if self.spec is not None:
@@ -161,7 +165,7 @@ class Queue(Generic[M]):
             name,
             self._codec,
             shards=settings.shards,
-            ttl_s=settings.message_expiry_s,
+            ttl_s=settings.message_expiry_s or None,
             durability=settings.durability,
             max_message_bytes=settings.max_message_bytes,
             max_headers_bytes=settings.max_headers_bytes,
@@ -213,6 +217,7 @@ class Queue(Generic[M]):
         record.codec = self._codec.name
         record.shovel_interval_s = math.ceil(settings.shovel_interval_s)
         record.shovel_concurrency = settings.shovel_concurrency
+        record.max_returns = settings.max_returns
         record.active = True
         record.handler_type = settings.handler_type or record.handler_type
         self._describe_handler(record)
@@ -394,6 +399,7 @@ class Queue(Generic[M]):
                 )
             except TypeError as exc:
                 raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
+            spec.check_middleware([*self.app.layers, *self._middleware])
             if not declares:
                 spec.declared = None
             self.spec = spec
@@ -415,10 +421,17 @@ class Queue(Generic[M]):
         notes[self.name] = (self, spec)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's."""
+        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
+        function fits around every handler, a plain function only around what is plain. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        self.check_middleware(self.app.layers, layer)
         self._middleware.append(layer)
         return layer
+
+    def check_middleware(self, outer: Sequence[Middleware], *inner: Middleware) -> None:
+        """Raises ConfigError where the handler would not run within these of the application, its own, and one more."""
+        if self.spec is not None:
+            self.spec.check_middleware([*outer, *self._middleware, *inner])
 
     def make_runner(self, spec: HandlerSpec, codec: str | None = None) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
@@ -503,14 +516,13 @@ class Queue(Generic[M]):
                 self._past.update(consumer.totals())
             return clean
 
-    def set_shovel(self, interval_s: float, concurrency: int) -> None:
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
         """Applies stored settings of the shovel, in whole seconds, to this process, its schedule included."""
-        if (interval_s, concurrency) != (
-            math.ceil(self._settings.shovel_interval_s),
-            self._settings.shovel_concurrency,
-        ):
+        settings = self._settings
+        now = (math.ceil(settings.shovel_interval_s), settings.shovel_concurrency, settings.max_returns)
+        if (interval_s, concurrency, max_returns) != now:
             self._settings = dataclasses.replace(
-                self._settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency
+                settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency, max_returns=max_returns
             )
             self.shovel.reschedule()
 
@@ -524,22 +536,25 @@ class Queue(Generic[M]):
     # -- looking
 
     def stats(self) -> dict[str, Any]:
-        """Depths, ages and this process's consumer counts."""
-        main, sideline = self.main, self.sideline
-        oldest = main.store.oldest_enqueued_at_us(main.name)
+        """Depths, ages and this process's consumer counts. ``expired``, ``sideline_expired``: messages that ran out of time
+        while they waited there, since the queue was made and as far as the store can tell."""
+        main, sideline = self.main.metadata(), self.sideline.metadata()
+        oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            "pending": main.pending(),
-            "in_flight": main.in_flight(),
-            "sideline": sideline.pending(),
-            "sideline_in_flight": sideline.in_flight(),
+            "pending": sum(one.pending for one in main),
+            "in_flight": sum(one.in_flight for one in main),
+            "sideline": sum(one.pending for one in sideline),
+            "sideline_in_flight": sum(one.in_flight for one in sideline),
+            "expired": sum(one.expired for one in main),
+            "sideline_expired": sum(one.expired for one in sideline),
             "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
 
     def local_stats(self) -> dict[str, Any]:
         """What this process counted, without asking the store."""
-        out = {"queue": self.name, "published": self.published, "shovel": dataclasses.asdict(self.shovel.total)}
+        out = {"queue": self.name, "published": self.published, "shovel": self.shovel.stats()}
         consumer = self.consumer
         figures = {} if consumer is None else consumer.stats()  # numbers, and text such as why a worker did not start
         for name, count in dict(self._past).items():  # of consumers that were stopped: what is counted never goes down
@@ -555,6 +570,6 @@ class Queue(Generic[M]):
 def _settings_of(stored: QueueRecord) -> dict[str, Any]:
     names = (
         "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "codec", "shovel_interval_s",
-        "shovel_concurrency",
+        "shovel_concurrency", "max_returns",
     )  # fmt: skip
     return {name: getattr(stored, name) for name in names}

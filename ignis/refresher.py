@@ -213,12 +213,12 @@ class Refresher:
         self.states[record.name] = NO_HANDLER
 
     def _reconcile(self, queue: Queue[Any], record: QueueRecord, result: RefreshResult) -> None:
-        before = (queue.consumers, queue.settings.shovel_interval_s, queue.settings.shovel_concurrency)
+        before = _of_shovel(queue)
         queue.set_local_consumers(record.concurrency)
-        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency)
-        after = (queue.consumers, queue.settings.shovel_interval_s, queue.settings.shovel_concurrency)
+        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency, record.max_returns)
+        after = _of_shovel(queue)
         if after != before:
-            log.info("queue %s: consumers %d, shovel every %g s by %d", queue.name, *after)
+            log.info("queue %s: consumers %d, shovel every %g s by %d, returns %d", queue.name, *after)
             result.changed.append(queue.name)
         here = RUNNING if queue.consumer is not None else NOT_STARTED
         self.states[record.name] = here if record.concurrency else PUBLISH_ONLY
@@ -315,3 +315,8 @@ class Refresher:
                 next_watch = time.monotonic() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
+
+
+def _of_shovel(queue: Queue[Any]) -> tuple[int, float, int, int]:
+    settings = queue.settings
+    return queue.consumers, settings.shovel_interval_s, settings.shovel_concurrency, settings.max_returns

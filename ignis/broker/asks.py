@@ -5,6 +5,7 @@ The sync and the async client, and the ``ignis://`` store, are shells over these
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
@@ -21,6 +22,7 @@ from ignis.message import MAX_ERROR_CHARS
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import pack_pointers, unpack_claims
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Claim,
     Fence,
@@ -350,7 +352,8 @@ def scan(magazine: str, after: Mapping[int, int], limit: int, pending_only: bool
 
 def transfer(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None) -> Ask[int]:
     plain = [tuple(item) for item in items]
-    head = payloads.TransferRequest(source, target, plain, _ms(ttl_s), fence)  # type: ignore[arg-type]
+    ttl_ms = -1 if ttl_s == KEEP_TTL else _ms(ttl_s)
+    head = payloads.TransferRequest(source, target, plain, ttl_ms, fence)  # type: ignore[arg-type]
     return Ask(Command.TRANSFER, pack(head), count_of)
 
 
@@ -372,8 +375,8 @@ def expire(magazine: str, limit: int) -> Ask[int]:
 
 def metadata(magazine: str) -> Ask[list[ShardState]]:
     def parse(payload: bytes) -> list[ShardState]:
-        rows = unpack_value(payload, list[tuple[int, int, int, int, int, int, int]])
-        return [ShardState(*row) for row in rows]
+        rows = unpack_value(payload, list[list[int]])
+        return [ShardState(*row[: len(dataclasses.fields(ShardState))]) for row in rows]
 
     return Ask(Command.METADATA, pack(payloads.Named(magazine)), parse, True)
 

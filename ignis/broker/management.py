@@ -95,6 +95,8 @@ def _info(asked: Asked) -> Reply:
         "in_flight": sum(one.in_flight for one in main),
         "sideline": sum(one.pending for one in sideline_states),
         "sideline_in_flight": sum(one.in_flight for one in sideline_states),
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
     }
     return Reply(_RESULT, pack({**_described(record), **figures}))
@@ -110,9 +112,9 @@ CALLS.update(
 )
 
 
-def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> int:
-    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how
-    many moved.
+def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
+    returns how many moved.
 
     Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
     """
@@ -126,7 +128,9 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
         Transfer(
             shard,
             pointer,
-            corrupt_record(magazine, shard, pointer) if record is None else failed_record(record, nack.reason, error),
+            corrupt_record(magazine, shard, pointer)
+            if record is None
+            else failed_record(record, nack.reason, error, worker=worker),
             shard,
         )
         for shard, many in found.items()
@@ -134,5 +138,4 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
     ]
     if not items:
         return 0
-    ttl_s = app.ttl_ms(magazine) / 1000
-    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items, ttl_s)
+    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items)

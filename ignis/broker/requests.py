@@ -43,7 +43,7 @@ from ignis.errors import (
 )
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_runs, unpack_send_batch
-from ignis.storage.base import Fence, LockRecord, LockTable, QueueRecord, Transfer
+from ignis.storage.base import KEEP_TTL, Fence, LockRecord, LockTable, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
 def _transfer(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, TransferRequest)
     items = [Transfer(*item) for item in head.items]
-    ttl_s = head.ttl_ms / 1000 if head.ttl_ms else None
+    ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
     moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
     return Reply(_RESULT, pack(moved), lambda session: session.let_go(head.source, gone))
@@ -218,6 +218,7 @@ def _metadata(asked: Asked) -> Reply:
                 one.fire_counter,
                 one.in_flight,
                 one.incarnation,
+                one.expired,
             )
             for one in states
         ]

@@ -38,6 +38,7 @@ from ignis.errors import (
 from ignis.native import PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     ArrayStore,
     Fence,
@@ -118,6 +119,12 @@ class BrokerStore(Store):
     Raises:
         StoreUnreachableError, UnauthenticatedError.
     """
+
+    @property
+    def message_expiry_s(self) -> int:  # type: ignore[override]
+        """As the store behind the broker; said when connecting."""
+        link = self.client.link
+        return 0 if link is None or link.machine.broker is None else link.machine.broker.message_expiry_s
 
     def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
         self.url = f"ignis{'+tls' if endpoint.tls else ''}://{endpoint.host}:{endpoint.port}"
@@ -407,7 +414,12 @@ class BrokerMagazines(MagazineStore):
             begin[shard] = pointer
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         ask = asks.transfer(source, target, items, ttl_s, fence)
         self._check_size(len(ask.payload))

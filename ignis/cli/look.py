@@ -76,7 +76,8 @@ def stats(state: State, queue: str | None, shards: bool) -> int:
         render.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
         render.line("")
         rows = [[one["queue"], *map(render.number, _counted(one)), render.age(one["oldest_age_s"])] for one in depths]
-        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "oldest"]
+        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
+        columns += ["expired in sideline", "oldest"]
         render.table(columns, rows, right=columns[1:])
         return exit_codes.OK
     shown: dict[str, Any] = {
@@ -149,7 +150,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         return
     now_s = time.time()
     head = ["shard", "pointer", "key", "age", "attempts"]
-    columns = [*head, "reason", "error", "body"] if failures else [*head, "id", "body"]
+    columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
     out = []
     for one in found:
         enqueued = one.get("enqueued_at_us")
@@ -163,11 +164,16 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             str(one.get("attempts", 0)),
         ]
         if failures:
-            cells += [one.get("reason") or "-", render.preview(one.get("error") or "-", 50), render.preview(body, 50)]
+            cells += [
+                str(one.get("returns", 0)),
+                one.get("reason") or "-",
+                render.preview(one.get("error") or "-", 50),
+                render.preview(body, 50),
+            ]
         else:
             cells += [one.get("id", "-"), render.preview(body, 70)]
         out.append(cells)
-    render.table(columns, out, right=["shard", "pointer", "age", "attempts"])
+    render.table(columns, out, right=["shard", "pointer", "age", "attempts", *(["returns"] if failures else [])])
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
@@ -182,7 +188,8 @@ def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, An
 
 
 def _counted(depths: dict[str, Any]) -> list[int]:
-    return [depths[name] for name in ("pending", "in_flight", "sideline", "sideline_in_flight", "swept")]
+    names = ("pending", "in_flight", "sideline", "sideline_in_flight", "swept", "expired", "sideline_expired")
+    return [depths[name] for name in names]
 
 
 def _settings(record: QueueRecord) -> dict[str, Any]:
@@ -197,6 +204,7 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
         "queue_expiry_s",
         "stuck_after_s",
         "shovel_interval_s",
+        "max_returns",
         "created_at_ms",
     )
     return {"state": queue_state(record), **{name: getattr(record, name) for name in names}}

@@ -22,7 +22,7 @@ from ignis.depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
-from ignis.shovel import ShovelResult
+from ignis.shovel import ShovelResult, waits
 from ignis.storage.base import Store
 
 __all__ = ["sideline", "sideline_reasons"]
@@ -53,7 +53,8 @@ def sideline() -> None:
 @common_options
 @pass_state
 def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
-    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error."""
+    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error. What is waiting has come back as
+    often as max_returns says, or cannot: only 'ignis sideline shovel' brings it back."""
     with state.store() as store:
         queue_record(store, queue)
         found = sideline_reasons(store, queue, limit=limit)
@@ -72,7 +73,7 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
             f"the sideline of {queue} is empty" if not reasons else f"no message of {queue} failed for that reason"
         )
         return exit_codes.OK
-    columns = ["reason", "count", "oldest", "newest", "most frequent error", "of that"]
+    columns = ["reason", "count", "waiting", "oldest", "newest", "most frequent error", "of that"]
     rows = []
     for name, one in found.items():
         error, count = one.commonest()
@@ -80,13 +81,14 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
             [
                 name,
                 render.number(one.count),
+                render.number(one.waiting),
                 render.age(one.oldest_s),
                 render.age(one.newest_s),
                 render.preview(error or "-", 60),
                 render.number(count),
             ]
         )
-    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "oldest", "newest", "of that"])
+    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "waiting", "oldest", "newest", "of that"])
     return exit_codes.OK
 
 
@@ -96,10 +98,12 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
 )
 @reason_option
+@click.option("--history", is_flag=True, help="Also the last attempts at each, with the ends of their tracebacks.")
 @common_options
 @pass_state
-def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...]) -> int:
-    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message.
+def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...], history: bool) -> int:
+    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message, which has
+    the history too.
 
     Ends with 5 when there is none.
     """
@@ -116,7 +120,30 @@ def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...])
             render.remark(f"nothing of that is in the sideline of {queue}")
         return exit_codes.NOTHING
     show_messages(state, rows, failures=True)
+    if history and not state.json:
+        for row in rows:
+            _show_history(row)
     return exit_codes.OK
+
+
+def _show_history(row: Row) -> None:
+    shard, pointer, record = row
+    try:
+        message = None if record is None else Message.from_bytes(record)
+        attempts = () if message is None else message.history
+    except UnreadableMessageError:
+        return
+    if message is None or not attempts:
+        return
+    render.line("")
+    render.line(f"shard {shard}, pointer {pointer}, message {message.id}, {message.returns} return(s)")
+    for one in attempts:
+        took = "" if one.took_ms is None else f", after {render.age(one.took_ms / 1000)}"
+        worker = f", by {render.preview(one.worker, 100)}" if one.worker else ""
+        render.line(f"  {render.moment(one.at_ms)}: {render.preview(one.reason, 64)}{took}{worker}")
+        for text in [one.error, *one.trace.splitlines()]:
+            if text:
+                render.line(f"    {render.preview(text, 200)}")
 
 
 @sideline.command("shovel")
@@ -152,7 +179,8 @@ def shovel_command(
 ) -> int:
     """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
 
-    One pass over what is there now. Corrupt messages have no body to handle and always stay.
+    One pass over what is there now, also over what waits because it came back max_returns times: its count begins anew. Corrupt
+    messages have no body to handle and always stay.
     """
     state.log_to_stderr("warning")
     with state.app() as app:
@@ -216,10 +244,11 @@ def _looked_at(state: State) -> Iterator[Callable[[int], None]]:
 
 
 class Reason:
-    """What one reason adds up to. Ages in seconds since the failure."""
+    """What one reason adds up to. Ages in seconds since the failure; ``waiting``: those that only a person brings back."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.waiting = 0
         self.oldest_s: float | None = None
         self.newest_s: float | None = None
         self.errors: Counter[str] = Counter()
@@ -238,19 +267,28 @@ class Reason:
 
     def as_dict(self) -> dict[str, Any]:
         errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]
-        return {"count": self.count, "oldest_age_s": self.oldest_s, "newest_age_s": self.newest_s, "errors": errors}
+        return {
+            "count": self.count,
+            "waiting": self.waiting,
+            "oldest_age_s": self.oldest_s,
+            "newest_age_s": self.newest_s,
+            "errors": errors,
+        }
 
 
 def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
     """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
     now_s = time.time()
     found: dict[str, Reason] = {}
+    record = store.queues.get(queue)
     for seen, row in enumerate(_scan(store, queue + SIDELINE_SUFFIX)):
         if seen == limit:
             break
         reason, error, failed_ms = _failure_of(row)
         age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
-        found.setdefault(reason, Reason()).add(error, age_s)
+        one = found.setdefault(reason, Reason())
+        one.add(error, age_s)
+        one.waiting += record is not None and waits(row[2], record)
     return dict(sorted(found.items(), key=lambda item: -item[1].count))
 
 

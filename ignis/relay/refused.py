@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ignis.errors import PublishOnlyError
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     ArrayStore,
     Fence,
@@ -63,7 +64,12 @@ class NoReading(MagazineStore):
         refuse("scan", self.url)
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         refuse("transfer", self.url)
 

@@ -19,7 +19,7 @@ import abc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
@@ -29,6 +29,7 @@ from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
 __all__ = [
+    "KEEP_TTL",
     "MOST_FRUITLESS",
     "RENEWALS",
     "Abandoned",
@@ -55,6 +56,9 @@ __all__ = [
 MOST_FRUITLESS = 16
 """So often in a row `MagazineStore.fire` is called again when it brought nothing and says that there is more: others were
 quicker, or much had expired. After that what is there cannot be had now."""
+
+KEEP_TTL: Final = -1.0
+"""In place of a time to live, of `MagazineStore.transfer`: each record keeps its own."""
 
 RENEWALS = 4
 """How often within a queue's stuck time a living owner renews what it works on."""
@@ -172,6 +176,9 @@ class ShardState:
     ``incarnation`` is drawn at random when the shard is made, and stays: a magazine that was dropped and declared again, or
     that stands in another store, has another one. A pointer that is kept outside the store means something only
     together with it. 0 = not known.
+
+    ``expired``: records that were retired because their time to live had run out, since the shard was made and by whomever,
+    as far as the store can tell.
     """
 
     shard: int
@@ -181,6 +188,7 @@ class ShardState:
     fire_counter: int
     in_flight: int
     incarnation: int = 0
+    expired: int = 0
 
     @property
     def pending(self) -> int:
@@ -193,7 +201,7 @@ class QueueRecord:
 
     name: str
     shards: int = 32
-    message_expiry_s: int = 172_800
+    message_expiry_s: int = 0
     queue_expiry_s: int = 172_800
     stuck_after_s: int = 1_200
     durability: str = "sync"
@@ -211,6 +219,7 @@ class QueueRecord:
     swept_count: int = 0
     sideline_swept_count: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    max_returns: int = 5
 
 
 class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
@@ -348,12 +357,15 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         source: str,
         target: str,
         items: Sequence[Transfer],
-        ttl_s: float | None,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         """Loads into ``target``, then deletes from ``source``: one transaction where the store has them and both
         magazines share a durability, that order where not. Items whose source record is gone are skipped (somebody
-        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved."""
+        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved.
+
+        Each record keeps the end of its time to live, whatever it becomes: a message does not live longer because it
+        failed. ``ttl_s`` gives all of them another one; None = never expires."""
 
     @abc.abstractmethod
     def abandoned(
@@ -373,7 +385,8 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
 
     @abc.abstractmethod
     def expire(self, magazine: str, limit: int = 10_000) -> int:
-        """Retires up to ``limit`` unfired records at the shards' heads whose time to live has run out."""
+        """Retires up to ``limit`` unfired records at the shards' heads whose time to live has run out. They are counted in
+        `metadata`, as are those that a `fire` meets, and a warning says so."""
 
     @abc.abstractmethod
     def metadata(self, magazine: str) -> list[ShardState]:
@@ -526,6 +539,9 @@ class Store(abc.ABC):
 
     in_process = False
     """Whether nobody but this process can see the store."""
+
+    message_expiry_s = 0
+    """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
 
     url: str
     client_id: str = "ignis"

@@ -21,6 +21,7 @@ from ignis.errors import (
 )
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Claim,
     Fence,
@@ -47,6 +48,7 @@ from ignis.storage.checks import (
     draw_incarnation,
 )
 from ignis.storage.clock import process_clock
+from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.identities import without_repeats
 from ignis.storage.memory_at_once import MemoryAtOnce
 from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
@@ -71,6 +73,7 @@ class _Shard:
     load_pointer: int = 0
     fire_pointer: int = 0
     reloaded: int = 0
+    expired: int = 0
 
     def append(self, data: bytes, expires_at_ms: int) -> None:
         self.load_pointer += 1
@@ -168,6 +171,7 @@ class MemoryStore(Store):
         self.scope = f"{farm_id}/{client_id}"
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
         self.clock = process_clock()
+        self.expired_log = ExpiredLog()
         self.closed = False
         self.waiting = 0
         self._forks = _forks[0]
@@ -311,6 +315,7 @@ class MemoryMagazines(MemoryAtOnce):
                     held = shard.records[pointer]
                     if held.expires_at_ms and held.expires_at_ms <= now_ms:
                         del shard.records[pointer]
+                        shard.expired += 1
                         expired += 1
                     elif not left or (len(held.data) > max_bytes and (claims or pointers)):
                         more = True
@@ -326,7 +331,8 @@ class MemoryMagazines(MemoryAtOnce):
                     found.next_shard = number + 1
                 if more:
                     break
-            return FireResult(claims, {}, expired, more)
+        self._store.expired_log.note(magazine, expired)
+        return FireResult(claims, {}, expired, more)
 
     @staticmethod
     def _order(magazine: _Magazine, shards: Sequence[int] | None) -> list[int]:
@@ -430,9 +436,14 @@ class MemoryMagazines(MemoryAtOnce):
             return rows[:limit]
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
-        expires_at_ms = self._store.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             origin, destination = self._get(source), self._get(target)
             self._store.check_fence(fence)
@@ -440,13 +451,14 @@ class MemoryMagazines(MemoryAtOnce):
                 if not 0 <= item.target_shard < len(destination.shards):
                     raise ConfigError(f"shard {item.target_shard} of {target!r}, which has {len(destination.shards)}")
             # All of them out before the first goes in: within one magazine an arrival is not one of the items.
-            moving = [
-                item
-                for item in items
-                if 0 <= item.shard < len(origin.shards) and origin.shards[item.shard].retire([item.pointer])
-            ]
-            for item in moving:
-                destination.shards[item.target_shard].append(item.record, expires_at_ms)
+            moving: list[tuple[Transfer, int]] = []
+            for item in items:
+                shard = origin.shards[item.shard] if 0 <= item.shard < len(origin.shards) else None
+                held = None if shard is None else shard.records.get(item.pointer)
+                if shard is not None and held is not None and shard.retire([item.pointer]):
+                    moving.append((item, held.expires_at_ms if expires_at_ms is None else expires_at_ms))
+            for item, ends_at_ms in moving:
+                destination.shards[item.target_shard].append(item.record, ends_at_ms)
             self._store.calls["transfers"] += 1
             self._notify(destination)
             return len(moving)
@@ -483,8 +495,10 @@ class MemoryMagazines(MemoryAtOnce):
                         break
                     del shard.records[pointer]
                     shard.fire_pointer = pointer
+                    shard.expired += 1
                     count += 1
-            return count
+        self._store.expired_log.note(magazine, count)
+        return count
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._store.open_content():
@@ -498,6 +512,7 @@ class MemoryMagazines(MemoryAtOnce):
                     shard.fire_pointer - shard.reloaded,
                     sum(bool(held.owner) for held in shard.records.values()),
                     found.incarnation,
+                    shard.expired,
                 )
                 for number, shard in enumerate(found.shards)
             ]

@@ -269,11 +269,12 @@ def test_a_record_is_replaced_by_one_of_its_name(broker: RunningBroker) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"stuck_after_s": 1}, {"stuck_after_s": 1 << 40}, {"message_expiry_s": 0}, {"queue_expiry_s": -1}, {"shards": 0},
-        {"shards": 65_535}, {"concurrency": -1}, {"shovel_interval_s": -5}, {"shovel_concurrency": 1 << 31},
+        {"stuck_after_s": 1}, {"stuck_after_s": 1 << 40}, {"message_expiry_s": -1}, {"queue_expiry_s": -1}, {"shards": 0},
+        {"shards": 65_535}, {"concurrency": -1}, {"max_returns": -1}, {"shovel_interval_s": -5}, {"shovel_concurrency": 1 << 31},
         {"max_batch_size": 1 << 50}, {"max_wait_s": float("nan")}, {"max_wait_s": float("inf")}, {"swept_count": -1},
         {"durability": "maybe"}, {"codec": "pickle"}, {"handler_type": "a\nb"}, {"sweep_pointers": {-1: 5}},
-        {"sweep_pointers": {1: -5}}, {"extra": {"x": "y" * 70_000}}, {"queue_expiry_s": 1_000},
+        {"sweep_pointers": {1: -5}}, {"extra": {"x": "y" * 70_000}},
+        {"message_expiry_s": 2_000, "queue_expiry_s": 1_000},
     ],
 )  # fmt: skip
 def test_what_a_record_may_say(broker: RunningBroker, change: dict[str, Any]) -> None:

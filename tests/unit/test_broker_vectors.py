@@ -115,7 +115,7 @@ def requests() -> dict[str, asks.Ask[Any]]:
     }
 
 
-STATES = [ShardState(0, 100, 90, 100, 80, 10, 2_815_614_201_523_719), ShardState(1, 0, 0, 0, 0, 0, 7)]
+STATES = [ShardState(0, 100, 90, 100, 80, 10, 2_815_614_201_523_719, 3), ShardState(1, 0, 0, 0, 0, 0, 7)]
 LEFT = [Abandoned(2, 4, ONE, 1_700_000_000_000, "me", True), Abandoned(2, 5, None, 1, "", False)]
 VALUES: dict[str, tuple[Any, Any]] = {
     "CREATE_QUEUE": ({"name": "orders", "shards": 8},) * 2,

@@ -23,10 +23,10 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
     frozenset({"places", "urls"}),
-    frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
-    frozenset({"message"}),
+    frozenset({"config", "history", "hooks", "httpd", "log_limit", "main_guard", "native", "stop_signals"}),
+    frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
-    frozenset({"array_queue", "locks", "magazine"}),
+    frozenset({"array_queue", "locks", "magazine", "middleware", "outcome"}),
     frozenset({"handler", "leader", "publisher", "sweep_clock"}),
     frozenset({"workers"}),
     frozenset({"acknowledger", "depths", "recovery"}),

@@ -12,6 +12,7 @@ from ignis import errors
 PUBLIC = [
     "DROPPED",
     "ArrayQueue",
+    "Attempt",
     "Context",
     "Failure",
     "Fired",

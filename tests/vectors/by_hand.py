@@ -157,7 +157,7 @@ QUEUE = {
     "durability": "interval", "codec": "msgpack", "handler_type": "", "concurrency": 2, "shovel_concurrency": 4,
     "shovel_interval_s": 600, "max_batch_size": 0, "max_wait_s": 1.5, "created_at_ms": 1_700_000_000_000, "active": True,
     "sweep_pointers": {0: 17}, "sideline_sweep_pointers": {}, "swept_count": 3, "sideline_swept_count": 0,
-    "extra": {"note": "x"},
+    "extra": {"note": "x"}, "max_returns": 4,
 }  # fmt: skip
 LATER = {**QUEUE, "concurrency": 3}
 LOCK = ["db", "me", 7, 1_700_000_000_000, 1_700_000_090_000]
@@ -165,7 +165,17 @@ DELIVERY = [True, 1, {0: [4, 5]}]
 CLAIMS = claims((3, [(1, 2), (5, 1)], [ONE, None, b""]), (4, [(9, 1)], [TWO]))
 
 CONNECT = ["shop", "local", "instance-1", "secret", "u", "p", "test/1", ("host-1", 7, 123_456, 4_026_531_836, "a-boot")]
-CONNECTED = ["broker-1", 1 << 20, 8, 60_000, "anyone", 0, True, "broker/client/6f@host-1:7:123456:4026531836:a-boot"]
+CONNECTED = [
+    "broker-1",
+    1 << 20,
+    8,
+    60_000,
+    "anyone",
+    0,
+    True,
+    "broker/client/6f@host-1:7:123456:4026531836:a-boot",
+    172_800,
+]
 
 REQUESTS: dict[tuple[str, int], bytes] = {
     ("CONNECT", 1): hello(CONNECT),
@@ -259,7 +269,7 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "TRANSFER": (_RESULT, payload(1)),
     "ABANDONED": (_RESULT, payload([[[2, 4, ONE, 1_700_000_000_000, "me", True], [2, 5, None, 1, "", False]], False])),
     "EXPIRE": (_RESULT, payload(500)),
-    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10, 2_815_614_201_523_719], [1, 0, 0, 0, 0, 0, 7]])),
+    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10, 2_815_614_201_523_719, 3], [1, 0, 0, 0, 0, 0, 7, 0]])),
     "OLDEST": (_RESULT, payload(1_700_000_000_000_000)),
     "WAIT": (_RESULT, payload(18)),
     "WAKE": (_RESULT, payload(None)),

@@ -21,6 +21,7 @@ from ignis.storage.aerospike.looking import Looking
 from ignis.storage.aerospike.retiring import Retiring
 from ignis.storage.aerospike.waits import Waits
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Fence,
     FireResult,
@@ -32,6 +33,7 @@ from ignis.storage.base import (
     group_pointers,
 )
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
+from ignis.storage.expired_log import ExpiredLog
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -54,6 +56,7 @@ class AerospikeMagazines(MagazineStore):
         self._firing = Firing(connection, self._catalogue)
         self._retiring = Retiring(connection, self._catalogue, self._appender)
         self._looking = Looking(connection, self._catalogue)
+        self._expired_log = ExpiredLog()
         self.waits = Waits(self._pending)
 
     @contextmanager
@@ -126,6 +129,7 @@ class AerospikeMagazines(MagazineStore):
             result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes)
             if surplus:
                 self._retiring.reload(found, group_pointers(surplus))
+            self._expired_log.note(magazine, result.expired)
             return result
 
     def held(self, magazine: str, owner: str) -> list[Run]:
@@ -167,7 +171,12 @@ class AerospikeMagazines(MagazineStore):
             return self._looking.scan(self._catalogue.get(magazine), after, limit, pending_only)
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         """Marked, loaded, removed: a process that dies after the load leaves the message in both magazines, with the
         same id. The fence is read before the mark and before the load."""
@@ -203,7 +212,9 @@ class AerospikeMagazines(MagazineStore):
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._call():
-            return self._looking.expire(self._catalogue.get(magazine), limit)
+            count = self._looking.expire(self._catalogue.get(magazine), limit)
+            self._expired_log.note(magazine, count)
+            return count
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._call():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError, QueueMismatchError, UnreadableMessageError
 from ignis.native import PackedBatch, Record, segment_columns
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Fence,
     FireResult,
@@ -40,6 +41,7 @@ from ignis.storage.embedded.known import LoadOnce
 from ignis.storage.embedded.locks import Step, read_epoch
 from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
 from ignis.storage.embedded.segments import Retired
+from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.runs import Runs, runs_of
 from ignis.storage.together import Unflushed, Write
 
@@ -59,6 +61,7 @@ class EmbeddedMagazines(MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory.data("sync").env, store.scope)
         self._rotation: dict[str, int] = {}
+        self._expired_log = ExpiredLog()
         self._at_once = AtOnce(store, self._catalogue, lambda info: self._order(info, None), self._served)
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
@@ -260,7 +263,9 @@ class EmbeddedMagazines(MagazineStore):
         if not walk.expired_count:
             return 0
         place = Place(self._directory, self._catalogue, info)
-        count: int = self._directory.data(info.durability).committer.submit(Delete(place, walk.expired_pointers()))
+        retire = Delete(place, walk.expired_pointers(), expired=True)
+        count: int = self._directory.data(info.durability).committer.submit(retire)
+        self._expired_log.note(info.name, count)
         return count
 
     @guarded
@@ -290,10 +295,15 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         from_place, to_place = self._place(source), self._place(target)
-        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._directory.clock.expiry_ms(ttl_s)
         self.calls["transfers"] += 1
         if from_place.info.durability == to_place.info.durability:
             move = Move(from_place, to_place, items, expires_at_ms, fence)
@@ -306,7 +316,7 @@ class EmbeddedMagazines(MagazineStore):
             return 0
         load = Load(to_place, pack_transfers(moving, expires_at_ms), fence)
         self._directory.data(to_place.info.durability).committer.submit(load)
-        gone = Delete(from_place, group_pointers((item.shard, item.pointer) for item in moving))
+        gone = Delete(from_place, group_pointers((item.shard, item.pointer) for item, _ in moving))
         self._directory.data(from_place.info.durability).committer.submit(gone)
         return len(moving)
 
@@ -445,6 +455,7 @@ class EmbeddedMagazines(MagazineStore):
         with self._directory.claims.reading() as txn, self._env(info).reading() as data:
             fired = claims.fire_pointers(txn, data, info.id, info.shards)
             retired = Retired(data, info.id, info.shards)
+            expired = segments.read_expired(data, info.id, info.shards)
             cursor = data.cursor()
             loaded = [segments.load_pointer(cursor, retired, info.id, shard) for shard in range(info.shards)]
             for claim, stop in claims.with_ends(txn, data, info.id, info.shards):
@@ -465,6 +476,7 @@ class EmbeddedMagazines(MagazineStore):
                     fire_pointer - reloaded,
                     in_flight[shard],
                     info.incarnation,
+                    expired[shard],
                 )
             )
         return states
