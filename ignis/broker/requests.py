@@ -23,6 +23,7 @@ from ignis.broker.payloads import (
     LoadOnce,
     LockRequest,
     Named,
+    PurgeRequest,
     QueueList,
     QueueReplace,
     Reload,
@@ -45,6 +46,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_runs, unpack_send_batch
 from ignis.storage.base import Fence, LockRecord, LockTable, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
+from ignis.storage.purging import PURGE_BATCH
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -151,6 +153,19 @@ def _delete(asked: Asked) -> Reply:
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
 
 
+def _delete_waiting(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Named)
+    runs = unpack_runs(asked.payload, at)
+    return _value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
+
+
+def _purge(asked: Asked) -> Reply:
+    """One step. Whoever holds what was removed finds out when it acknowledges."""
+    head, _ = unpack(asked.payload, PurgeRequest)
+    limit = min(head.limit, PURGE_BATCH)
+    return _value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
+
+
 def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
     head, at = unpack(asked.payload, Named)
@@ -240,6 +255,13 @@ def _drop(asked: Asked) -> Reply:
     asked.app.store.magazines.drop(head.name)
     asked.app.forget(head.name)
     return Reply(_RESULT, pack(None), lambda _: asked.app.poke(head.name))
+
+
+def _drop_empty(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    dropped = asked.app.store.magazines.drop(head.name, only_empty=True)
+    asked.app.forget(head.name)
+    return Reply(_RESULT, pack(dropped), lambda _: asked.app.poke(head.name))
 
 
 def _names(asked: Asked) -> Reply:
@@ -398,6 +420,8 @@ CALLS: dict[int, Call] = {
     Command.DECLARE: _declare,
     Command.RELOAD: _reload,
     Command.DELETE: _delete,
+    Command.DELETE_WAITING: _delete_waiting,
+    Command.PURGE: _purge,
     Command.PEEK: _peek,
     Command.SCAN: _scan,
     Command.TRANSFER: _transfer,
@@ -407,6 +431,7 @@ CALLS: dict[int, Call] = {
     Command.OLDEST: _oldest,
     Command.WAKE: _wake,
     Command.DROP: _drop,
+    Command.DROP_EMPTY: _drop_empty,
     Command.NAMES: _names,
     Command.LOAD_ONCE: _load_once,
     Command.QUEUE_GET: _queue_get,

@@ -25,6 +25,7 @@ from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.purging import Purges
 from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
@@ -213,7 +214,7 @@ class QueueRecord:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
+class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
 
     @abc.abstractmethod
@@ -394,8 +395,10 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         """Makes every `wait` on this magazine return: how a stopping consumer is told at once."""
 
     @abc.abstractmethod
-    def drop(self, magazine: str) -> None:
-        """Removes the magazine and all its records. Idempotent."""
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Removes the magazine and all its records. Idempotent. With ``only_empty`` False is returned, and nothing has
+        changed, when it holds any, claimed ones included: looked at and removed in one transaction where the store has them.
+        """
 
     @abc.abstractmethod
     def names(self) -> list[str]:

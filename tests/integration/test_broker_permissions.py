@@ -101,6 +101,8 @@ def request(command: int, name: str) -> bytes:
         Command.RESUME: pack(payloads.Resume(name), runs),
         Command.RELOAD: pack(payloads.Reload(name), runs),
         Command.DELETE: pack(payloads.Named(name), runs),
+        Command.DELETE_WAITING: pack(payloads.Named(name), runs),
+        Command.PURGE: pack(payloads.PurgeRequest(name)),
         Command.PEEK: pack(payloads.Named(name), runs),
         Command.SCAN: pack(payloads.Scan(name)),
         Command.TRANSFER: pack(payloads.TransferRequest(name, f"{name}_SIDELINE", [])),
@@ -119,8 +121,8 @@ def request(command: int, name: str) -> bytes:
         **dict.fromkeys((one for one in TABLE if Command(one).name.startswith("ARRAY_")), pack(array)),
         **dict.fromkeys(
             (
-                Command.WAKE, Command.METADATA, Command.OLDEST, Command.DROP, Command.QUEUE_GET, Command.QUEUE_INFO,
-                Command.QUEUE_REMOVE,
+                Command.WAKE, Command.METADATA, Command.OLDEST, Command.DROP, Command.DROP_EMPTY, Command.QUEUE_GET,
+                Command.QUEUE_INFO, Command.QUEUE_REMOVE,
             ),
             named,
         ),
@@ -149,7 +151,7 @@ class Somebody:
         return answer != Command.ERROR or unpack(body, Failure)[0].code != errors.PermissionDeniedError.code
 
 
-DESTROYING = (Command.DROP, Command.DELETE_QUEUE, Command.QUEUE_REMOVE)
+DESTROYING = (Command.DROP, Command.DROP_EMPTY, Command.DELETE_QUEUE, Command.QUEUE_REMOVE)
 OF_LEADERS = {"LOCK": "leader-sweeper", "EPOCH": "sweeper"}
 
 

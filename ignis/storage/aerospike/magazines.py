@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.appending import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue
@@ -32,6 +32,7 @@ from ignis.storage.base import (
     group_pointers,
 )
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
+from ignis.storage.runs import Runs
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -156,6 +157,22 @@ class AerospikeMagazines(MagazineStore):
         with self._call("deletes"):
             return self._retiring.delete(self._catalogue.get(magazine), pointers)
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        """One client call for the records and one for the counters. Atomic for each record."""
+        with self._call("deletes"):
+            return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
+
+    def _purge_waiting(self, magazine: str, part: Pointers) -> int:
+        """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
+        and not removed, because this process ended in between, is the sweeper's."""
+        count = 0
+        for shard, many in part.items():
+            runs = self.claim(magazine, len(many), self._store.owner, [shard])
+            if runs:
+                pointers = Runs((one.first, one.last + 1) for one in runs)
+                count += self.delete(magazine, {shard: pointers})
+        return count
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():
             return self._looking.peek(self._catalogue.get(magazine), pointers)
@@ -234,9 +251,18 @@ class AerospikeMagazines(MagazineStore):
             self._catalogue.get(magazine)
             self.waits.ring(magazine)
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Not one transaction: what is loaded between the look and the removal is removed too."""
         with self._call():
+            if only_empty:
+                try:
+                    found = self._catalogue.refresh(magazine)
+                except QueueNotFoundError:
+                    return True
+                if any(one.pending or one.in_flight for one in self._looking.metadata(found)):
+                    return False
             self._catalogue.drop(magazine)
+            return True
 
     def names(self) -> list[str]:
         with self._call():
