@@ -56,7 +56,14 @@ from ignis.storage.base import (
     Transfer,
     group_pointers,
 )
-from ignis.storage.checks import check_declaration, check_limit, check_owner, check_record, ttl_milliseconds
+from ignis.storage.checks import (
+    check_declaration,
+    check_limit,
+    check_owner,
+    check_queue,
+    check_record,
+    ttl_milliseconds,
+)
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.underway import Loading
@@ -202,6 +209,10 @@ class BrokerStore(Store):
     @property
     def local_dir(self) -> str | None:
         return None
+
+    def remove_queue(self, name: str, *, force: bool = False) -> bool:
+        """One request: the broker does it."""
+        return self.ask(asks.delete_queue(check_queue(name), force))
 
     def stats(self) -> dict[str, int | float | str]:
         """Figures of the broker's store, for this application, and of this connection."""

@@ -26,6 +26,7 @@ from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.purging import Purges
+from ignis.storage.removing import remove_queue
 from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
@@ -408,6 +409,9 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
 class QueueStore(abc.ABC):
     """The queues' settings. Durable on return (``sync``), atomic per call."""
 
+    tells_removed = True
+    """Whether `get` gives None only for a queue that is not there."""
+
     @abc.abstractmethod
     def get(self, name: str) -> QueueRecord | None: ...
 
@@ -557,6 +561,17 @@ class Store(abc.ABC):
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""
         return None
+
+    def remove_queue(self, name: str, *, force: bool = False) -> bool:
+        """Removes a queue: its magazines with all that is in them, and its record; True when there was a record.
+
+        Without ``force`` a queue that holds messages, claimed ones included, is refused. On stores with transactions that
+        holds for what is published at the same moment too; on Aerospike what is loaded between the look and the removal is
+        removed with the queue. Magazines go before the record: what is begun and not ended leaves an empty queue.
+
+        Raises QueueNotFoundError, QueueNotEmptyError.
+        """
+        return remove_queue(self, name, force)
 
     @abc.abstractmethod
     def stats(self) -> dict[str, int | float | str]:
