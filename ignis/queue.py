@@ -546,7 +546,7 @@ class Queue(Generic[M]):
         """Makes the consumers of the whole fleet stop claiming; what they have claimed is finished, and publishing goes on.
 
         Stored with the queue: durable on return, in force here at once and elsewhere within the refresher's ``watch_s`` (in a
-        broker, whose deliveries end too, within 5 s), and until `resume`, whatever is restarted. Idempotent. Thread-safe.
+        broker, whose deliveries end too, within 10 s), and until `resume`, whatever is restarted. Idempotent. Thread-safe.
         `Ignis.pause` is about one process.
 
         Raises QueueNotFoundError, StoreUnreachableError.

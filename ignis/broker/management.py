@@ -14,7 +14,7 @@ from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
-from ignis.queue import Queue
+from ignis.queue import PAUSED, Queue
 from ignis.storage.base import QueueRecord, Transfer
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _record(app: Application, name: str) -> QueueRecord:
 
 
 def _described(record: QueueRecord) -> dict[str, Any]:
-    out = dataclasses.asdict(record)
+    out: dict[str, Any] = {**dataclasses.asdict(record), "paused": PAUSED in record.extra}
     for name in ("sweep_pointers", "sideline_sweep_pointers", "extra"):
         del out[name]
     return out

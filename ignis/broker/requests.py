@@ -282,7 +282,7 @@ def _queue_put(asked: Asked) -> Reply:
     check_settings(record)
     asked.app.store.queues.put(record)
     asked.app.forget(record.name)
-    return _value(None)
+    return Reply(_RESULT, pack(None), lambda _: asked.app.look_at(record.name))
 
 
 def _queue_replace(asked: Asked) -> Reply:
@@ -306,7 +306,7 @@ def _queue_replace(asked: Asked) -> Reply:
 
     result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
     asked.app.forget(known.name)
-    return _value(result)
+    return Reply(_RESULT, pack(result), lambda _: asked.app.look_at(known.name))
 
 
 def _queue_list(asked: Asked) -> Reply:
