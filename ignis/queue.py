@@ -29,6 +29,7 @@ from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, Q
 from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
+from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import Publisher
 from ignis.registration import Registration
 from ignis.shovel import Shovel
@@ -40,16 +41,13 @@ if TYPE_CHECKING:
     from ignis.sweeper import SweepResult
     from ignis.template import HandlerTemplate
 
-__all__ = ["DECLARED", "PAUSED", "Queue"]
+__all__ = ["DECLARED", "Queue"]
 
 log = logging.getLogger("ignis.queue")
 
 DECLARED = "declared_concurrency"
 """Where the stored queue keeps the concurrency that its handler's code asked for last: what was set by hand since then
 stays until the code asks for another."""
-
-PAUSED = "paused"
-"""Where the stored queue keeps since when its consumers are paused, in ms."""
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -551,23 +549,17 @@ class Queue(Generic[M]):
 
         Raises QueueNotFoundError, StoreUnreachableError.
         """
-        self._change_pause(time.time_ns() // 1_000_000)
+        self._change_pause(True)
 
     def resume(self) -> None:
         """Ends `pause` for the whole fleet; the same holds. Idempotent."""
-        self._change_pause(None)
+        self._change_pause(False)
 
-    def _change_pause(self, since_ms: int | None) -> None:
-        def change(record: QueueRecord) -> None:
-            if since_ms is None:
-                record.extra.pop(PAUSED, None)
-            else:
-                record.extra.setdefault(PAUSED, since_ms)
-
+    def _change_pause(self, paused: bool) -> None:
         if not self.opened:
             self.open()
         try:
-            record = self.app.store.queues.update(self.name, change)
+            record = store_pause(self.app.store.queues, self.name, paused)
         except QueueNotFoundError as exc:
             raise self._registration.explain(exc) from exc
         self.set_local_pause(PAUSED in record.extra)

@@ -24,11 +24,12 @@ from ignis.config import RefresherSettings
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.queue import PAUSED, Queue
+from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, Store
 
 if TYPE_CHECKING:
     from ignis.app import Ignis
+    from ignis.queue import Queue
 
 __all__ = [
     "EXPIRED",

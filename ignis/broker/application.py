@@ -26,7 +26,7 @@ from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
 from ignis.errors import ClosedError, IgnisError, QueueNotFoundError, TooManyRequestsError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.queue import PAUSED
+from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, Store
 from ignis.storage.checks import check_magazine
 

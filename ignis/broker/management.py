@@ -14,7 +14,8 @@ from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
-from ignis.queue import PAUSED, Queue
+from ignis.pausing import PAUSED
+from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
 
 if TYPE_CHECKING:

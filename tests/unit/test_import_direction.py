@@ -26,7 +26,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
     frozenset({"message"}),
     frozenset({"storage"}),
-    frozenset({"registration"}),
+    frozenset({"pausing", "registration"}),
     frozenset({"array_queue", "locks", "magazine"}),
     frozenset({"clearing", "handler", "leader", "publisher", "sweep_clock"}),
     frozenset({"workers"}),
