@@ -15,10 +15,10 @@ from ignis.cli.filters import Filter, filter_options
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
 from ignis.depths import queue_depths
-from ignis.errors import QueueNotEmptyError, QueueNotFoundError
+from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import store_pause
-from ignis.storage.base import Store
+from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["queue"]
 
@@ -76,9 +76,7 @@ def delete_command(state: State, name: str, force: bool, yes: bool) -> int:
         held = _held(store, name)
         if sum(held.values()) and not force:
             raise QueueNotEmptyError(name, sum(held.values()))
-        question = (
-            f"Remove queue {name} ({_said(held)})?" if sum(held.values()) else f"Remove queue {name}, which is empty?"
-        )
+        question = f"Remove queue {name} ({_said(held) or 'it is empty'})?" if held else f"Remove queue {name}?"
         if not confirmed(question, yes):
             return exit_codes.ERROR
         store.remove_queue(name, force=force)
@@ -111,14 +109,16 @@ def purge_command(
     if limit is not None and not wanted.given:
         raise click.UsageError("--limit is for a filter: without one everything goes")
     with state.store() as store:
-        held = queue_depths(store, queue_record(store, name))
-        looked_at, claimed = held["pending"], 0
+        held = _depths(store, queue_record(store, name))
+        looked_at, claimed = held.get("pending", 0), 0
         if dry_run and not wanted.given:
+            held = queue_depths(store, queue_record(store, name))
             removed = held["pending"]
             claimed = held["in_flight"] if in_flight else 0
         else:
-            what = "what the filter names" if wanted.given else render.number(held["pending"]) + " waiting message(s)"
-            more = f" and {render.number(held['in_flight'])} in flight" if in_flight else ""
+            waiting = f"{render.number(held['pending'])} waiting message(s)" if held else "all waiting messages"
+            what = "what the filter names" if wanted.given else waiting
+            more = f" and {render.number(held.get('in_flight'))} in flight" if in_flight else ""
             if not dry_run and not confirmed(f"Remove {what}{more} from queue {name}?", yes):
                 return exit_codes.ERROR
             with counted(state, "removing") as progress:
@@ -189,12 +189,22 @@ def _held(store: Store, name: str) -> dict[str, int]:
             states = store.magazines.metadata(magazine)
         except QueueNotFoundError:
             continue
+        except PermissionDeniedError:
+            return {}  # who may remove it need not be allowed to look into it
         found = True
         held[word] = sum(one.pending for one in states)
         held["in flight"] = held.get("in flight", 0) + sum(one.in_flight for one in states)
     if not found:
         queue_record(store, name)  # which says what there is
     return held
+
+
+def _depths(store: Store, record: QueueRecord) -> dict[str, Any]:
+    """Empty for who may empty the queue and not look into it."""
+    try:
+        return queue_depths(store, record)
+    except PermissionDeniedError:
+        return {}
 
 
 def _said(held: dict[str, int]) -> str:
