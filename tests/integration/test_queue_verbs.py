@@ -345,3 +345,16 @@ def test_only_what_is_ours_is_written(url: str, new_app: MakeApp) -> None:
     before = plain()
     queue.pause()
     assert plain() == before
+
+
+def test_rows_of_spark_are_not_stored_in_a_removed_queue(embedded_url: str, new_app: MakeApp) -> None:
+    pa = pytest.importorskip("pyarrow")
+    places, publishing = pytest.importorskip("ignis.spark.places"), pytest.importorskip("ignis.spark.publishing")
+    place = places.make_place(embedded_url, "jobs", {}, codec="raw")
+    rows = pa.record_batch({"body": pa.array([b"1", b"2"], pa.binary())})
+    assert [one.loaded for _, one in publishing.load_rows(place, 0, rows)] == [2]
+    app = new_app(embedded_url)
+    app.store.queues.remove("jobs")
+    with pytest.raises(errors.QueueRemovedError):
+        publishing.load_rows(place, 0, rows)
+    assert sum(one.pending for one in app.store.magazines.metadata("jobs")) == 2
