@@ -398,7 +398,8 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     @abc.abstractmethod
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         """Removes the magazine and all its records. Idempotent. With ``only_empty`` False is returned, and nothing has
-        changed, when it holds any, claimed ones included: looked at and removed in one transaction where the store has them.
+        changed, when it holds any, claimed ones included: looked at and removed in one transaction in memory and for
+        ``sync`` on the embedded store.
         """
 
     @abc.abstractmethod
@@ -565,9 +566,10 @@ class Store(abc.ABC):
     def remove_queue(self, name: str, *, force: bool = False) -> bool:
         """Removes a queue: its magazines with all that is in them, and its record; True when there was a record.
 
-        Without ``force`` a queue that holds messages, claimed ones included, is refused. On stores with transactions that
-        holds for what is published at the same moment too; on Aerospike what is loaded between the look and the removal is
-        removed with the queue. Magazines go before the record: what is begun and not ended leaves an empty queue.
+        Without ``force`` a queue that holds messages, claimed ones included, is refused. In memory, and on the embedded store
+        for the durability ``sync``, that holds for what is published at the same moment too; elsewhere what is loaded in the
+        moment between the look and the removal is removed with the queue. Magazines go before the record: what is begun and
+        not ended leaves an empty queue.
 
         Raises QueueNotFoundError, QueueNotEmptyError.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,39 @@ def test_the_own_consumer_is_stopped_or_goes_on(url: str, new_app: MakeApp, gate
     assert app.queue("jobs", int) is not queue
     with pytest.raises(errors.QueueRemovedError):
         queue.publish(3)
+
+
+def test_what_is_acknowledged_in_the_moment_of_a_removal_keeps_the_queue(store_url: str, new_app: MakeApp) -> None:
+    """`sync`, on stores with transactions."""
+    publishing, removing = new_app(store_url), new_app(store_url)
+    kept = removed = 0
+    for number in range(60):
+        name = f"jobs{number}"
+        queue = publishing.queue(name, int, shards=1)
+        queue.open()
+        ready = threading.Barrier(2)
+        stored: list[bool] = []
+
+        def publish(queue: ignis.Queue[int] = queue, ready: threading.Barrier = ready, stored: Any = stored) -> None:
+            ready.wait(30)
+            try:
+                queue.publish(1)
+                stored.append(True)
+            except errors.QueueRemovedError:
+                stored.append(False)
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        ready.wait(30)
+        try:
+            removing.remove_queue(name)
+            gone = True
+        except errors.QueueNotEmptyError:
+            gone = False
+        thread.join(30)
+        assert stored == [not gone]
+        kept, removed = kept + (not gone), removed + gone
+    assert kept + removed == 60
 
 
 # -- pausing the fleet

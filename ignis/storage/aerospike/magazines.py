@@ -32,7 +32,7 @@ from ignis.storage.base import (
     group_pointers,
 )
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
-from ignis.storage.runs import Runs
+from ignis.storage.runs import Runs, overlap
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -165,12 +165,23 @@ class AerospikeMagazines(MagazineStore):
     def _purge_waiting(self, magazine: str, part: Pointers) -> int:
         """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
         and not removed, because this process ended in between, is the sweeper's."""
+        found = self._catalogue.get(magazine)
+        with self._call():
+            known = self._catalogue.pointers(found, sorted(part))
         count = 0
         for shard, many in part.items():
-            runs = self.claim(magazine, len(many), self._store.owner, [shard])
-            if runs:
-                pointers = Runs((one.first, one.last + 1) for one in runs)
-                count += self.delete(magazine, {shard: pointers})
+            last = many[-1]
+            limit = min(len(many), last - known[shard].fire)
+            if limit <= 0:
+                continue  # others have claimed it all
+            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._store.owner, [shard]))
+            mine = overlap(runs.runs, 1, last + 1)
+            beyond = overlap(runs.runs, last + 1, 1 << 62)
+            if mine:
+                count += self.delete(magazine, {shard: Runs(mine)})
+            if beyond:
+                # Others claimed meanwhile, so that this reached what was loaded since the purge began.
+                self.reload(magazine, {shard: Runs(beyond)})
         return count
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
