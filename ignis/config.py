@@ -369,7 +369,8 @@ class RefresherSettings(_Settings):
     initial_delay_s: float = _setting(60, "wait before the first of these", 0, 86_400)
     watch_s: float = _setting(
         5,
-        "time between looks at the queues that run here, and whether those that are published to are still there; 0 = only with all queues",
+        "time between looks at the queues that run here, and whether those that are published to are still there; "
+        "0 = only with all queues",
         0,
         3_600,
     )
