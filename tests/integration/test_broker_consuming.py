@@ -258,6 +258,25 @@ def test_a_queue_that_is_deleted_ends_its_subscriptions(client: SyncClient, brok
             eventually(lambda: subscription.receive(0.2))
 
 
+def test_clients_that_send_to_a_queue_whose_record_went_are_refused(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the queue's own time to live, which is the default: nobody consumes what has no queue."""
+    monkeypatch.setattr("ignis.broker.application._RECORD_S", 0.05)
+    publish(client, "a")
+    with ignis.Ignis(broker.broker.url) as behind:
+        behind.store.queues.remove("q")
+
+        def refused() -> bool:
+            try:
+                publish(client, "b")
+            except QueueNotFoundError:
+                return True
+            return False
+
+        eventually(refused)
+
+
 def test_a_paused_queue_delivers_nothing_until_it_is_resumed(client: SyncClient, broker: RunningBroker) -> None:
     """Whoever waits, by subscription or by pull; what was delivered before can be acknowledged."""
     app = ignis.Ignis(broker.url)
