@@ -103,7 +103,9 @@ def test_delete_refuses_a_queue_with_messages(run: Run, app: Ignis) -> None:
     assert run("queue", "delete", "orders", "--yes")[0] == 5
 
 
-@pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 1, [1]), (b"\n", 1, [1]), (b"y\n", 0, [])], ids=str)
+@pytest.mark.parametrize(
+    ("answer", "code", "left"), [(b"n\n", 1, [1]), (b"\n", 1, [1]), (b"y\n", 0, [])], ids=["no", "nothing", "yes"]
+)
 def test_at_a_terminal_it_asks(url: str, app: Ignis, answer: bytes, code: int, left: list[int]) -> None:
     app.queue("orders", int).publish(1)
     ours, theirs = pty.openpty()
@@ -198,7 +200,8 @@ def test_pause_and_resume(run: Run, app: Ignis) -> None:
     assert queue.consumer.paused
     queue.publish(1)
     assert run("queues")[1][1].startswith("orders (paused)")
-    assert json.loads(run("stats", "orders", "--json")[1][0])["state"] == "paused"
+    shown = json.loads(run("stats", "orders", "--json")[1][0])
+    assert (shown["state"], shown["paused"]) == ("paused", True)
     assert run("queue", "resume", "orders", "--json")[1] == ['{"queue":"orders","paused":false}']
     app.refresh()
     eventually(lambda: seen == [1])
