@@ -190,6 +190,11 @@ class Consumer:
         return not self.in_flight and not self._acker.waiting
 
     @property
+    def broken(self) -> bool:
+        """It ended by an error, and not because its queue was removed, which is no fault of this process."""
+        return self.failed is not None and not isinstance(self.failed, QueueNotFoundError)
+
+    @property
     def concurrency(self) -> int:
         """The number of workers asked for."""
         return self._target

@@ -89,9 +89,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
     """Of an application in this process."""
 
     def health(rest: str) -> Reply:
-        failed = [
-            queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.failed is not None
-        ]
+        failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
         ok = app.running and not failed
         return json_reply(
             200 if ok else 503,

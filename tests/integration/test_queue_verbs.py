@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 from uuid import UUID
 
 import pytest
@@ -14,6 +16,7 @@ import ignis
 from ignis import errors
 from ignis.refresher import REMOVED
 from ignis.storage.base import QueueRecord
+from ignis.supervisor.endpoint import app_endpoint
 from tests import aerospike_support
 from tests.broker_support import running
 from tests.conftest import MakeApp, url_of
@@ -246,6 +249,11 @@ def test_a_queue_removed_and_made_again_between_two_looks(store_url: str, new_ap
     app.start()
     other.remove_queue("jobs")
     eventually(lambda: queue.consumer is not None and queue.consumer.failed is not None)
+    with (
+        closing(app_endpoint("127.0.0.1:0", app)) as endpoint,
+        urlopen(f"{endpoint.url}/healthz", timeout=30) as answer,
+    ):
+        assert answer.status == 200, "a removed queue is no fault of the process"
     other.queue("jobs", int, shards=2).publish(1)
     app.refresh()
     eventually(lambda: seen == [1])
