@@ -31,7 +31,7 @@ from ignis.config import (
     resolve,
     shown,
 )
-from ignis.consumer import Consumer
+from ignis.consumer import PROCESS, REMOVAL, Consumer
 from ignis.errors import ConfigError, IgnisError, InvalidNameError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import Middleware, check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
@@ -112,7 +112,8 @@ class Ignis:
         self.layers: list[Middleware] = []
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
-        self.refresher = Refresher(self, resolve(RefresherSettings, refresher, self.file), clock)
+        self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
+        self.refresher = Refresher(self, self.refresher_settings, clock)
         self.hooks = Hooks()
         self.templates: list[HandlerTemplate] = []
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
@@ -200,6 +201,41 @@ class Ignis:
     def queues(self) -> list[Queue[Any]]:
         """The queues made in this process."""
         return list(self._queues.values())
+
+    def remove_queue(self, name: str, *, force: bool = False) -> None:
+        """Removes a queue from the store: settings, messages and sideline. Durable on return. Thread-safe.
+
+        Its consumer here is stopped. In other processes consumers end within the refresher's ``watch_s``. Whoever still
+        publishes gets QueueRemovedError, by every way and at once, until `Queue.open` is called there or the queue is made
+        again; nothing is acknowledged that nobody will handle. ``app.queue(name)`` gives a new object here, whose first use
+        makes the queue anew.
+
+        Args:
+            name: of the queue.
+            force: also when it holds messages, claimed ones included. Handlers that run go on, and what becomes of their
+                messages is not stored.
+
+        Raises:
+            QueueNotFoundError: there is none. QueueNotEmptyError: it holds messages; nothing has changed.
+            StoreUnreachableError.
+        """
+        name = check_queue_name(name)
+        queue = self._queues.get(name)
+        consumer = None if queue is None else queue.consumer
+        if consumer is not None:
+            consumer.pause(REMOVAL)
+        try:
+            self.store.remove_queue(name, force=force)
+        except BaseException:
+            if consumer is not None:
+                consumer.resume(REMOVAL)
+            raise
+        if queue is not None:
+            queue.note_removed()
+            queue.stop(self.consumer_settings.stop_timeout_s)
+            self.discard(queue)
+        for magazine in (name, name + SIDELINE_SUFFIX):
+            self.magazines.forget(magazine)
 
     def magazine(
         self,
@@ -416,14 +452,14 @@ class Ignis:
         self.paused = True
         for queue in self.queues():
             if queue.consumer is not None:
-                queue.consumer.pause()
+                queue.consumer.pause(PROCESS)
 
     def resume(self) -> None:
         """Claims again after `pause`."""
         self.paused = False
         for queue in self.queues():
             if queue.consumer is not None:
-                queue.consumer.resume()
+                queue.consumer.resume(PROCESS)
 
     @property
     def quiet(self) -> bool:

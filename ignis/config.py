@@ -379,7 +379,11 @@ class RefresherSettings(_Settings):
     interval_s: float = _setting(300, "time between looks at all queues of the store", 0.01, 86_400)
     initial_delay_s: float = _setting(60, "wait before the first of these", 0, 86_400)
     watch_s: float = _setting(
-        5, "time between looks at the settings of the queues that run here; 0 = only with all queues", 0, 3_600
+        5,
+        "time between looks at the queues that run here, and whether those that are published to are still there; "
+        "0 = only with all queues",
+        0,
+        3_600,
     )
 
 

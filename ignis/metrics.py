@@ -36,6 +36,7 @@ _GAUGES = (
     ),
     ("ignis_inflight_count", ("in_flight",), "Messages claimed and not finished, by anybody."),
     ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
+    ("ignis_queue_paused", ("paused",), "1 while the fleet's consumers are paused."),
     ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
     ("ignis_lost_threads", ("consumer", "lost_threads"), "Threads given up that still run here."),
     ("ignis_failed_starts", ("consumer", "failed_starts"), "Worker processes in a row that could not start here."),

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import (
     QueueSettings,
     check_number,
@@ -23,12 +24,14 @@ from ignis.config import (
     resolve,
     shown,
 )
-from ignis.consumer import Consumer
-from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError
+from ignis.consumer import FLEET, PROCESS, Consumer
+from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
-from ignis.message import BodyCodec
+from ignis.message import BodyCodec, Message
+from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import Publisher
+from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
 from ignis.storage.os_errors import without_means
@@ -74,6 +77,10 @@ class Queue(Generic[M]):
         self.shovel = Shovel(self)
         self.published = 0
         self._past: Counter[str] = Counter()
+        watch_s = app.refresher_settings.watch_s or app.refresher_settings.interval_s
+        self._registration = Registration(lambda: app.store.queues, name, watch_s)
+        self.paused = False
+        """Whether its consumers claim nothing, as this process knows it: see `pause`."""
         self.template: HandlerTemplate | None = None
         """What made this queue when it was found in the store; None for one that the code names."""
 
@@ -106,13 +113,17 @@ class Queue(Generic[M]):
             return self._main, self._sideline
 
     def open(self) -> None:
-        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use.
+        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use. A queue that was
+        removed since it was opened here is made anew, which nothing else does.
 
         Raises QueueMismatchError when the stored queue has another durability or codec, StoreUnreachableError.
         """
         with self._lock:
             if self._main is not None:
-                return
+                if not self._registration.removed:
+                    return
+                for name in (self.name, self.name + SIDELINE_SUFFIX):
+                    self.app.magazines.forget(name)
             queues = self.app.store.queues
             stored = queues.get(self.name)
             if stored is not None:
@@ -142,6 +153,9 @@ class Queue(Generic[M]):
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
+            self._main.registration = self._registration
+            self._registration.opened()
+            self.set_local_pause(PAUSED in record.extra)
 
     def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
         """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
@@ -177,12 +191,10 @@ class Queue(Generic[M]):
         """Whether the store was asked for it already."""
         return self._main is not None
 
-    def forget(self) -> None:
-        """After the queue was removed from the store: the next use registers it again."""
-        with self._lock:
-            self._main = self._sideline = None
-            for name in (self.name, self.name + SIDELINE_SUFFIX):
-                self.app.magazines.forget(name)
+    def note_removed(self) -> None:
+        """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
+        else has made the queue again."""
+        self._registration.note_removed()
 
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type
@@ -495,11 +507,16 @@ class Queue(Generic[M]):
     def start(self) -> None:
         """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent."""
         with self._life:
+            if self.opened and not self._registration.removed:
+                stored = self.app.store.queues.get(self.name)
+                self.set_local_pause(stored is not None and PAUSED in stored.extra)
             self.open()
             if self.consumer is None and self.spec is not None:
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
                 if self.app.paused:
-                    consumer.pause()
+                    consumer.pause(PROCESS)
+                if self.paused:
+                    consumer.pause(FLEET)
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
@@ -533,6 +550,89 @@ class Queue(Generic[M]):
         instance leads the sweeping: call it there."""
         return self.app.sweep_queue(self.name)
 
+    # -- pausing
+
+    def pause(self) -> None:
+        """Makes the consumers of the whole fleet stop claiming; what they have claimed is finished, and publishing goes on.
+
+        Stored with the queue: durable on return, in force here at once and elsewhere within the refresher's ``watch_s`` (in a
+        broker, whose deliveries end too, within 10 s), and until `resume`, whatever is restarted. Idempotent. Thread-safe.
+        `Ignis.pause` is about one process.
+
+        Raises QueueNotFoundError, StoreUnreachableError.
+        """
+        self._change_pause(True)
+
+    def resume(self) -> None:
+        """Ends `pause` for the whole fleet; the same holds. Idempotent."""
+        self._change_pause(False)
+
+    def _change_pause(self, paused: bool) -> None:
+        if not self.opened:
+            self.open()
+        try:
+            record = store_pause(self.app.store.queues, self.name, paused)
+        except QueueNotFoundError as exc:
+            raise self._registration.explain(exc) from exc
+        self.set_local_pause(PAUSED in record.extra)
+
+    def set_local_pause(self, paused: bool) -> None:
+        """Applies what is stored to this process."""
+        self.paused = paused
+        consumer = self.consumer
+        if consumer is not None:
+            if paused:
+                consumer.pause(FLEET)
+            else:
+                consumer.resume(FLEET)
+
+    # -- removing messages
+
+    def purge(self, *, in_flight: bool = False, sideline: bool = False) -> Purged:
+        """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.
+
+        In transactions of at most 10,000 messages, so that memory and pauses are bounded whatever waits, and while others
+        publish and consume: a message that was claimed is not removed under its handler, and what is published from now on
+        stays. Durable on return. When it raises, or the process ends, whole transactions were done. Thread-safe.
+
+        Args:
+            in_flight: also what was claimed. Handlers that run go on, and their acknowledgements find nothing.
+            sideline: of the sideline instead of the queue.
+
+        Raises QueueNotFoundError, StoreError.
+        """
+        magazine = self.sideline if sideline else self.main
+        return purge(magazine.store, magazine.name, in_flight=in_flight)
+
+    def delete(
+        self,
+        ids: Iterable[Any] | None = None,
+        *,
+        where: Callable[[Message], object] | None = None,
+        sideline: bool = False,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Deleted:
+        """Removes those of the waiting messages that have one of these ids, and for which ``where(message)`` is true.
+
+        There is no index: every message that waits is read once, which takes as long as consuming them would take without
+        the handlers. What was claimed, before or meanwhile, stays. Durable on return. Thread-safe.
+
+        Args:
+            ids: as `publish` returns them: text, UUIDs or 16 bytes.
+            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``attempts``,
+                ``reason``, ``error``, and ``body`` in bytes. What cannot be read is never meant.
+            sideline: of the sideline instead of the queue.
+            limit: remove no more than so many.
+            dry_run: only count.
+
+        Raises ConfigError, InvalidMessageError for what is no id, QueueNotFoundError, StoreError, and what ``where`` raises:
+        what was removed by then is gone.
+        """
+        magazine = self.sideline if sideline else self.main
+        match = match_messages(ids, where)
+        return delete_matching(magazine.store, magazine.name, match, limit=limit, dry_run=dry_run)
+
     # -- looking
 
     def stats(self) -> dict[str, Any]:
@@ -554,7 +654,12 @@ class Queue(Generic[M]):
 
     def local_stats(self) -> dict[str, Any]:
         """What this process counted, without asking the store."""
-        out = {"queue": self.name, "published": self.published, "shovel": self.shovel.stats()}
+        out = {
+            "queue": self.name,
+            "published": self.published,
+            "paused": self.paused,
+            "shovel": self.shovel.stats(),
+        }
         consumer = self.consumer
         figures = {} if consumer is None else consumer.stats()  # numbers, and text such as why a worker did not start
         for name, count in dict(self._past).items():  # of consumers that were stopped: what is counted never goes down

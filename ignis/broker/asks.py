@@ -36,6 +36,7 @@ from ignis.storage.base import (
     Transfer,
 )
 from ignis.storage.checks import check_magazine, ttl_milliseconds
+from ignis.storage.purging import Purged
 
 __all__ = ["Ask", "Ttl"]
 
@@ -336,6 +337,20 @@ def delete(magazine: str, runs: bytes) -> Ask[int]:
     return Ask(Command.DELETE, pack(payloads.Named(magazine), runs), count_of)
 
 
+def delete_waiting(magazine: str, runs: bytes) -> Ask[int]:
+    return Ask(Command.DELETE_WAITING, pack(payloads.Named(magazine), runs), count_of)
+
+
+def purge(magazine: str, limit: int, in_flight: bool, left: Mapping[int, tuple[int, int]] | None) -> Ask[Purged]:
+    """One step; see `MagazineStore.purge`."""
+    head = payloads.PurgeRequest(magazine, limit, in_flight, None if left is None else dict(left))
+
+    def parse(payload: bytes) -> Purged:
+        return Purged(*unpack_value(payload, tuple[int, int, dict[int, tuple[int, int]]]))
+
+    return Ask(Command.PURGE, pack(head), parse)
+
+
 def _rows(payload: bytes) -> tuple[list[Row], bool]:
     rows, cut = unpack_value(payload, tuple[list[tuple[int, int, bytes | None]], bool])
     return rows, cut
@@ -396,6 +411,10 @@ def wake(magazine: str) -> Ask[None]:
 
 def drop(magazine: str) -> Ask[None]:
     return Ask(Command.DROP, pack(payloads.Named(magazine)), _nothing, True)
+
+
+def drop_empty(magazine: str) -> Ask[bool]:
+    return Ask(Command.DROP_EMPTY, pack(payloads.Named(magazine)), _truth, True)
 
 
 def names() -> Ask[list[str]]:

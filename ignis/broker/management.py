@@ -11,9 +11,10 @@ from ignis.broker.holding import Run, as_pointers
 from ignis.broker.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
 from ignis.broker.requests import CALLS, Asked, Reply
 from ignis.config import check_name
-from ignis.errors import BadRequestError, QueueNotEmptyError, QueueNotFoundError
+from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
 
@@ -34,7 +35,7 @@ def _record(app: Application, name: str) -> QueueRecord:
 
 
 def _described(record: QueueRecord) -> dict[str, Any]:
-    out = dataclasses.asdict(record)
+    out: dict[str, Any] = {**dataclasses.asdict(record), "paused": PAUSED in record.extra}
     for name in ("sweep_pointers", "sideline_sweep_pointers", "extra"):
         del out[name]
     return out
@@ -53,22 +54,12 @@ def _create(asked: Asked) -> Reply:
 
 def _delete(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, DeleteQueue)
-    _record(asked.app, head.name)
-    magazines = asked.app.store.magazines
     names = (head.name, head.name + SIDELINE_SUFFIX)
-    if not head.force:
-        held = 0
+    try:
+        removed = asked.app.store.remove_queue(head.name, force=head.force)
+    finally:
         for name in names:
-            try:
-                held += sum(state.pending + state.in_flight for state in magazines.metadata(name))
-            except QueueNotFoundError:
-                continue
-        if held:
-            raise QueueNotEmptyError(head.name, held)
-    for name in names:
-        magazines.drop(name)
-        asked.app.forget(name)
-    removed = asked.app.store.queues.remove(head.name)
+            asked.app.forget(name)
 
     def poke(_: Session) -> None:
         """Who waits for its messages finds out now that there is no such queue."""

@@ -51,6 +51,7 @@ __all__ = [
     "Nack",
     "Named",
     "OwnerRequest",
+    "PurgeRequest",
     "QueueList",
     "QueueReplace",
     "Reload",
@@ -175,7 +176,7 @@ class Failure(_Head):
 
 
 class Named(_Head):
-    """Commands that are about one queue or magazine: ACK, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP,
+    """Commands that are about one queue or magazine: ACK, DELETE, DELETE_WAITING, PEEK, METADATA, OLDEST, WAKE, DROP, DROP_EMPTY,
     QUEUE_GET, QUEUE_REMOVE, QUEUE_INFO."""
 
     name: Magazine
@@ -328,6 +329,15 @@ class Resume(_Head):
 
     magazine: Magazine
     renews: bool = False
+
+
+class PurgeRequest(_Head):
+    """PURGE. ``left``: what the answer to the step before said, shard -> (first, last); nil begins a purge."""
+
+    magazine: Magazine
+    limit: Count = 10_000
+    in_flight: bool = False
+    left: dict[Shard, tuple[Pointer, Pointer]] | None = None
 
 
 class Reload(_Head):

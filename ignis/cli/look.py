@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -13,8 +14,9 @@ from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.depths import queue_depths, shard_states
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
+from ignis.pausing import PAUSED
 from ignis.refresher import EXPIRED
-from ignis.storage.base import QueueRecord, ShardState
+from ignis.storage.base import QueueRecord, ShardState, Store
 
 __all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
 
@@ -38,7 +40,8 @@ def queues(state: State, everything: bool) -> int:
     rows = []
     for record, depths in found:
         figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
-        name = record.name if record.active else f"{record.name} ({queue_state(record)})"
+        shown = not record.active or PAUSED in record.extra
+        name = f"{record.name} ({queue_state(record)})" if shown else record.name
         rows.append(
             [
                 name,
@@ -57,17 +60,42 @@ def queues(state: State, everything: bool) -> int:
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(0.1, 86_400),
+    metavar="[SECONDS]",
+    help="Again and again, every 2 seconds or so many, until Ctrl-C.",
+)
 @common_options
 @pass_state
-def stats(state: State, queue: str | None, shards: bool) -> int:
+def stats(state: State, queue: str | None, shards: bool, watch: float | None) -> int:
     """Figures of the store and its queues, or of one queue."""
     if shards and queue is None:
         raise click.UsageError("--shards needs a QUEUE")
     with state.store() as store:
-        records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
-        depths = [queue_depths(store, record) for record in records]
-        figures = store.stats() if queue is None else {}
-        states = shard_states(store, queue) if queue is not None and shards else []
+        if watch is None:
+            return _show_stats(state, store, queue, shards)
+        try:
+            while True:
+                if render.on_terminal() and not state.json:
+                    click.clear()
+                _show_stats(state, store, queue, shards)
+                if not state.json:
+                    render.line("")
+                sys.stdout.flush()
+                time.sleep(watch)
+        except KeyboardInterrupt:  # the way to end it
+            return exit_codes.OK
+
+
+def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> int:
+    records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
+    depths = [queue_depths(store, record) for record in records]
+    figures = store.stats() if queue is None else {}
+    states = shard_states(store, queue) if queue is not None and shards else []
     if state.json:
         _stats_json(queue, records, depths, figures, states if shards else None)
         return exit_codes.OK
@@ -211,10 +239,12 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
 
 
 def queue_state(record: QueueRecord) -> str:
-    """What the store knows of it: ``active``, ``publish only`` (no consumers wanted), ``no handler`` (no application has
-    ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
+    """What the store knows of it: ``active``, ``paused`` (its consumers claim nothing), ``publish only`` (no consumers wanted),
+    ``no handler`` (no application has ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
     if not record.active:
         return "expired" if EXPIRED in record.extra else "inactive"
+    if PAUSED in record.extra:
+        return "paused"
     if not record.handler_type:
         return "no handler"
     return "active" if record.concurrency else "publish only"

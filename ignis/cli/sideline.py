@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
+from ignis.clearing import delete_matching
+from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.confirm import confirmed, yes_option
+from ignis.cli.filters import UNKNOWN, Filter, filter_options, reason_option
 from ignis.cli.look import Row, show_messages
-from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.cli.queue import report_removed
+from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.shovel import ShovelResult, waits
 from ignis.storage.base import Store
 
 __all__ = ["sideline", "sideline_reasons"]
 
 _PAGE = 1_000
-_UNKNOWN = "unknown"
-
-reason_option = click.option(
-    "--reason",
-    "reasons",
-    multiple=True,
-    type=click.Choice([*REASONS, _UNKNOWN]),
-    metavar="REASON",
-    help=f"Only messages that failed for this reason; may be given often: {', '.join(REASONS)}.",
-)
 
 
 @click.group()
@@ -187,7 +178,7 @@ def shovel_command(
         queue_record(app.store, queue)
         chosen = bool(reasons) or error is not None or key is not None
         wanted = _Wanted(reasons, error, key, limit) if chosen else None
-        with _looked_at(state) as progress:
+        with counted(state, "shovelling") as progress:
             result: ShovelResult = app.queue(queue).shovel.run_until_done(
                 retry_for,
                 # With a filter the limit counts what is moved, not what is looked at.
@@ -209,6 +200,42 @@ def shovel_command(
     return exit_codes.ERROR if result.refused else exit_codes.OK
 
 
+@sideline.command("drop")
+@click.argument("queue")
+@filter_options(failures=True)
+@click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@yes_option
+@common_options
+@pass_state
+def drop_command(state: State, queue: str, wanted: Filter, limit: int | None, dry_run: bool, yes: bool) -> int:
+    """Removes messages from QUEUE's sideline for good: all of them, or those that a filter names.
+
+    What a shovel has in hand stays. A filter reads every message of the sideline.
+    """
+    if limit is not None and not wanted.given:
+        raise click.UsageError("--limit is for a filter: without one everything goes")
+    with state.store() as store:
+        queue_record(store, queue)
+        waiting = sum(one.pending for one in shard_states(store, queue + SIDELINE_SUFFIX))
+        removed, looked_at = waiting, waiting
+        if wanted.given or not dry_run:
+            what = "what the filter names" if wanted.given else f"{waiting:,} message(s)"
+            if not dry_run and not confirmed(f"Remove {what} from the sideline of {queue} for good?", yes):
+                return exit_codes.ERROR
+            with counted(state, "removing") as progress:
+                name = queue + SIDELINE_SUFFIX
+                if wanted.given:
+                    removed, looked_at = delete_matching(
+                        store.magazines, name, wanted.matches, limit=limit, dry_run=dry_run, progress=progress
+                    )
+                else:
+                    removed = purge_magazine(store.magazines, name, progress=progress).waiting
+    where = f"the sideline of {queue}"
+    report_removed(state, queue, where, removed, 0, dry_run=dry_run, looked_at=looked_at if wanted.given else None)
+    return exit_codes.OK
+
+
 class _Wanted:
     """The filter of a shovel pass: messages that meet every condition, at most ``limit``. Shared by its workers."""
 
@@ -220,7 +247,7 @@ class _Wanted:
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> bool:
-        if self._reasons and (message.reason or _UNKNOWN) not in self._reasons:
+        if self._reasons and (message.reason or UNKNOWN) not in self._reasons:
             return False
         if self._error is not None and self._error not in (message.error or ""):
             return False
@@ -232,15 +259,6 @@ class _Wanted:
             taken = self._left > 0
             self._left -= taken
             return taken
-
-
-@contextlib.contextmanager
-def _looked_at(state: State) -> Iterator[Callable[[int], None]]:
-    """Shows how many messages a pass has looked at, on a terminal."""
-    shown = not state.json and sys.stderr.isatty()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not shown) as progress:
-        task = progress.add_task("shovelling", total=None)
-        yield lambda count: progress.advance(task, count)
 
 
 class Reason:
@@ -299,7 +317,7 @@ def _failure_of(row: Row) -> tuple[str, str | None, int | None]:
         return REASON_CORRUPT, "the stored record does not match its checksum", None
     try:
         message = Message.from_bytes(record)
-        return message.reason or _UNKNOWN, message.error, message.failed_at_ms
+        return message.reason or UNKNOWN, message.error, message.failed_at_ms
     except UnreadableMessageError as exc:
         return REASON_UNREADABLE, str(exc), None
 

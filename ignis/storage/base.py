@@ -25,6 +25,8 @@ from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.purging import Purges
+from ignis.storage.removing import remove_queue
 from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
@@ -222,7 +224,7 @@ class QueueRecord:
     max_returns: int = 5
 
 
-class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
+class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
 
     @abc.abstractmethod
@@ -407,8 +409,11 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         """Makes every `wait` on this magazine return: how a stopping consumer is told at once."""
 
     @abc.abstractmethod
-    def drop(self, magazine: str) -> None:
-        """Removes the magazine and all its records. Idempotent."""
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Removes the magazine and all its records. Idempotent. With ``only_empty`` False is returned, and nothing has
+        changed, when it holds any, claimed ones included: looked at and removed in one transaction in memory and for
+        ``sync`` on the embedded store.
+        """
 
     @abc.abstractmethod
     def names(self) -> list[str]:
@@ -417,6 +422,9 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
 
 class QueueStore(abc.ABC):
     """The queues' settings. Durable on return (``sync``), atomic per call."""
+
+    tells_removed = True
+    """Whether `get` gives None only for a queue that is not there."""
 
     @abc.abstractmethod
     def get(self, name: str) -> QueueRecord | None: ...
@@ -570,6 +578,18 @@ class Store(abc.ABC):
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""
         return None
+
+    def remove_queue(self, name: str, *, force: bool = False) -> bool:
+        """Removes a queue: its magazines with all that is in them, and its record; True when there was a record.
+
+        Without ``force`` a queue that holds messages, claimed ones included, is refused. In memory, and on the embedded store
+        for the durability ``sync``, that holds for what is published at the same moment too; elsewhere what is loaded in the
+        moment between the look and the removal is removed with the queue. Magazines go before the record: what is begun and
+        not ended leaves an empty queue.
+
+        Raises QueueNotFoundError, QueueNotEmptyError.
+        """
+        return remove_queue(self, name, force)
 
     @abc.abstractmethod
     def stats(self) -> dict[str, int | float | str]:

@@ -83,6 +83,10 @@ class _Shard:
         """Pointers behind the fire pointer that have a record, ascending: pointers are added in order."""
         return (one for one in self.records if one > self.fire_pointer)
 
+    def fired_to(self) -> int:
+        """The fire pointer; behind the last record when nothing is left before it."""
+        return self.fire_pointer if next(self.unfired(), None) is not None else self.load_pointer
+
     def there(self, pointers: Sequence[int]) -> list[int]:
         """Those that have a record, ascending. Who names many that do not exist pays for no more than there is."""
         runs = overlap(runs_of(pointers), 1, self.load_pointer + 1)
@@ -401,6 +405,16 @@ class MemoryMagazines(MemoryAtOnce):
         left = {number: difference(runs_of(many), runs_of(mine.get(number, []))) for number, many in pointers.items()}
         return {number: Runs(runs) for number, runs in left.items() if runs}
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        with self._store.open_content():
+            found = self._get(magazine)
+            self._store.calls["deletes"] += 1
+            return sum(
+                shard.retire([one for one in shard.there(pointers[number]) if one > shard.fire_pointer])
+                for number, shard in enumerate(found.shards)
+                if number in pointers
+            )
+
     def delete(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():
             found = self._get(magazine)
@@ -507,9 +521,9 @@ class MemoryMagazines(MemoryAtOnce):
                 ShardState(
                     number,
                     shard.load_pointer,
-                    shard.fire_pointer,
+                    shard.fired_to(),
                     shard.load_pointer - shard.reloaded,
-                    shard.fire_pointer - shard.reloaded,
+                    shard.fired_to() - shard.reloaded,
                     sum(bool(held.owner) for held in shard.records.values()),
                     found.incarnation,
                     shard.expired,
@@ -552,10 +566,15 @@ class MemoryMagazines(MemoryAtOnce):
         magazine.sequence += 1
         self._store.content.changed.notify_all()
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         check_magazine(magazine)
-        with self._store.open_content():
-            self._store.content.magazines.pop((self._store.scope, magazine), None)
+        with self._store.open_content() as content:
+            found = content.magazines.get((self._store.scope, magazine))
+            if found is not None and only_empty and any(shard.records for shard in found.all_shards):
+                return False
+            content.magazines.pop((self._store.scope, magazine), None)
+            content.changed.notify_all()
+            return True
 
     def names(self) -> list[str]:
         with self._store.open_content():

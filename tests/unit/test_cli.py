@@ -98,8 +98,8 @@ def test_version(run: Run) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "autoscale", "relay", "broker",
-        "pipeline", "demo", "bench",
+        "", "worker", "workers", "publish", "consume", "queue", "queues", "stats", "peek", "sideline", "sweep", "leader",
+        "autoscale", "relay", "broker", "pipeline", "demo", "bench",
     ],
 )  # fmt: skip
 def test_help(run: Run, command: str) -> None:

@@ -17,7 +17,7 @@ NAMES = {
     "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
     "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_leader", "ignis_late_acknowledgements",
     "ignis_failed_starts", "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending",
-    "ignis_queue_sideline",
+    "ignis_queue_paused", "ignis_queue_sideline",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
     "ignis_sidelined", "ignis_store", "ignis_sweeper", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
     "ignis_expired", "ignis_sideline_expired", "ignis_returned", "ignis_sideline_waiting",

@@ -73,6 +73,7 @@ ERRORS = {
     "QueueMismatchError": "queue_mismatch",
     "QueueNotEmptyError": "queue_not_empty",
     "QueueNotFoundError": "queue_not_found",
+    "QueueRemovedError": "queue_removed",
     "RegionBusyError": "region_busy",
     "RegionFormatError": "region_format",
     "RegionIOError": "region_io",

@@ -222,6 +222,8 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("RENEW", 87): payload(["orders", "spark-1"]),
     ("RENEW_CLAIMS", 88): payload(["orders", "spark-1", ""], pointers((0, 4, 2))),
     ("RESUME", 89): payload(["orders", True], pointers((0, 4, 2))),
+    ("PURGE", 98): payload(["orders", 500, True, {3: [17, 90]}]),
+    ("DELETE_WAITING", 99): payload(["orders"], pointers((0, 4, 2))),
     ("LOCK_ACQUIRE", 90): payload(["db", "me", 90.5, "dc", "farm"]),
     ("LOCK_RENEW", 91): payload(["db", "me", 90.5, "", ""]),
     ("LOCK_RELEASE", 92): payload(["db", "me", 0, "", ""]),
@@ -235,6 +237,7 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("ARRAY_PEEK", 102): payload(["a", "b", [], 10]),
     ("ARRAY_SIZE", 103): payload(["a", "b", [], 0]),
     ("STATS", 110): payload(None),
+    ("DROP_EMPTY", 111): payload(["orders"]),
 }
 """(name, number) -> payload, with every field given."""
 
@@ -298,6 +301,9 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "ARRAY_DEQUEUE": (_RESULT, payload([1, "x", b"y", {"z": [None, 2.5]}])),
     "ARRAY_PEEK": (_RESULT, payload([])),
     "ARRAY_SIZE": (_RESULT, payload(70_000)),
+    "PURGE": (_RESULT, payload([500, 0, {3: [517, 90]}])),
+    "DELETE_WAITING": (_RESULT, payload(2)),
+    "DROP_EMPTY": (_RESULT, payload(False)),
     "STATS": (_RESULT, payload({"flushes": 3, "mean_ms": 0.25})),
 }
 """Command asked -> the answer's (name, number) and payload."""
@@ -313,6 +319,7 @@ FEWEST: dict[tuple[str, int], bytes] = {
     ("TRANSFER", 70): payload(["orders", "orders_SIDELINE", []]),
     ("ABANDONED", 71): payload(["orders", 2, 1_700_000_000_000, 1_000]),
     ("EXPIRE", 72): payload(["orders"]),
+    ("PURGE", 98): payload(["orders"]),
     ("QUEUE_PUT", 81): payload({"name": "orders"}),
     ("LOCK_ACQUIRE", 90): payload(["db"]),
 }

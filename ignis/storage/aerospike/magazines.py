@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.appending import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue
@@ -34,6 +34,7 @@ from ignis.storage.base import (
 )
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.runs import Runs, overlap
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -160,6 +161,33 @@ class AerospikeMagazines(MagazineStore):
         with self._call("deletes"):
             return self._retiring.delete(self._catalogue.get(magazine), pointers)
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        """One client call for the records and one for the counters. Atomic for each record."""
+        with self._call("deletes"):
+            return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
+
+    def _purge_waiting(self, magazine: str, part: Pointers) -> int:
+        """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
+        and not removed, because this process ended in between, is the sweeper's."""
+        found = self._catalogue.get(magazine)
+        with self._call():
+            known = self._catalogue.pointers(found, sorted(part))
+        count = 0
+        for shard, many in part.items():
+            last = many[-1]
+            limit = min(len(many), last - known[shard].fire)
+            if limit <= 0:
+                continue  # others have claimed it all
+            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._store.owner, [shard]))
+            mine = overlap(runs.runs, 1, last + 1)
+            beyond = overlap(runs.runs, last + 1, 1 << 62)
+            if mine:
+                count += self.delete(magazine, {shard: Runs(mine)})
+            if beyond:
+                # Others claimed meanwhile, so that this reached what was loaded since the purge began.
+                self.reload(magazine, {shard: Runs(beyond)})
+        return count
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():
             return self._looking.peek(self._catalogue.get(magazine), pointers)
@@ -245,9 +273,18 @@ class AerospikeMagazines(MagazineStore):
             self._catalogue.get(magazine)
             self.waits.ring(magazine)
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Not one transaction: what is loaded between the look and the removal is removed too."""
         with self._call():
+            if only_empty:
+                try:
+                    found = self._catalogue.refresh(magazine)
+                except QueueNotFoundError:
+                    return True
+                if any(one.pending or one.in_flight for one in self._looking.metadata(found)):
+                    return False
             self._catalogue.drop(magazine)
+            return True
 
     def names(self) -> list[str]:
         with self._call():

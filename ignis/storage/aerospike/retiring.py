@@ -52,6 +52,14 @@ class Retiring:
         free = expressions.free_to_move(int(time.time() * 1000) - MOVE_STALE_MS)
         return len(self._remove(magazine, fired, unfired, free))
 
+    def delete_waiting(self, magazine: Magazine, pointers: Pointers) -> int:
+        """See `MagazineStore.delete_waiting`: the server looks at each record whether it was stamped by a claim."""
+        _, unfired = self._places(magazine, pointers)
+        if not unfired:
+            return 0
+        voided, _ = self._void(magazine, unfired, expressions.free_to_move(int(time.time() * 1000) - MOVE_STALE_MS))
+        return len(voided)
+
     def _places(self, magazine: Magazine, pointers: Pointers) -> tuple[list[Place], list[Place]]:
         """What of it can be there: claimed, and not claimed yet; ascending, each once."""
         wanted = self._catalogue.places(magazine, pointers, magazine.most_shards)

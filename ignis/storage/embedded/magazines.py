@@ -35,6 +35,7 @@ from ignis.storage.embedded.at_once import AtOnce
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
 from ignis.storage.embedded.claims import Held
+from ignis.storage.embedded.delete_waiting import delete_waiting
 from ignis.storage.embedded.environment import Environment, Txn
 from ignis.storage.embedded.firing import Walk
 from ignis.storage.embedded.known import LoadOnce
@@ -97,15 +98,23 @@ class EmbeddedMagazines(MagazineStore):
         self._directory.board.notify(self._directory.catalogue_event)
 
     @guarded
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         check_magazine(magazine)
-        magazine_id = self._directory.data("sync").committer.submit(
-            Step(lambda txn: catalogue.drop(txn, self._store.scope, magazine))
-        )
+        scope = self._store.scope
+
+        def run(txn: Txn) -> tuple[bool, int | None]:
+            if only_empty:
+                info = catalogue.get(txn, scope, magazine)
+                if info is not None and _has_records(self._env(info), txn, info, 0):
+                    return False, None
+            return True, catalogue.drop(txn, scope, magazine)
+
+        dropped, magazine_id = self._directory.data("sync").committer.submit(Step(run))
         if magazine_id is not None:
             # Before the records go: whoever loads from now on looks the magazine up again and does not find it.
             self._directory.board.notify(self._directory.catalogue_event)
             self._directory.forget_records(magazine_id)
+        return bool(dropped)
 
     @guarded
     def names(self) -> list[str]:
@@ -294,6 +303,12 @@ class EmbeddedMagazines(MagazineStore):
         return count
 
     @guarded
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        place = self._place(magazine)
+        self.calls["deletes"] += 1
+        return delete_waiting(place, self._env(place.info), pointers)
+
+    @guarded
     def transfer(
         self,
         source: str,
@@ -458,6 +473,12 @@ class EmbeddedMagazines(MagazineStore):
             expired = segments.read_expired(data, info.id, info.shards)
             cursor = data.cursor()
             loaded = [segments.load_pointer(cursor, retired, info.id, shard) for shard in range(info.shards)]
+            # What is behind the last record was removed without ever being claimed.
+            empty = {
+                shard
+                for shard in range(info.shards)
+                if loaded[shard] > fired[shard] and segments.first_live(data, info.id, shard, fired[shard] + 1) is None
+            }
             for claim, stop in claims.with_ends(txn, data, info.id, info.shards):
                 if claim.shard < info.shards:
                     for segment, low, high, bitmap, _ in segments.walk(data, info.id, claim.shard, claim.first, stop):
@@ -465,7 +486,7 @@ class EmbeddedMagazines(MagazineStore):
         states = []
         for shard in range(info.shards):
             # The data are read a moment later than the claims, never earlier.
-            fire_pointer = min(fired[shard], loaded[shard])
+            fire_pointer = loaded[shard] if shard in empty else min(fired[shard], loaded[shard])
             reloaded = retired.reloaded[shard]
             states.append(
                 ShardState(
