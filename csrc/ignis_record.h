@@ -13,6 +13,20 @@
  *       20   16  id                 UUID version 7 (RFC 9562 section 5.7)
  *       36    .  key | meta (MessagePack map, may be empty) | body (the rest)
  *
+ * The map is what grows: readers skip entries that they do not know, and take one that is missing, or of another type, for
+ * not known. Its entries, each absent until there is something to say:
+ *
+ *   headers       map           the publisher's own
+ *   reason        str           of the last failure
+ *   error         str           of the last failure, at most 2,000 characters
+ *   failed_at_ms  int           when that was, milliseconds since the Unix epoch
+ *   handler       str           what failed it
+ *   history       array         the last 8 attempts, oldest first, at most 12 KiB in all, each an array
+ *                               [at_ms int, reason str, error str, trace str, worker str, took_ms int or nil];
+ *                               elements at its end that a reader does not know are ignored, missing ones not known
+ *   returns       int           how often the schedule brought it back from the sideline
+ *   unread        bin           a map that stood here and could not be read
+ *
  * A segment is what one load appends to one shard: records side by side under an index, so that a batch costs the
  * store one write and the sweep of a batch one delete.
  *

@@ -5,6 +5,7 @@ from ignis.app import Ignis
 from ignis.array_queue import ArrayQueue
 from ignis.errors import IgnisError
 from ignis.handler import DROPPED, Context, Failure
+from ignis.history import Attempt
 from ignis.locks import Lock, LockLevel, LockManager
 from ignis.magazine import Fired, Magazine, MessageIds, Published
 from ignis.message import Message
@@ -15,6 +16,7 @@ from ignis.queue import Queue
 __all__ = [
     "DROPPED",
     "ArrayQueue",
+    "Attempt",
     "Context",
     "Failure",
     "Fired",

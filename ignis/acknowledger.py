@@ -242,7 +242,7 @@ class Acknowledger:
 
     def _transfer(self, items: Sequence[Transfer]) -> int:
         queue = self._queue
-        return self._magazines.transfer(queue.main.name, queue.sideline.name, items, queue.settings.message_expiry_s)
+        return self._magazines.transfer(queue.main.name, queue.sideline.name, items)
 
     def _count_sidelined(
         self,

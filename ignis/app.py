@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ignis.clock import Clock
 from ignis.config import (
@@ -31,7 +31,7 @@ from ignis.config import (
     resolve,
     shown,
 )
-from ignis.consumer import Consumer
+from ignis.consumer import PROCESS, REMOVAL, Consumer
 from ignis.errors import ConfigError, IgnisError, InvalidNameError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import Middleware, check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
@@ -113,7 +113,8 @@ class Ignis:
         self.layers: list[Middleware] = []
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
-        self.refresher = Refresher(self, resolve(RefresherSettings, refresher, self.file), clock)
+        self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
+        self.refresher = Refresher(self, self.refresher_settings, clock)
         self.hooks = Hooks()
         self.templates: list[HandlerTemplate] = []
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
@@ -210,13 +211,48 @@ class Ignis:
         """The queues made in this process."""
         return list(self._queues.values())
 
+    def remove_queue(self, name: str, *, force: bool = False) -> None:
+        """Removes a queue from the store: settings, messages and sideline. Durable on return. Thread-safe.
+
+        Its consumer here is stopped. In other processes consumers end within the refresher's ``watch_s``. Whoever still
+        publishes gets QueueRemovedError, by every way and at once, until `Queue.open` is called there or the queue is made
+        again; nothing is acknowledged that nobody will handle. ``app.queue(name)`` gives a new object here, whose first use
+        makes the queue anew.
+
+        Args:
+            name: of the queue.
+            force: also when it holds messages, claimed ones included. Handlers that run go on, and what becomes of their
+                messages is not stored.
+
+        Raises:
+            QueueNotFoundError: there is none. QueueNotEmptyError: it holds messages; nothing has changed.
+            StoreUnreachableError.
+        """
+        name = check_queue_name(name)
+        queue = self._queues.get(name)
+        consumer = None if queue is None else queue.consumer
+        if consumer is not None:
+            consumer.pause(REMOVAL)
+        try:
+            self.store.remove_queue(name, force=force)
+        except BaseException:
+            if consumer is not None:
+                consumer.resume(REMOVAL)
+            raise
+        if queue is not None:
+            queue.note_removed()
+            queue.stop(self.consumer_settings.stop_timeout_s)
+            self.discard(queue)
+        for magazine in (name, name + SIDELINE_SUFFIX):
+            self.magazines.forget(magazine)
+
     def magazine(
         self,
         name: str,
         type: Any = None,
         *,
         shards: int | None = None,
-        ttl_s: float | None = 172_800,
+        ttl_s: float | Literal["queue"] | None = "queue",
         durability: str | None = None,
         codec: str = "auto",
         max_message_bytes: int | None = None,
@@ -230,7 +266,9 @@ class Ignis:
                 other: one of its own.
             type, codec, strict: as for `queue`; of a queue that is stored, what the queue has.
             shards, durability: None = those of the magazine as it is stored, of the queue of that name, or 32 and ``sync``.
-            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires.
+            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires; ``"queue"``: as the
+                queue's ``message_expiry`` says, and for a magazine without a queue what a new queue of this store gets: on the
+                embedded store never.
             max_message_bytes, max_headers_bytes: limits of one message's body and headers; None = the queue's, or 1 MiB and
                 16 KiB.
 
@@ -270,6 +308,8 @@ class Ignis:
             body_codec = self._codec_of(bytes if type is None and record.codec == "raw" else type, record.codec, strict)
         if shards is None:
             shards = self.magazines.stored_shards(name) or (record.shards if record is not None else 32)
+        if ttl_s == "queue":
+            ttl_s = (self.store.message_expiry_s if record is None else record.message_expiry_s) or None
         if durability is None:
             durability = record.durability if record is not None else "sync"
         return self.magazines.get(
@@ -289,8 +329,14 @@ class Ignis:
             return self._codecs.setdefault((type, codec, strict), fresh)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost."""
+        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
+        function fits around every handler; a plain function is refused, here or where a handler is registered, around one
+        that is a coroutine function. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        for queue in self.queues():
+            queue.check_middleware([*self.layers, layer])
+        for template in self.templates:
+            template.check_middleware([*self.layers, layer])
         self.layers.append(layer)
         return layer
 
@@ -415,14 +461,14 @@ class Ignis:
         self.paused = True
         for queue in self.queues():
             if queue.consumer is not None:
-                queue.consumer.pause()
+                queue.consumer.pause(PROCESS)
 
     def resume(self) -> None:
         """Claims again after `pause`."""
         self.paused = False
         for queue in self.queues():
             if queue.consumer is not None:
-                queue.consumer.resume()
+                queue.consumer.resume(PROCESS)
 
     @property
     def quiet(self) -> bool:

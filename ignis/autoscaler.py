@@ -21,7 +21,8 @@ from ignis.config import AutoscalerSettings, check_name
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.leader import Leadership, make_leader
-from ignis.storage.base import Store
+from ignis.pausing import PAUSED
+from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["Autoscaler", "Decision", "FunctionTarget", "QueueLoad", "Target", "queue_loads"]
 
@@ -66,6 +67,12 @@ class QueueLoad:
     queue: str
     pending: int
     oldest_age_s: float | None
+    paused: bool = False
+
+    @property
+    def due(self) -> int:
+        """Messages that workers could take now: of a paused queue none."""
+        return 0 if self.paused else self.pending
 
 
 @dataclass(frozen=True)
@@ -79,16 +86,20 @@ class Decision:
 
 def queue_loads(store: Store, queues: Iterable[str] | None = None) -> list[QueueLoad]:
     """What waits in the queues named, or in all active ones. Queues that do not exist are left out."""
-    names = [one.name for one in store.queues.list(active=True)] if queues is None else sorted(queues)
+    records: dict[str, QueueRecord | None]
+    if queues is None:
+        records = {one.name: one for one in store.queues.list(active=True)}
+    else:
+        records = {name: store.queues.get(name) for name in sorted(queues)}
     found = []
-    for name in names:
+    for name, record in records.items():
         try:
             pending = sum(one.pending for one in store.magazines.metadata(name))
             oldest_us = store.magazines.oldest_enqueued_at_us(name) if pending else None
         except QueueNotFoundError:
             continue
         age_s = None if oldest_us is None else max(0.0, time.time() - oldest_us / 1e6)
-        found.append(QueueLoad(name, pending, age_s))
+        found.append(QueueLoad(name, pending, age_s, record is not None and PAUSED in record.extra))
     return found
 
 
@@ -161,7 +172,7 @@ class Autoscaler:
             wanted = self._wanted(loads, workers)
             self.last = Decision(wanted, workers, loads)
             if wanted != workers:
-                waiting = sum(one.pending for one in loads)
+                waiting = sum(one.due for one in loads)
                 log.info("%d worker(s) wanted instead of %d: %d message(s) wait", wanted, workers, waiting)
                 self._target.scale_to(wanted)
             return self.last
@@ -176,8 +187,8 @@ class Autoscaler:
     def need(self, loads: Iterable[QueueLoad], workers: int) -> int:
         """How many workers the load is worth, within the limits, whatever was before."""
         settings = self._settings
-        need = sum(math.ceil(one.pending / settings.messages_per_worker) for one in loads)
-        if settings.max_age_s and any((one.oldest_age_s or 0) > settings.max_age_s for one in loads):
+        need = sum(math.ceil(one.due / settings.messages_per_worker) for one in loads)
+        if settings.max_age_s and any(one.due and (one.oldest_age_s or 0) > settings.max_age_s for one in loads):
             need = max(need, workers + 1)
         return min(max(need, settings.min_workers), settings.max_workers)
 

@@ -263,7 +263,13 @@ class QueueSettings(_Settings):
     section: ClassVar[str] = "queue"
 
     shards: int = _setting(32, "independent FIFO sequences; more allow more parallel claims", 1, 512)
-    message_expiry_s: float = _setting(172_800, "a message that waited longer is dropped and counted", 1, MAX_EXPIRY_S)
+    message_expiry_s: float = _setting(
+        0,
+        "a message that waited longer, in the sideline too, is dropped, counted and warned of; 0 = never; a new queue on "
+        "Aerospike has 172,800 unless it is chosen",
+        0,
+        MAX_EXPIRY_S,
+    )
     queue_expiry_s: float = _setting(
         172_800, "an unused queue is deactivated after this; at least message_expiry_s", 1, MAX_EXPIRY_S
     )
@@ -292,10 +298,15 @@ class QueueSettings(_Settings):
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400
     )
     shovel_concurrency: int = _setting(4, "parallel shovel workers", 1, 50)
+    max_returns: int = _setting(
+        5, "so often a failed message comes back by that schedule, then it waits for a person; 0 = never", 0, 65_535
+    )
     handler_type: str = _setting("", "name of the handler that is to run it; default: the function's name")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if 0 < self.message_expiry_s < 1:
+            raise ConfigError(f"queue.message_expiry_s = {self.message_expiry_s:g} is neither 0 (never) nor at least 1")
         if self.queue_expiry_s < self.message_expiry_s:
             raise ConfigError(
                 f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}"
@@ -368,7 +379,11 @@ class RefresherSettings(_Settings):
     interval_s: float = _setting(300, "time between looks at all queues of the store", 0.01, 86_400)
     initial_delay_s: float = _setting(60, "wait before the first of these", 0, 86_400)
     watch_s: float = _setting(
-        5, "time between looks at the settings of the queues that run here; 0 = only with all queues", 0, 3_600
+        5,
+        "time between looks at the queues that run here, and whether those that are published to are still there; "
+        "0 = only with all queues",
+        0,
+        3_600,
     )
 
 

@@ -37,7 +37,10 @@ from ignis.workers.cutting import Mixed, bytes_of, cut
 if TYPE_CHECKING:
     from ignis.queue import Queue
 
-__all__ = ["Consumer"]
+__all__ = ["FLEET", "PROCESS", "REMOVAL", "Consumer"]
+
+PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
+"""Who pauses a consumer: the application here, the queue's record, and a removal that is under way."""
 
 log = logging.getLogger("ignis.consumer")
 
@@ -70,9 +73,9 @@ class Consumer:
         self._renewed_to = 0  # the number of the newest chunk at the last look
         self._returned: deque[tuple[Chunk, int, int]] = deque()
         self._bytes = 0
-        self._lock = threading.Lock()  # over _bytes, _paused, _parked, times and what is left of each chunk
+        self._lock = threading.Lock()  # over _bytes, _pauses, _parked, times and what is left of each chunk
         self._waiting_for_load = False
-        self._paused = False
+        self._pauses: set[str] = set()  # who wants it paused
         self._parked = True  # the fetcher is not claiming and has seen the pause; only it makes this false again
         self._timed_s = 0.0
         self._stopping = threading.Event()
@@ -157,33 +160,39 @@ class Consumer:
                 self._pool.resize(count)
         self._room.set()
 
-    def pause(self) -> None:
-        """Stops claiming; what was claimed is finished. Returns at once, see `quiet`. Idempotent."""
+    def pause(self, by: str = PROCESS) -> None:
+        """Stops claiming; what was claimed is finished. Returns at once, see `quiet`. Idempotent. Each that pauses it must
+        resume it."""
         with self._lock:
-            self._paused = True
+            self._pauses.add(by)
         self._room.set()
         if self._threads:
             with contextlib.suppress(IgnisError):
                 self._magazines.wake(self.queue.main.name)
 
-    def resume(self) -> None:
-        """Claims again after `pause`. Idempotent."""
+    def resume(self, by: str = PROCESS) -> None:
+        """Claims again after `pause`, unless somebody else paused it too. Idempotent."""
         with self._lock:
-            self._paused = False
+            self._pauses.discard(by)
         self._room.set()
 
     @property
     def paused(self) -> bool:
-        return self._paused
+        return bool(self._pauses)
 
     @property
     def quiet(self) -> bool:
         """Paused, nothing claimed, every outcome stored: this consumer may go without touching any message."""
         with self._lock:
-            if not (self._paused and self._parked):
+            if not (self._pauses and self._parked):
                 return False
         # In the order in which a message passes: what has left the one is seen in the other.
         return not self.in_flight and not self._acker.waiting
+
+    @property
+    def broken(self) -> bool:
+        """It ended by an error, and not because its queue was removed, which is no fault of this process."""
+        return self.failed is not None and not isinstance(self.failed, QueueNotFoundError)
 
     @property
     def concurrency(self) -> int:
@@ -225,7 +234,7 @@ class Consumer:
             "workers": len(self._pool.workers),
             "in_flight": self.in_flight,
             "in_flight_bytes": self._bytes,
-            "paused": self._paused,
+            "paused": self.paused,
             "handle_s": self._handle_s,
             "lost_threads": getattr(self._pool, "lost_threads", 0),
             "failed_starts": getattr(self._pool, "failed_starts", 0),
@@ -286,7 +295,7 @@ class Consumer:
             self._room.clear()
             self._hand_out_again()
             with self._lock:
-                self._parked = self._paused
+                self._parked = bool(self._pauses)
             if self._parked:
                 self._room.wait(0.5)
                 continue

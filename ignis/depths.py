@@ -7,6 +7,7 @@ from typing import Any
 
 from ignis.errors import QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
 __all__ = ["queue_depths", "shard_states"]
@@ -21,8 +22,8 @@ def shard_states(store: Store, magazine: str) -> list[ShardState]:
 
 
 def queue_depths(store: Store, record: QueueRecord) -> dict[str, Any]:
-    """Messages pending and in flight in both magazines, how many were swept, and the age of the oldest pending one in
-    seconds (None = none)."""
+    """Messages pending and in flight in both magazines, how many were swept and expired, the age of the oldest pending one
+    in seconds (None = none); and whether its consumers are paused."""
     main, sideline = shard_states(store, record.name), shard_states(store, record.name + SIDELINE_SUFFIX)
     oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
     return {
@@ -32,5 +33,8 @@ def queue_depths(store: Store, record: QueueRecord) -> dict[str, Any]:
         "sideline": sum(one.pending for one in sideline),
         "sideline_in_flight": sum(one.in_flight for one in sideline),
         "swept": record.swept_count,
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline),
+        "paused": PAUSED in record.extra,
         "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),
     }

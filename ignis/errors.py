@@ -410,6 +410,12 @@ class QueueNotFoundError(IgnisError, LookupError):
     code = "queue_not_found"
 
 
+class QueueRemovedError(QueueNotFoundError):
+    """The queue was in use here, and somebody has removed it since. Nothing was stored. ``queue.open()`` makes it anew."""
+
+    code = "queue_removed"
+
+
 class QueueMismatchError(ConfigError):
     """The queue exists with other settings that cannot change while it holds messages."""
 

@@ -1,16 +1,7 @@
-"""Handlers: what a user registers, the context it is called with, and the rules from its answer to an outcome.
+"""Handlers: what a user registers, the context it is called with, and who calls it.
 
-| the handler                                   | outcome                       |
-| returns ``None`` or ``True``                  | done                          |
-| returns ``False``                             | sideline, ``rejected``        |
-| raises one of ``ignore``                      | dropped                       |
-| raises anything else, or returns another type | sideline, ``exception``       |
-| runs for longer than ``timeout_s``            | sideline, ``timeout``         |
-| (body cannot be decoded: it is not called)    | sideline, ``unreadable``      |
-| (its process dies)                            | sideline, ``crash``           |
-
-A batch handler gets a list and answers for all at once in the same way, or with a list of such answers, one per
-message. This module has no threads and no I/O: the pools in ``ignis/workers`` call :class:`Runner`.
+What its answers mean is in `ignis.outcome`. This module has no threads and no I/O: the pools in ``ignis/workers`` call
+:class:`Runner`.
 """
 
 from __future__ import annotations
@@ -19,24 +10,49 @@ import asyncio
 import functools
 import inspect
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ignis.config import check_number, check_whole, shown
 from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
+from ignis.handler_log import HandlerLog
+from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
-    REASON_EXCEPTION,
-    REASON_REJECTED,
     REASON_TIMEOUT,
     REASON_UNREADABLE,
     BodyCodec,
     Message,
     as_utf8,
 )
+from ignis.middleware import check_layers, is_coroutine_function, wrapped
 from ignis.native import Record
+from ignis.outcome import (
+    DROPPED,
+    Dropped,
+    Failed,
+    Failure,
+    Outcome,
+    batch_outcomes,
+    failure_of,
+    joined_failure,
+    outcome_of,
+    overrun_failure,
+    stamped,
+)
 
-__all__ = ["DROPPED", "Context", "Failure", "HandlerSpec", "Middleware", "Runner", "check_consumers", "failure_of"]
+__all__ = [
+    "DROPPED",
+    "Context",
+    "Failure",
+    "HandlerSpec",
+    "Middleware",
+    "Outcome",
+    "Runner",
+    "check_consumers",
+    "failure_of",
+]
 
 POOLS = ("thread", "async", "process")
 _MOST = 1 << 62
@@ -46,25 +62,6 @@ BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
-
-
-class Failure(NamedTuple):
-    """Why a message goes to the sideline."""
-
-    reason: str
-    error: str
-
-
-class _Dropped:
-    def __repr__(self) -> str:
-        return "DROPPED"
-
-
-DROPPED: Final = _Dropped()
-"""The outcome of an ignorable exception: accounted for, not sidelined."""
-
-Outcome = Failure | _Dropped | None
-"""What became of one message; None = done."""
 
 
 class Context:
@@ -127,14 +124,15 @@ class HandlerSpec:
     max_consumers: int = 100
     declared: int | None = None
     """The concurrency that the code asks for; `concurrency` is the one in force."""
+    log: HandlerLog = field(init=False, repr=False, compare=False)
+    """What its failures say, for all its workers."""
 
     def __post_init__(self) -> None:
         check_handler(self.fn, f"handler of queue {self.queue!r}")
+        self.log = HandlerLog(self.queue, self.name)
         if not isinstance(self.pool, str):
             raise ConfigError(f"pool = {shown(self.pool)} is not one of {', '.join(POOLS)}")
-        is_async = inspect.iscoroutinefunction(self.fn) or inspect.iscoroutinefunction(
-            getattr(type(self.fn), "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
-        )
+        is_async = is_coroutine_function(self.fn)
         if not self.pool:
             self.pool = "async" if is_async else "thread"
         if self.pool not in POOLS:
@@ -159,6 +157,11 @@ class HandlerSpec:
             check_number(self.batch_wait_s, "batch_wait_s", *BATCH_WAIT_RANGE_S)
         if self.pool == "process":
             self.import_path()  # fail at registration, not in the child
+        self.check_middleware(self.middleware)
+
+    def check_middleware(self, layers: Sequence[Middleware]) -> None:
+        """Raises ConfigError for layers, the outermost first, within which the handler would not run."""
+        check_layers(layers, f"{self.name} of queue {self.queue!r}", self.pool == "async")
 
     @property
     def name(self) -> str:
@@ -233,6 +236,7 @@ class Runner:
 
     def __init__(self, spec: HandlerSpec, codec: BodyCodec[Any], resources: Mapping[str, Any]) -> None:
         self._spec = spec
+        self._log = spec.log
         self._decode = codec.decode_checked
         self._resources = resources
         self._queue = spec.queue
@@ -252,8 +256,9 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
+            return self._unreadable(data, exc)
         context = Context(record, body, self._queue, 1, self._resources)
+        earlier: Sequence[Failed] = ()
         while True:
             try:
                 answer = self._call(context)
@@ -261,13 +266,16 @@ class Runner:
                 return DROPPED
             except BaseException as exc:
                 # SystemExit too: a handler ends its message, never its worker.
-                outcome: Outcome = failure_of(exc)
+                outcome: Outcome = self._raised(exc, record, context.attempt)
             else:
                 if answer is None or answer is True:
                     return None
-                outcome = _outcome_of(answer)
-            if not isinstance(outcome, Failure) or context.attempt >= self._attempts:
+                outcome = outcome_of(answer, self._log)
+            if not isinstance(outcome, Failure):
                 return outcome
+            if context.attempt >= self._attempts:
+                return joined_failure(earlier, outcome)
+            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             context.attempt += 1
 
     def _run_direct(self, data: bytes) -> Outcome:
@@ -276,7 +284,7 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
+            return self._unreadable(data, exc)
         try:
             if self._takes_context:
                 answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
@@ -285,8 +293,8 @@ class Runner:
         except self._ignore:
             return DROPPED
         except BaseException as exc:
-            return failure_of(exc)
-        return None if answer is None or answer is True else _outcome_of(answer)
+            return self._raised(exc, record, 1)
+        return None if answer is None or answer is True else outcome_of(answer, self._log)
 
     async def run_async(self, data: bytes) -> Outcome:
         """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
@@ -294,15 +302,19 @@ class Runner:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
-            return Failure(REASON_UNREADABLE, as_utf8(str(exc)))
+            return self._unreadable(data, exc)
         context = Context(record, body, self._queue, 1, self._resources)
         deadline = self._deadline()
+        earlier: Sequence[Failed] = ()
         while True:
-            answer, outcome = await self._await(context, deadline)
+            answer, outcome = await self._await(context, deadline, record, 1)
             if outcome is None:
-                outcome = _outcome_of(answer)
-            if not self._again(outcome) or context.attempt >= self._attempts:
+                outcome = outcome_of(answer, self._log)
+            if not isinstance(outcome, Failure):
                 return outcome
+            if not self._again(outcome) or context.attempt >= self._attempts:
+                return joined_failure(earlier, outcome)
+            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
             context.attempt += 1
 
     def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
@@ -312,11 +324,11 @@ class Runner:
         while todo:
             context = self._batch_context(todo, attempt)
             try:
-                answers = _batch_outcomes(self._call(context), len(todo))
+                answers = batch_outcomes(self._call(context), len(todo), self._log)
             except self._ignore:
                 answers = [DROPPED] * len(todo)
             except BaseException as exc:
-                answers = [failure_of(exc)] * len(todo)
+                answers = [self._raised(exc, todo[0].record, attempt, len(todo))] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, attempt)
             attempt += 1
         return outcomes
@@ -327,33 +339,58 @@ class Runner:
         deadline = self._deadline()
         attempt = 1
         while todo:
-            answer, outcome = await self._await(self._batch_context(todo, attempt), deadline)
-            answers = _batch_outcomes(answer, len(todo)) if outcome is None else [outcome] * len(todo)
+            context = self._batch_context(todo, attempt)
+            answer, outcome = await self._await(context, deadline, todo[0].record, len(todo))
+            answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, attempt)
             attempt += 1
         return outcomes
+
+    # -- failures
+
+    def _raised(self, exc: BaseException, record: Record, attempt: int, count: int = 1) -> Failed:
+        """The outcome of a call that raised, which is logged. ``record``: of the message, or the first of a batch."""
+        ended_s = time.monotonic()
+        self._log.raised(exc, _which(record, count), again=attempt < self._attempts)
+        failure = failure_of(exc)
+        return Failed.of(failure.reason, failure.error, failure.attempts, [ended_s])
+
+    def _unreadable(self, data: bytes, exc: UnreadableMessageError) -> Failure:
+        failure = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
+        try:
+            which = _which(Record(data), 1)
+        except UnreadableMessageError:
+            which = "a message without an envelope"
+        self._log.failed(failure.reason, failure.error, which)
+        return failure
 
     def _deadline(self) -> float | None:
         timeout_s = self._spec.timeout_s
         return None if timeout_s is None else time.monotonic() + timeout_s
 
-    async def _await(self, context: Context, deadline: float | None) -> tuple[Any, Failure | _Dropped | None]:
+    async def _await(
+        self, context: Context, deadline: float | None, record: Record, count: int
+    ) -> tuple[Any, Failure | Dropped | None]:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
             answer = self._call(context)
             if inspect.isawaitable(answer):  # a middleware may answer by itself
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 answer = await asyncio.wait_for(_contained(answer), left_s)
+                if isinstance(answer, _Contained):
+                    raise answer.exc
             return answer, None
         except BaseException as exc:
             # The handler's own time-outs look alike: only ours has waited until the deadline.
             if isinstance(exc, asyncio.TimeoutError) and deadline is not None and time.monotonic() >= deadline:
-                return None, Failure(REASON_TIMEOUT, f"handler ran for more than {self._spec.timeout_s:g} s")
+                failure = overrun_failure(cast(float, self._spec.timeout_s))
+                self._log.failed(failure.reason, failure.error, _which(record, count))
+                return None, failure
             if isinstance(exc, self._ignore):
                 return None, DROPPED
             if isinstance(exc, asyncio.CancelledError) and self.cancelling:
                 raise
-            return None, failure_of(exc)
+            return None, self._raised(exc, record, context.attempt, count)
 
     @staticmethod
     def _again(outcome: Outcome) -> bool:
@@ -365,9 +402,9 @@ class Runner:
         for index, data in enumerate(records):
             try:
                 record = Record(data)
-                todo.append(_Opened(index, Message(record), self._decode(record.body)))
+                todo.append(_Opened(index, record, Message(record), self._decode(record.body)))
             except UnreadableMessageError as exc:
-                outcomes[index] = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
+                outcomes[index] = self._unreadable(data, exc)
         return outcomes, todo
 
     def _batch_context(self, todo: Sequence[_Opened], attempt: int) -> Context:
@@ -378,17 +415,25 @@ class Runner:
         self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], attempt: int
     ) -> list[_Opened]:
         """Notes the answers; returns what is to be tried once more."""
+        left = []
         for one, answer in zip(todo, answers, strict=True):
-            outcomes[one.place] = answer
-        if attempt >= self._attempts:
-            return []
-        return [one for one, answer in zip(todo, answers, strict=True) if self._again(answer)]
+            before = outcomes[one.place]  # of the attempt before
+            if not isinstance(answer, Failure):
+                outcomes[one.place] = answer
+                continue
+            failure = joined_failure([before], answer) if isinstance(before, Failed) else answer
+            if attempt < self._attempts and self._again(answer):
+                failure = stamped(failure)
+                left.append(one)
+            outcomes[one.place] = failure
+        return left
 
 
 class _Opened(NamedTuple):
     """A readable message of a batch and its place in it."""
 
     place: int
+    record: Record
     message: Message
     body: Any
 
@@ -401,14 +446,13 @@ def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
     def innermost(context: Context) -> Any:
         return fn(context.body, context) if takes_context else fn(context.body)
 
-    call: Callable[[Context], Any] = innermost
-    for layer in reversed(spec.middleware):
-        call = _wrap(layer, call)
-    return call
+    return wrapped(innermost, spec.middleware, spec.pool == "async")
 
 
-def _wrap(layer: Middleware, inner: Callable[[Context], Any]) -> Callable[[Context], Any]:
-    return lambda context: layer(context, inner)
+def _which(record: Record, count: int) -> str:
+    """The message as the log names it, or the batch by its first."""
+    name = f"message {uuid.UUID(bytes=record.id)}"
+    return name if count == 1 else f"a batch of {count:,} from {name} on"
 
 
 def _positional_count(fn: Callable[..., Any]) -> int:
@@ -423,45 +467,15 @@ def _positional_count(fn: Callable[..., Any]) -> int:
     )
 
 
+class _Contained(NamedTuple):
+    """What a task must not end with."""
+
+    exc: BaseException
+
+
 async def _contained(answer: Awaitable[Any]) -> Any:
     """A task that ends with SystemExit ends its event loop as well."""
     try:
         return await answer
     except (SystemExit, KeyboardInterrupt) as exc:
-        return failure_of(exc)
-
-
-def failure_of(exc: BaseException) -> Failure:
-    """Never raises: an exception whose own text cannot be made is told by its type."""
-    kind = type(exc).__qualname__
-    try:
-        return Failure(REASON_EXCEPTION, as_utf8(f"{kind}: {exc}"))
-    except BaseException:  # KeyboardInterrupt too: it is the user's code that is called here
-        return Failure(REASON_EXCEPTION, as_utf8(kind))
-
-
-def _storable(failure: Failure) -> Failure:
-    """A failure that a handler answered with holds what the handler liked."""
-    try:
-        return Failure(as_utf8(str(failure.reason)), as_utf8(str(failure.error)))
-    except BaseException as exc:
-        return failure_of(exc)
-
-
-def _outcome_of(answer: object) -> Outcome:
-    if answer is None or answer is True:
-        return None
-    if answer is False:
-        return Failure(REASON_REJECTED, "")
-    if isinstance(answer, Failure) or answer is DROPPED:
-        return _storable(answer) if isinstance(answer, Failure) else DROPPED
-    return Failure(REASON_EXCEPTION, f"handler returned a {type(answer).__qualname__}; expected None, True or False")
-
-
-def _batch_outcomes(answer: object, count: int) -> list[Outcome]:
-    if isinstance(answer, (list, tuple)) and not isinstance(answer, Failure):
-        if len(answer) != count:
-            failure = Failure(REASON_EXCEPTION, f"batch handler answered for {len(answer)} of {count} messages")
-            return [failure] * count
-        return [_outcome_of(one) for one in answer]
-    return [_outcome_of(answer)] * count
+        return _Contained(exc)

@@ -24,6 +24,7 @@ from ignis.errors import (
 )
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record, id_text
+from ignis.registration import Registration
 from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store, group_pointers
 from ignis.storage.underway import Loading
 
@@ -127,6 +128,8 @@ class Magazine(Generic[M]):
         self._store = store
         self._magazines: MagazineStore = store.magazines
         self._next_shard = itertools.count()
+        self.registration: Registration | None = None
+        """Of the queue whose main magazine this is."""
 
     @property
     def store(self) -> MagazineStore:
@@ -149,7 +152,7 @@ class Magazine(Generic[M]):
             headers: a small map of your own, kept in the envelope.
 
         Raises:
-            InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError.
+            InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
         """
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
@@ -163,7 +166,7 @@ class Magazine(Generic[M]):
             any_shard=next(self._next_shard) % self.shards,
             metas=[meta] if meta else None,
         )
-        pointer = self._magazines.load(self.name, batches, self.ttl_s)[0]
+        pointer = self.load_batches(batches)[0]
         return Published(id_text(ids[0]), batches[0][0] if pointer else -1, pointer)
 
     def load_many(
@@ -202,16 +205,25 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % self.shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self._magazines.load(self.name, batches, self.ttl_s)
+            self.load_batches(batches)
             ids += part_ids
         return MessageIds(ids)
 
     def load_batches(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
-        """Packed batches in one transaction; returns the first pointer of each."""
-        return self._magazines.load(self.name, batches, self.ttl_s)
+        """Packed batches in one transaction; returns the first pointer of each. Raises QueueRemovedError."""
+        registration = self.registration
+        if registration is None:
+            return self._magazines.load(self.name, batches, self.ttl_s)
+        registration.check()
+        try:
+            return self._magazines.load(self.name, batches, self.ttl_s)
+        except QueueNotFoundError as exc:
+            raise registration.explain(exc) from exc
 
     def begin_load(self, batches: Sequence[tuple[int, PackedBatch]], after: Loading | None = None) -> Loading | None:
         """See `BeginsLoads.begin_load`."""
+        if self.registration is not None:
+            self.registration.check()
         return self._magazines.begin_load(self.name, batches, self.ttl_s, after)
 
     def fire(self, limit: int = 1) -> list[Fired[M]]:
@@ -310,7 +322,7 @@ class MagazineManager:
         codec: BodyCodec[M],
         *,
         shards: int = 32,
-        ttl_s: float | None = 172_800,
+        ttl_s: float | None = None,
         durability: str = "sync",
         max_message_bytes: int = 1 << 20,
         max_headers_bytes: int = MAX_HEADERS_BYTES,

@@ -13,13 +13,14 @@ import enum
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from ignis.config import shown
 from ignis.errors import ConfigError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
+from ignis.history import Attempt, extended, parsed
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
 from ignis.pydantic_models import pydantic_coders
 
@@ -32,6 +33,8 @@ __all__ = [
     "encode_meta",
     "failed_record",
     "is_readable",
+    "returned_record",
+    "slim_record",
 ]
 
 M = TypeVar("M")
@@ -61,6 +64,7 @@ _meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _kinds_encoder = msgspec.msgpack.Encoder()
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
+_SLIM_ERROR_CHARS = 100
 MAX_KEY_BYTES = 0xFFFF
 """A record has two bytes for the length of its key."""
 MAX_HEADERS_BYTES = 16 << 10
@@ -436,8 +440,21 @@ def decode_meta(data: bytes) -> dict[str, Any]:
         raise UnreadableMessageError(f"envelope of {len(data)} bytes is not a MessagePack map: {exc}") from exc
 
 
-def failed_record(data: bytes, reason: str, error: str = "", *, handler: str = "", crashed: bool = False) -> bytes:
-    """The record with its failure in the envelope: attempts + 1 (crashes + 1 when ``crashed``), reason, error, time.
+def failed_record(
+    data: bytes,
+    reason: str,
+    error: str = "",
+    *,
+    handler: str = "",
+    crashed: bool = False,
+    attempts: Sequence[Attempt] = (),
+    worker: str = "",
+    took_ms: int | None = None,
+) -> bytes:
+    """The record with its failure in the envelope: attempts + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
+    calls that it is made of behind those of earlier failures, see `ignis.history`.
+
+    Without ``attempts`` the failure counts as one, by this ``worker``, of this duration.
 
     Id, key, body and enqueue time stay. Where the growing part of the envelope cannot be read the reason is ``unreadable``,
     the error says both, and the bytes that were there stay in it under ``unread``. A record that cannot be read at all is
@@ -447,23 +464,64 @@ def failed_record(data: bytes, reason: str, error: str = "", *, handler: str = "
         record = Record(data)
     except UnreadableMessageError:
         return data
+    if not attempts:
+        attempts = (Attempt(time.time_ns() // 1_000_000, reason, error, worker=worker, took_ms=took_ms),)
     try:
-        meta = _encode_failure(decode_meta(record.meta), reason, error, handler)
+        meta = _encode_failure(decode_meta(record.meta), reason, error, handler, attempts)
     except Exception as exc:  # what could be read may still be nested too deeply to be written again
         why = f"{exc} (then {reason}: {error})"
-        meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler)
+        meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler, attempts)
     return record.replace(
         attempts=min(record.attempts + 1, _COUNTER_MAX), crashes=min(record.crashes + crashed, _COUNTER_MAX), meta=meta
     )
 
 
-def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str) -> bytes:
+def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str, attempts: Sequence[Attempt]) -> bytes:
     meta["reason"] = as_utf8(reason)
     meta["error"] = as_utf8(error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS]
     meta["failed_at_ms"] = time.time_ns() // 1_000_000
     if handler:
         meta["handler"] = as_utf8(handler)
+    meta["history"] = extended(meta.get("history"), attempts)
     return _meta_encoder.encode(meta)
+
+
+def returned_record(data: bytes, *, counted: bool) -> bytes:
+    """The record on its way back from the sideline. ``counted``: brought back by the schedule, one return more; else by a
+    person, and the returns begin anew. Raises UnreadableMessageError where the envelope cannot be counted in."""
+    record = Record(data)
+    meta = decode_meta(record.meta)
+    returns = _count(meta.get("returns"))
+    if counted:
+        meta["returns"] = min(returns + 1, _COUNTER_MAX)
+    elif "returns" not in meta:
+        return data
+    else:
+        del meta["returns"]
+    try:
+        return record.replace(meta=_meta_encoder.encode(meta))
+    except Exception as exc:  # what could be read may still be nested too deeply to be written again
+        raise UnreadableMessageError(f"envelope of {len(record.meta)} bytes cannot be written again: {exc}") from exc
+
+
+def _count(value: object) -> int:
+    """A number that stands in an envelope, whose bytes whoever may publish chooses."""
+    return value if type(value) is int and value >= 0 else 0
+
+
+def slim_record(data: bytes) -> bytes:
+    """The record of a failed message without what a failure may leave out where there is no room for it: the history. The
+    reason stays, and as much of the error as an attempt keeps. Never raises."""
+    try:
+        record = Record(data)
+        meta = decode_meta(record.meta)
+        if meta.pop("history", None) is None:
+            return data
+        if isinstance(meta.get("error"), str):
+            meta["error"] = meta["error"][:_SLIM_ERROR_CHARS]
+        return record.replace(meta=_meta_encoder.encode(meta))
+    except Exception:  # an envelope that nobody can read stays as it is
+        return data
 
 
 def as_utf8(text: str) -> str:
@@ -485,7 +543,8 @@ class Message:
 
     Attributes are read from the record when asked for: ``id`` (UUIDv7 text), ``key`` (text or None),
     ``enqueued_at_us``, ``attempts`` (failed deliveries), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
-    failure, ``body``.
+    failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``returns`` (how often
+    the schedule brought it back from the sideline, since a person last did), ``body``.
     """
 
     __slots__ = ("_meta", "_record")
@@ -558,6 +617,14 @@ class Message:
         value = self.meta.get("failed_at_ms")
         return value if type(value) is int else None
 
+    @property
+    def history(self) -> tuple[Attempt, ...]:
+        return parsed(self.meta.get("history"))
+
+    @property
+    def returns(self) -> int:
+        return _count(self.meta.get("returns"))
+
     def _text(self, name: str) -> str | None:
         # Whoever may publish chooses the envelope's bytes: what has another type was not written by a consumer.
         value = self.meta.get(name)
@@ -575,6 +642,8 @@ class Message:
             "reason": self.reason,
             "error": self.error,
             "failed_at_ms": self.failed_at_ms,
+            "returns": self.returns,
+            "history": [one._asdict() for one in self.history],
             "codec": self.codec,
         }
         try:

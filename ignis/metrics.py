@@ -29,8 +29,14 @@ Figure = tuple[str, Mapping[str, str], float]
 _GAUGES = (
     ("ignis_queue_pending", ("pending",), "Messages that wait in the queue."),
     ("ignis_queue_sideline", ("sideline",), "Messages that wait in the sideline."),
+    (
+        "ignis_sideline_waiting",
+        ("shovel", "waiting"),
+        "Messages in the sideline that only a person brings back, at the last pass here.",
+    ),
     ("ignis_inflight_count", ("in_flight",), "Messages claimed and not finished, by anybody."),
     ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
+    ("ignis_queue_paused", ("paused",), "1 while the fleet's consumers are paused."),
     ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
     ("ignis_lost_threads", ("consumer", "lost_threads"), "Threads given up that still run here."),
     ("ignis_failed_starts", ("consumer", "failed_starts"), "Worker processes in a row that could not start here."),
@@ -49,7 +55,10 @@ _COUNTERS = (
     ("ignis_published", ("published",), "Messages made durable here."),
     ("ignis_consumed", ("consumer", "handled"), "Messages handled or dropped here, and acknowledged."),
     ("ignis_shovelled", ("shovel", "moved"), "Messages brought back from the sideline here."),
+    ("ignis_returned", ("shovel", "returned"), "Of these: by the schedule."),
     ("ignis_swept", ("swept",), "Abandoned messages that any sweeper recovered."),
+    ("ignis_expired", ("expired",), "Messages that ran out of time in the queue, whoever retired them."),
+    ("ignis_sideline_expired", ("sideline_expired",), "Messages that ran out of time in the sideline, likewise."),
     ("ignis_claims", ("consumer", "claims"), "Claims that found something here."),
     ("ignis_claimed_messages", ("consumer", "fetched"), "Messages in those claims."),
     (

@@ -313,6 +313,8 @@ class Publisher(Generic[M]):
             self._settle(count, batches, firsts)
 
     def _refused(self, count: int, exc: BaseException) -> None:
+        if self._magazine.registration is not None:
+            exc = self._magazine.registration.explain(exc)
         error = exc
         if not isinstance(exc, Exception):
             # Raised by a receipt, it would end the program or cancel the task of whoever asks.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
+from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import (
     QueueSettings,
     check_number,
@@ -23,12 +24,14 @@ from ignis.config import (
     resolve,
     shown,
 )
-from ignis.consumer import Consumer
-from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError
+from ignis.consumer import FLEET, PROCESS, Consumer
+from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
-from ignis.message import BodyCodec
+from ignis.message import BodyCodec, Message
+from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import OnPlaced, Publisher
+from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
 from ignis.storage.os_errors import without_means
@@ -76,6 +79,9 @@ class Queue(Generic[M]):
         self._past: Counter[str] = Counter()
         self._awaited: AsyncPublisher[M] | None = None
         self._unused = False
+        self._registration = self._new_registration()
+        self.paused = False
+        """Whether its consumers claim nothing, as this process knows it: see `pause`."""
         self.template: HandlerTemplate | None = None
         """What made this queue when it was found in the store; None for one that the code names."""
 
@@ -108,13 +114,17 @@ class Queue(Generic[M]):
             return self._main, self._sideline
 
     def open(self) -> None:
-        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use.
+        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use. A queue that was
+        removed since it was opened here is made anew, which nothing else does.
 
         Raises QueueMismatchError when the stored queue has another durability or codec, StoreUnreachableError.
         """
         with self._lock:
             if self._main is not None:
-                return
+                if not self._registration.removed:
+                    return
+                for name in (self.name, self.name + SIDELINE_SUFFIX):
+                    self.app.magazines.forget(name)
             queues = self.app.store.queues
             stored = queues.get(self.name)
             if stored is not None:
@@ -135,12 +145,19 @@ class Queue(Generic[M]):
                     )
                 if self._codec.name != stored.codec:
                     self._codec = BodyCodec(self._type_for(stored.codec), stored.codec, self._settings.strict)
+            elif "message_expiry_s" not in given_names(QueueSettings, self._given, self.app.file, name=self.name):
+                # As the store has it: where others share the queue they count on it.
+                expiry_s = min(self.app.store.message_expiry_s, self._settings.queue_expiry_s)
+                self._settings = dataclasses.replace(self._settings, message_expiry_s=expiry_s)
             magazines = self._declared()
             record = self._register(queues, stored)
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
             self._unused = False
+            self._main.registration = self._registration
+            self._registration.opened()
+            self.set_local_pause(PAUSED in record.extra)
 
     def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
         """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
@@ -164,7 +181,7 @@ class Queue(Generic[M]):
             name,
             self._codec,
             shards=settings.shards,
-            ttl_s=settings.message_expiry_s,
+            ttl_s=settings.message_expiry_s or None,
             durability=settings.durability,
             max_message_bytes=settings.max_message_bytes,
             max_headers_bytes=settings.max_headers_bytes,
@@ -176,12 +193,14 @@ class Queue(Generic[M]):
         """Whether the store was asked for it already."""
         return self._main is not None
 
-    def forget(self) -> None:
-        """After the queue was removed from the store: the next use registers it again."""
-        with self._lock:
-            self._main = self._sideline = None
-            for name in (self.name, self.name + SIDELINE_SUFFIX):
-                self.app.magazines.forget(name)
+    def note_removed(self) -> None:
+        """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
+        else has made the queue again."""
+        self._registration.note_removed()
+
+    def _new_registration(self) -> Registration:
+        settings = self.app.refresher_settings
+        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
 
     @property
     def unused(self) -> bool:
@@ -195,6 +214,8 @@ class Queue(Generic[M]):
         """
         with self._lock:
             self._main = self._sideline = None
+            self._registration = self._new_registration()
+            self.paused = False
             self._unused = True
             if made is not None:
                 self.type, self._given = made.type, made._given
@@ -236,6 +257,7 @@ class Queue(Generic[M]):
         record.codec = self._codec.name
         record.shovel_interval_s = math.ceil(settings.shovel_interval_s)
         record.shovel_concurrency = settings.shovel_concurrency
+        record.max_returns = settings.max_returns
         record.active = True
         record.handler_type = settings.handler_type or record.handler_type
         self._describe_handler(record)
@@ -453,6 +475,7 @@ class Queue(Generic[M]):
                 )
             except TypeError as exc:
                 raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
+            spec.check_middleware([*self.app.layers, *self._middleware])
             if not declares:
                 spec.declared = None
             self.spec = spec
@@ -474,10 +497,17 @@ class Queue(Generic[M]):
         notes[self.name] = (self, spec)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's."""
+        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
+        function fits around every handler, a plain function only around what is plain. Raises ConfigError."""
         check_callable(layer, "middleware", "ctx, call_next")
+        self.check_middleware(self.app.layers, layer)
         self._middleware.append(layer)
         return layer
+
+    def check_middleware(self, outer: Sequence[Middleware], *inner: Middleware) -> None:
+        """Raises ConfigError where the handler would not run within these of the application, its own, and one more."""
+        if self.spec is not None:
+            self.spec.check_middleware([*outer, *self._middleware, *inner])
 
     def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
@@ -542,11 +572,16 @@ class Queue(Generic[M]):
     def start(self) -> None:
         """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent."""
         with self._life:
+            if self.opened and not self._registration.removed:
+                stored = self.app.store.queues.get(self.name)
+                self.set_local_pause(stored is not None and PAUSED in stored.extra)
             self.open()
             if self.consumer is None and self.spec is not None:
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
                 if self.app.paused:
-                    consumer.pause()
+                    consumer.pause(PROCESS)
+                if self.paused:
+                    consumer.pause(FLEET)
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
@@ -563,14 +598,13 @@ class Queue(Generic[M]):
                 self._past.update(consumer.totals())
             return clean
 
-    def set_shovel(self, interval_s: float, concurrency: int) -> None:
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
         """Applies stored settings of the shovel, in whole seconds, to this process, its schedule included."""
-        if (interval_s, concurrency) != (
-            math.ceil(self._settings.shovel_interval_s),
-            self._settings.shovel_concurrency,
-        ):
+        settings = self._settings
+        now = (math.ceil(settings.shovel_interval_s), settings.shovel_concurrency, settings.max_returns)
+        if (interval_s, concurrency, max_returns) != now:
             self._settings = dataclasses.replace(
-                self._settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency
+                settings, shovel_interval_s=interval_s, shovel_concurrency=concurrency, max_returns=max_returns
             )
             self.shovel.reschedule()
 
@@ -581,25 +615,116 @@ class Queue(Generic[M]):
         instance leads the sweeping: call it there."""
         return self.app.sweep_queue(self.name)
 
+    # -- pausing
+
+    def pause(self) -> None:
+        """Makes the consumers of the whole fleet stop claiming; what they have claimed is finished, and publishing goes on.
+
+        Stored with the queue: durable on return, in force here at once and elsewhere within the refresher's ``watch_s`` (in a
+        broker, whose deliveries end too, within 10 s), and until `resume`, whatever is restarted. Idempotent. Thread-safe.
+        `Ignis.pause` is about one process.
+
+        Raises QueueNotFoundError, StoreUnreachableError.
+        """
+        self._change_pause(True)
+
+    def resume(self) -> None:
+        """Ends `pause` for the whole fleet; the same holds. Idempotent."""
+        self._change_pause(False)
+
+    def _change_pause(self, paused: bool) -> None:
+        if not self.opened:
+            self.open()
+        try:
+            record = store_pause(self.app.store.queues, self.name, paused)
+        except QueueNotFoundError as exc:
+            raise self._registration.explain(exc) from exc
+        self.set_local_pause(PAUSED in record.extra)
+
+    def set_local_pause(self, paused: bool) -> None:
+        """Applies what is stored to this process."""
+        self.paused = paused
+        consumer = self.consumer
+        if consumer is not None:
+            if paused:
+                consumer.pause(FLEET)
+            else:
+                consumer.resume(FLEET)
+
+    # -- removing messages
+
+    def purge(self, *, in_flight: bool = False, sideline: bool = False) -> Purged:
+        """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.
+
+        In transactions of at most 10,000 messages, so that memory and pauses are bounded whatever waits, and while others
+        publish and consume: a message that was claimed is not removed under its handler, and what is published from now on
+        stays. Durable on return. When it raises, or the process ends, whole transactions were done. Thread-safe.
+
+        Args:
+            in_flight: also what was claimed. Handlers that run go on, and their acknowledgements find nothing.
+            sideline: of the sideline instead of the queue.
+
+        Raises QueueNotFoundError, StoreError.
+        """
+        magazine = self.sideline if sideline else self.main
+        return purge(magazine.store, magazine.name, in_flight=in_flight)
+
+    def delete(
+        self,
+        ids: Iterable[Any] | None = None,
+        *,
+        where: Callable[[Message], object] | None = None,
+        sideline: bool = False,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Deleted:
+        """Removes those of the waiting messages that have one of these ids, and for which ``where(message)`` is true.
+
+        There is no index: every message that waits is read once, which takes as long as consuming them would take without
+        the handlers. What was claimed, before or meanwhile, stays. Durable on return. Thread-safe.
+
+        Args:
+            ids: as `publish` returns them: text, UUIDs or 16 bytes.
+            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``attempts``,
+                ``reason``, ``error``, and ``body`` in bytes. What cannot be read is never meant.
+            sideline: of the sideline instead of the queue.
+            limit: remove no more than so many.
+            dry_run: only count.
+
+        Raises ConfigError, InvalidMessageError for what is no id, QueueNotFoundError, StoreError, and what ``where`` raises:
+        what was removed by then is gone.
+        """
+        magazine = self.sideline if sideline else self.main
+        match = match_messages(ids, where)
+        return delete_matching(magazine.store, magazine.name, match, limit=limit, dry_run=dry_run)
+
     # -- looking
 
     def stats(self) -> dict[str, Any]:
-        """Depths, ages and this process's consumer counts."""
-        main, sideline = self.main, self.sideline
-        oldest = main.store.oldest_enqueued_at_us(main.name)
+        """Depths, ages and this process's consumer counts. ``expired``, ``sideline_expired``: messages that ran out of time
+        while they waited there, since the queue was made and as far as the store can tell."""
+        main, sideline = self.main.metadata(), self.sideline.metadata()
+        oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            "pending": main.pending(),
-            "in_flight": main.in_flight(),
-            "sideline": sideline.pending(),
-            "sideline_in_flight": sideline.in_flight(),
+            "pending": sum(one.pending for one in main),
+            "in_flight": sum(one.in_flight for one in main),
+            "sideline": sum(one.pending for one in sideline),
+            "sideline_in_flight": sum(one.in_flight for one in sideline),
+            "expired": sum(one.expired for one in main),
+            "sideline_expired": sum(one.expired for one in sideline),
             "oldest_age_s": None if oldest is None else max(0.0, self.app.clock() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
 
     def local_stats(self) -> dict[str, Any]:
         """What this process counted, without asking the store."""
-        out = {"queue": self.name, "published": self.published, "shovel": dataclasses.asdict(self.shovel.total)}
+        out = {
+            "queue": self.name,
+            "published": self.published,
+            "paused": self.paused,
+            "shovel": self.shovel.stats(),
+        }
         consumer = self.consumer
         figures = {} if consumer is None else consumer.stats()  # numbers, and text such as why a worker did not start
         for name, count in dict(self._past).items():  # of consumers that were stopped: what is counted never goes down
@@ -615,6 +740,6 @@ class Queue(Generic[M]):
 def _settings_of(stored: QueueRecord) -> dict[str, Any]:
     names = (
         "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "codec", "shovel_interval_s",
-        "shovel_concurrency",
+        "shovel_concurrency", "max_returns",
     )  # fmt: skip
     return {name: getattr(stored, name) for name in names}

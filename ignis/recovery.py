@@ -6,6 +6,7 @@ prove or has to wait out.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,19 +86,21 @@ def set_aside(
     Raises:
         StaleEpochError: nothing moved. StoreFullError: there is no room for any. StoreError.
     """
-    items = []
+    items, now_ms = [], time.time_ns() // 1_000_000
     for one in found:
-        record = (
-            corrupt_record(queue.name, one.shard, one.pointer)
-            if one.record is None
-            else failed_record(
-                one.record, REASON_ABANDONED, f"claimed by {one.owner}: {why(one)}", crashed=one.owner_dead
+        if one.record is None:
+            record = corrupt_record(queue.name, one.shard, one.pointer)
+        else:
+            record = failed_record(
+                one.record,
+                REASON_ABANDONED,
+                f"claimed by {one.owner}: {why(one)}",
+                crashed=one.owner_dead,
+                worker=one.owner,
+                took_ms=max(0, now_ms - one.fired_at_ms) if one.fired_at_ms else None,
             )
-        )
         items.append(Transfer(one.shard, one.pointer, record, one.shard))
     return transfer_in_parts(
         items,
-        lambda part: store.magazines.transfer(
-            queue.name, queue.name + SIDELINE_SUFFIX, part, queue.message_expiry_s, fence
-        ),
+        lambda part: store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, part, fence=fence),
     )

@@ -23,6 +23,7 @@ from ignis.config import RefresherSettings
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, Store
 
 if TYPE_CHECKING:
@@ -145,8 +146,9 @@ class Refresher:
                     continue
                 record = store.queues.get(queue.name)
                 if record is None:
+                    self._guarded(queue.name, result, lambda one=queue: self._missing(store, one, result))  # type: ignore[misc]
                     continue
-                if queue.consumer is None:
+                if queue.consumer is None or _lost_its_queue(queue):
                     self._guarded(queue.name, result, lambda one=record: self._look(store, one, result))  # type: ignore[misc]
                 elif record.active:
                     self._guarded(
@@ -179,6 +181,10 @@ class Refresher:
             self._drop(record.name, INACTIVE, result)
             return
         queue = self._known(record)
+        if queue is not None and _lost_its_queue(queue):
+            # Removed and made again between two looks: what ran belongs to the first of the two.
+            queue.stop(0)
+            queue.note_removed()
         if queue is None or queue.spec is None:
             self._note_no_handler(record)
             return
@@ -217,14 +223,15 @@ class Refresher:
         self.states[record.name] = NO_HANDLER
 
     def _reconcile(self, queue: Queue[Any], record: QueueRecord, result: RefreshResult) -> None:
-        before = (queue.consumers, queue.settings.shovel_interval_s, queue.settings.shovel_concurrency)
+        before = _of_shovel(queue)
         queue.set_local_consumers(record.concurrency)
-        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency)
-        after = (queue.consumers, queue.settings.shovel_interval_s, queue.settings.shovel_concurrency)
+        queue.set_local_pause(PAUSED in record.extra)
+        queue.set_shovel(record.shovel_interval_s, record.shovel_concurrency, record.max_returns)
+        after = _of_shovel(queue)
         if after != before:
-            log.info("queue %s: consumers %d, shovel every %g s by %d", queue.name, *after)
+            log.info("queue %s: consumers %d, shovel every %g s by %d, returns %d", queue.name, *after)
             result.changed.append(queue.name)
-        here = RUNNING if queue.consumer is not None else NOT_STARTED
+        here = (PAUSED if queue.paused else RUNNING) if queue.consumer is not None else NOT_STARTED
         self.states[record.name] = here if record.concurrency else PUBLISH_ONLY
 
     def _missing(self, store: Store, queue: Queue[Any], result: RefreshResult) -> None:
@@ -243,7 +250,7 @@ class Refresher:
             result.stopped.append(name)
         queue.shovel.stop()
         if state == REMOVED:
-            queue.forget()
+            queue.note_removed()
         if queue.template is not None:
             self._app.discard(queue)
 
@@ -320,3 +327,13 @@ class Refresher:
                 next_watch = clock.steady_s() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
+
+
+def _of_shovel(queue: Queue[Any]) -> tuple[int, float, int, int]:
+    settings = queue.settings
+    return queue.consumers, settings.shovel_interval_s, settings.shovel_concurrency, settings.max_returns
+
+
+def _lost_its_queue(queue: Queue[Any]) -> bool:
+    """Whether its consumer ended because its magazine was not there any more."""
+    return queue.consumer is not None and isinstance(queue.consumer.failed, QueueNotFoundError)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from ignis.config import check_number, check_timeout, check_whole, shown
 from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
-from ignis.message import REASON_CORRUPT, Message
-from ignis.storage.base import MOST_FRUITLESS, Claim, Transfer, group_pointers
+from ignis.message import REASON_CORRUPT, Message, returned_record
+from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer, group_pointers
 from ignis.storage.parts import in_parts
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
 
-__all__ = ["Shovel", "ShovelResult"]
+__all__ = ["Shovel", "ShovelResult", "waits"]
 
 log = logging.getLogger("ignis.shovel")
 
@@ -48,23 +48,29 @@ def _check_options(limit: Any, where: Any, rate: Any, progress: Any) -> None:
 @dataclass
 class ShovelResult:
     """What one pass did: moved to the main magazine (in a dry run: would have), kept in the sideline; refused counts
-    those of the kept that the store did not take."""
+    those of the kept that the store did not take, waiting those that only a person brings back."""
 
     moved: int = 0
     kept: int = 0
     refused: int = 0
+    waiting: int = 0
 
     def add(self, other: ShovelResult) -> None:
         self.moved += other.moved
         self.kept += other.kept
         self.refused += other.refused
+        self.waiting += other.waiting
 
 
 class Shovel:
     """Moves one queue's sideline back to its main magazine. Thread-safe.
 
-    Every message keeps its id, its attempts and the reason of its last failure. A message that the main magazine does
-    not accept stays in the sideline. A corrupt one has no body to handle and always stays.
+    Every message keeps its id, its attempts, the reason of its last failure and the rest of its time to live. A message that
+    the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
+
+    The schedule brings a message back ``max_returns`` times, each of which is counted in its envelope; then it waits for a
+    person, and so does one whose envelope cannot be counted in. What a person calls, `run_once`, `run_until_done` and
+    `start_once`, brings back whatever fits and begins the count anew.
     """
 
     def __init__(self, queue: Queue[Any]) -> None:
@@ -77,6 +83,18 @@ class Shovel:
         self._owed: list[tuple[int, int]] = []
         self._running = False
         self.total = ShovelResult()
+        self.returned = 0
+        """Of the moved: by the schedule."""
+        self.waiting = 0
+        """At the last pass of the schedule here: messages that only a person brings back."""
+
+    def stats(self) -> dict[str, int]:
+        """Figures since the start of this process; ``waiting`` as of the schedule's last pass here."""
+        total = self.total
+        return {
+            "moved": total.moved, "returned": self.returned, "kept": total.kept, "refused": total.refused,
+            "waiting": self.waiting,
+        }  # fmt: skip
 
     def run_once(
         self,
@@ -87,7 +105,8 @@ class Shovel:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> ShovelResult:
-        """One pass over what is in the sideline now; what arrives meanwhile waits for the next.
+        """One pass over what is in the sideline now, asked for by hand; what arrives meanwhile waits for the next. Also what
+        has come back ``max_returns`` times comes back, and the count of whatever moves begins anew.
 
         Args:
             limit: look at no more than this many messages.
@@ -104,6 +123,38 @@ class Shovel:
             self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
         if dry_run:
             return self._count(limit, where, progress)
+        return self._pass(limit, where, rate, progress, None)
+
+    def run_scheduled(self) -> ShovelResult:
+        """A pass of the schedule: what has not come back ``max_returns`` times. Where nothing may, nothing is claimed."""
+        limit = self._queue.settings.max_returns
+        if self._returning(limit):
+            result = self._pass(None, None, None, None, limit)
+            self.returned += result.moved
+        else:
+            result = ShovelResult(kept=self._queue.sideline.pending())
+            result.waiting = result.kept
+        if result.waiting > self.waiting:
+            log.warning(
+                "%d message(s) in the sideline of %s do not come back by themselves any more (max_returns = %d): they wait "
+                "for a person, see 'ignis sideline'", result.waiting, self._queue.name, limit,
+            )  # fmt: skip
+        self.waiting = result.waiting
+        return result
+
+    def _returning(self, limit: int) -> bool:
+        """Whether any message in the sideline may come back by the schedule. Reads until one is found, claims nothing."""
+        return limit > 0 and any(_coming_back(record, None, limit) is not None for _, _, record in self._pending())
+
+    def _pass(
+        self,
+        limit: int | None,
+        where: Where | None,
+        rate: float | None,
+        progress: Progress | None,
+        max_returns: int | None,
+    ) -> ShovelResult:
+        """``max_returns``: of the schedule; None = by hand."""
         self._give_back()
         pending = self._queue.sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
@@ -111,10 +162,12 @@ class Shovel:
         workers = 1 if rate is not None else min(self._queue.settings.shovel_concurrency, max(1, budget.left // BATCH))
         try:
             if workers <= 1:
-                results = [self._work(budget, where, pace, progress)]
+                results = [self._work(budget, where, pace, progress, max_returns)]
             else:
                 with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
-                    futures = [pool.submit(self._work, budget, where, pace, progress) for _ in range(workers)]
+                    futures = [
+                        pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
+                    ]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done: one of them would meet again what another has put back, instead of what
@@ -210,7 +263,7 @@ class Shovel:
     def _loop(self) -> None:
         while self._wait():
             try:
-                result = self.run_once()
+                result = self.run_scheduled()
                 if result.moved:
                     log.info("shovelled %d message(s) of %s", result.moved, self._queue.name)
             except Exception as exc:
@@ -249,7 +302,12 @@ class Shovel:
             after.update({shard: pointer for shard, pointer, _ in page})
 
     def _work(
-        self, budget: _Budget, where: Where | None, pace: _Pace | None, progress: Progress | None
+        self,
+        budget: _Budget,
+        where: Where | None,
+        pace: _Pace | None,
+        progress: Progress | None,
+        max_returns: int | None,
     ) -> ShovelResult:
         sideline, result = self._queue.sideline, ShovelResult()
         staying: list[tuple[int, int]] = []
@@ -271,7 +329,7 @@ class Shovel:
                 claimed = [(claim.shard, pointer) for claim in fired.claims for pointer in claim.pointers]
                 before = result.moved
                 try:
-                    moved = [self._move(claim, where, result) for claim in fired.claims]
+                    moved = [self._move(claim, where, result, max_returns) for claim in fired.claims]
                 except BaseException:
                     staying += claimed  # what was moved already is no longer there, and skipped
                     raise
@@ -305,22 +363,24 @@ class Shovel:
                 raise
             log.warning("%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc)
 
-    def _move(self, claim: Claim, where: Where | None, result: ShovelResult) -> list[tuple[int, int]]:
+    def _move(
+        self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
+    ) -> list[tuple[int, int]]:
         """Moves what is to be moved; returns (shard, pointer) of what stays."""
         main, sideline = self._queue.main, self._queue.sideline
         moving: list[Transfer] = []
         staying: list[tuple[int, int]] = []
         for pointer, record in zip(claim.pointers, claim.records, strict=True):
-            if record is None or not _wanted(record, where):
+            fresh = _coming_back(record, where, max_returns)
+            if fresh is None:
                 staying.append((claim.shard, pointer))
+                result.waiting += max_returns is not None
             else:
-                moving.append(Transfer(claim.shard, pointer, record, claim.shard % main.shards))
+                moving.append(Transfer(claim.shard, pointer, fresh, claim.shard % main.shards))
         if moving:
             left = {(item.shard, item.pointer): None for item in moving}
             try:
-                for part, moved in in_parts(
-                    moving, lambda some: main.store.transfer(sideline.name, main.name, some, main.ttl_s)
-                ):
+                for part, moved in in_parts(moving, lambda some: main.store.transfer(sideline.name, main.name, some)):
                     result.moved += moved
                     for item in part:
                         left.pop((item.shard, item.pointer), None)
@@ -329,6 +389,31 @@ class Shovel:
                 result.refused += len(left)
                 staying += left
         return staying
+
+
+def waits(record: bytes | None, queue: QueueRecord) -> bool:
+    """Whether a message in this queue's sideline is one that only a person brings back."""
+    return not queue.shovel_interval_s or _coming_back(record, None, queue.max_returns) is None
+
+
+def _coming_back(record: bytes | None, where: Where | None, max_returns: int | None) -> bytes | None:
+    """The record as it comes back; None for one that stays. ``max_returns`` of the schedule, None = by hand."""
+    if record is None:
+        return None
+    if max_returns is None:
+        if not _wanted(record, where):
+            return None
+        try:
+            return returned_record(record, counted=False)
+        except UnreadableMessageError:
+            return record
+    try:
+        message = Message.from_bytes(record)
+        if message.reason == REASON_CORRUPT or message.returns >= max_returns:
+            return None
+        return returned_record(record, counted=True)
+    except UnreadableMessageError:
+        return None  # what cannot be counted would come back for ever
 
 
 def _wanted(record: bytes, where: Where | None) -> bool:

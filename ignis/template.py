@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ignis.handler import check_handler
+from ignis.handler import Middleware, check_handler
+from ignis.middleware import check_layers, is_coroutine_function
 from ignis.storage.base import QueueRecord
 
 if TYPE_CHECKING:
@@ -38,8 +39,13 @@ class HandlerTemplate:
         self.handler_type = handler_type or getattr(fn, "__qualname__", "")
         self.type = type
         self._options = options
+        self.check_middleware(app.layers)
         if options.get("pool") == "process":
             vars(fn).setdefault("__ignis_templates__", []).append(self)
+
+    def check_middleware(self, layers: Sequence[Middleware]) -> None:
+        """Raises ConfigError where the handler would not run within these layers."""
+        check_layers(layers, f"{self.handler_type} of queues {self.pattern!r}", is_coroutine_function(self.fn))
 
     def fits(self, record: QueueRecord) -> bool:
         """Whether the queue is one of this handler's."""

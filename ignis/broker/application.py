@@ -26,6 +26,7 @@ from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
 from ignis.errors import ClosedError, IgnisError, QueueNotFoundError, TooManyRequestsError
 from ignis.magazine import SIDELINE_SUFFIX
+from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, Store
 from ignis.storage.checks import check_magazine
 
@@ -38,6 +39,7 @@ __all__ = ["Application"]
 log = logging.getLogger("ignis.broker")
 
 _RECORD_S = 5.0
+_PAUSES_S = 2.0
 _MOST_WATCHES = 1_024
 _RECOVER_S = 10.0
 
@@ -87,6 +89,9 @@ class Application:
         self._recovered: dict[str, float] = {}
         self._known: dict[str, Known] = {}
         self._renewing = Renewing(self)
+        self._pauses_due_s = 0.0
+        self.known_paused: set[str] = set()
+        """Of the queues whose messages somebody waits for, those that were found paused."""
         self._opened_s = time.monotonic()
         self._take_back_s = self._opened_s + broker.settings.redeliver_after_s + _GRACE_S
 
@@ -178,6 +183,7 @@ class Application:
             self._records = {name: one for name, one in self._records.items() if now_s - one[0] <= _RECORD_S}
             self._recovered = {name: at_s for name, at_s in self._recovered.items() if now_s - at_s <= _RECOVER_S}
             self._known = {name: one for name, one in self._known.items() if now_s <= one.until_s}
+        self.known_paused &= self._pumps.keys()
 
     def poke(self, magazine: str) -> None:
         """There may be room for deliveries, or messages."""
@@ -254,6 +260,17 @@ class Application:
                 self._records[name] = time.monotonic(), record
         return record
 
+    def paused(self, magazine: str) -> bool:
+        """Whether nothing is to be delivered of it, as it was at most five seconds ago. Its sideline goes on."""
+        record = None if magazine.endswith(SIDELINE_SUFFIX) else self.record(magazine)
+        return record is not None and PAUSED in record.extra
+
+    def look_at(self, magazine: str) -> None:
+        """The queue's record has changed."""
+        pump = self._pumps.get(magazine)
+        if pump is not None:
+            pump.look()
+
     def forget(self, magazine: str) -> None:
         """After a change of its declaration or its queue."""
         with self._lock:
@@ -268,9 +285,36 @@ class Application:
         for _, magazine, runs in self._delayed.values():
             delayed.setdefault(magazine, []).extend(runs)
         self._renewing.look(now, sessions, delayed)
+        self._look_for_pauses()
         if time.monotonic() >= self._take_back_s and not self.broker.draining:
             self._take_back_s = math.inf
             self.broker.call(self._take_back, self._took_back, None, self._not_taken_back)
+
+    def _look_for_pauses(self) -> None:
+        """Now and then, for the queues whose messages somebody waits for: others may have paused or resumed them."""
+        waited_for = [
+            name for name, pump in self._pumps.items() if pump.consumers and not name.endswith(SIDELINE_SUFFIX)
+        ]
+        if not waited_for or time.monotonic() < self._pauses_due_s:
+            return
+        self._pauses_due_s = math.inf
+
+        def read(names: list[str]) -> dict[str, bool]:
+            return {name: self.paused(name) for name in names}
+
+        def compare(found: dict[str, bool]) -> None:
+            self._pauses_due_s = time.monotonic() + _PAUSES_S
+            for name, paused in found.items():
+                if paused != (name in self.known_paused):
+                    self.known_paused ^= {name}
+                    self.look_at(name)
+
+        def failed(exc: BaseException) -> None:
+            self._pauses_due_s = time.monotonic() + _PAUSES_S
+            if not isinstance(exc, IgnisError):
+                log.error("pauses cannot be looked for", exc_info=exc)
+
+        self.broker.call(read, compare, waited_for, failed)
 
     def _take_back(self, _: None) -> tuple[bool, list[tuple[str, str, list[Run]]]]:
         """What clients hold whose broker died. In a thread. Returns whether this broker is the only one of the store, without

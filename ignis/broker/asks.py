@@ -5,6 +5,7 @@ The sync and the async client, and the ``ignis://`` store, are shells over these
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
@@ -21,6 +22,7 @@ from ignis.message import MAX_ERROR_CHARS
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import pack_pointers, unpack_claims
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Claim,
     Fence,
@@ -34,6 +36,7 @@ from ignis.storage.base import (
     Transfer,
 )
 from ignis.storage.checks import check_magazine, ttl_milliseconds
+from ignis.storage.purging import Purged
 
 __all__ = ["Ask", "Ttl"]
 
@@ -334,6 +337,20 @@ def delete(magazine: str, runs: bytes) -> Ask[int]:
     return Ask(Command.DELETE, pack(payloads.Named(magazine), runs), count_of)
 
 
+def delete_waiting(magazine: str, runs: bytes) -> Ask[int]:
+    return Ask(Command.DELETE_WAITING, pack(payloads.Named(magazine), runs), count_of)
+
+
+def purge(magazine: str, limit: int, in_flight: bool, left: Mapping[int, tuple[int, int]] | None) -> Ask[Purged]:
+    """One step; see `MagazineStore.purge`."""
+    head = payloads.PurgeRequest(magazine, limit, in_flight, None if left is None else dict(left))
+
+    def parse(payload: bytes) -> Purged:
+        return Purged(*unpack_value(payload, tuple[int, int, dict[int, tuple[int, int]]]))
+
+    return Ask(Command.PURGE, pack(head), parse)
+
+
 def _rows(payload: bytes) -> tuple[list[Row], bool]:
     rows, cut = unpack_value(payload, tuple[list[tuple[int, int, bytes | None]], bool])
     return rows, cut
@@ -350,7 +367,8 @@ def scan(magazine: str, after: Mapping[int, int], limit: int, pending_only: bool
 
 def transfer(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None) -> Ask[int]:
     plain = [tuple(item) for item in items]
-    head = payloads.TransferRequest(source, target, plain, _ms(ttl_s), fence)  # type: ignore[arg-type]
+    ttl_ms = -1 if ttl_s == KEEP_TTL else _ms(ttl_s)
+    head = payloads.TransferRequest(source, target, plain, ttl_ms, fence)  # type: ignore[arg-type]
     return Ask(Command.TRANSFER, pack(head), count_of)
 
 
@@ -372,8 +390,8 @@ def expire(magazine: str, limit: int) -> Ask[int]:
 
 def metadata(magazine: str) -> Ask[list[ShardState]]:
     def parse(payload: bytes) -> list[ShardState]:
-        rows = unpack_value(payload, list[tuple[int, int, int, int, int, int, int]])
-        return [ShardState(*row) for row in rows]
+        rows = unpack_value(payload, list[list[int]])
+        return [ShardState(*row[: len(dataclasses.fields(ShardState))]) for row in rows]
 
     return Ask(Command.METADATA, pack(payloads.Named(magazine)), parse, True)
 
@@ -393,6 +411,10 @@ def wake(magazine: str) -> Ask[None]:
 
 def drop(magazine: str) -> Ask[None]:
     return Ask(Command.DROP, pack(payloads.Named(magazine)), _nothing, True)
+
+
+def drop_empty(magazine: str) -> Ask[bool]:
+    return Ask(Command.DROP_EMPTY, pack(payloads.Named(magazine)), _truth, True)
 
 
 def names() -> Ask[list[str]]:

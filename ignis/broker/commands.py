@@ -101,12 +101,16 @@ class Command(enum.IntEnum):
     EPOCH_GET = 96
     EPOCH_RAISE = 97
 
+    PURGE = 98
+    DELETE_WAITING = 99
+
     ARRAY_ENQUEUE = 100
     ARRAY_DEQUEUE = 101
     ARRAY_PEEK = 102
     ARRAY_SIZE = 103
 
     STATS = 110
+    DROP_EMPTY = 111
 
 
 ANSWERS = frozenset({Command.RESULT, Command.ERROR, Command.PONG, Command.SEND_ACK, Command.DELIVER})

@@ -331,7 +331,7 @@ class Consuming:
 
         def work(runs: list[Run]) -> int:
             if head.action == "sideline":
-                return sideline(application, head.queue, runs, head)
+                return sideline(application, head.queue, runs, head, str(session.owner))
             return application.store.magazines.reload(head.queue, as_pointers(runs))
 
         def done(moved: int) -> None:

@@ -31,7 +31,7 @@ def count_crash(app: Application, magazine: str, runs: list[Run]) -> int:
     """Gives the runs back with one crash more each, or sets them aside; returns how many were set aside. In a thread of the
     store's; durable on return. What was moved by an earlier try that failed half way is left alone.
 
-    A time to live begins anew, as with every move to a sideline.
+    A time to live goes on, as with every move to a sideline.
 
     Args:
         app: whose store.
@@ -65,9 +65,9 @@ def count_crash(app: Application, magazine: str, runs: list[Run]) -> int:
                 unreadable = data is not None and not is_readable(data)
                 (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
         if back:
-            magazines.transfer(magazine, magazine, back, record.message_expiry_s)
+            magazines.transfer(magazine, magazine, back)
         if aside:
-            set_aside += magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, aside, record.message_expiry_s)
+            set_aside += magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, aside)
     return set_aside
 
 

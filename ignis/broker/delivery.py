@@ -61,6 +61,8 @@ def packed(result: FireResult) -> Packed:
 
 
 _NOTHING = Packed(b"", [], 0, False)
+_PAUSED = Packed(b"", [], 0, False)
+"""Of a queue whose consumers are paused: there may be messages, and nobody is to have them."""
 
 
 class Consumer:
@@ -304,7 +306,7 @@ class Pump:
         return Taking(self, consumer, consumer.session.owner)
 
     def look(self) -> None:
-        """As `poke`, by a thread in any case: it also takes back what clients that died have held."""
+        """As `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
         self._by_thread = True
         self.poke()
 
@@ -344,6 +346,8 @@ class Pump:
         consumer, limit = asked
         try:
             self._application.recover(self.magazine)
+            if self._application.paused(self.magazine):
+                return consumer, _PAUSED
             found = self._application.store.magazines.fire(
                 self.magazine, limit, consumer.session.owner, max_bytes=consumer.max_bytes
             )
@@ -358,7 +362,10 @@ class Pump:
         if claimed.error is not None:
             self._failed(claimed.error)
             return
-        self._by_thread = False
+        # A thread looks whether the pause is over, the event loop could not.
+        self._by_thread = claimed is _PAUSED
+        if claimed is _PAUSED:
+            self._application.known_paused.add(self.magazine)
         if claimed.messages:
             if consumer.ended or consumer.session.closed:
                 self._application.give_back(self.magazine, claimed.runs)

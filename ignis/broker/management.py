@@ -11,9 +11,10 @@ from ignis.broker.holding import Run, as_pointers
 from ignis.broker.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
 from ignis.broker.requests import CALLS, Asked, Reply
 from ignis.config import check_name
-from ignis.errors import BadRequestError, QueueNotEmptyError, QueueNotFoundError
+from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
 
@@ -34,7 +35,7 @@ def _record(app: Application, name: str) -> QueueRecord:
 
 
 def _described(record: QueueRecord) -> dict[str, Any]:
-    out = dataclasses.asdict(record)
+    out: dict[str, Any] = {**dataclasses.asdict(record), "paused": PAUSED in record.extra}
     for name in ("sweep_pointers", "sideline_sweep_pointers", "extra"):
         del out[name]
     return out
@@ -53,22 +54,12 @@ def _create(asked: Asked) -> Reply:
 
 def _delete(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, DeleteQueue)
-    _record(asked.app, head.name)
-    magazines = asked.app.store.magazines
     names = (head.name, head.name + SIDELINE_SUFFIX)
-    if not head.force:
-        held = 0
+    try:
+        removed = asked.app.store.remove_queue(head.name, force=head.force)
+    finally:
         for name in names:
-            try:
-                held += sum(state.pending + state.in_flight for state in magazines.metadata(name))
-            except QueueNotFoundError:
-                continue
-        if held:
-            raise QueueNotEmptyError(head.name, held)
-    for name in names:
-        magazines.drop(name)
-        asked.app.forget(name)
-    removed = asked.app.store.queues.remove(head.name)
+            asked.app.forget(name)
 
     def poke(_: Session) -> None:
         """Who waits for its messages finds out now that there is no such queue."""
@@ -95,6 +86,8 @@ def _info(asked: Asked) -> Reply:
         "in_flight": sum(one.in_flight for one in main),
         "sideline": sum(one.pending for one in sideline_states),
         "sideline_in_flight": sum(one.in_flight for one in sideline_states),
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
     }
     return Reply(_RESULT, pack({**_described(record), **figures}))
@@ -110,9 +103,9 @@ CALLS.update(
 )
 
 
-def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> int:
-    """Moves what a consumer refused into its queue's sideline, with reason and error in the envelope; returns how
-    many moved.
+def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
+    returns how many moved.
 
     Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
     """
@@ -126,7 +119,9 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
         Transfer(
             shard,
             pointer,
-            corrupt_record(magazine, shard, pointer) if record is None else failed_record(record, nack.reason, error),
+            corrupt_record(magazine, shard, pointer)
+            if record is None
+            else failed_record(record, nack.reason, error, worker=worker),
             shard,
         )
         for shard, many in found.items()
@@ -134,5 +129,4 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack) -> in
     ]
     if not items:
         return 0
-    ttl_s = app.ttl_ms(magazine) / 1000
-    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items, ttl_s)
+    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items)

@@ -51,6 +51,7 @@ __all__ = [
     "Nack",
     "Named",
     "OwnerRequest",
+    "PurgeRequest",
     "QueueList",
     "QueueReplace",
     "Reload",
@@ -96,6 +97,7 @@ Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 CountOrNone = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Size = Annotated[int, Meta(ge=0, le=1 << 62)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_TTL_S * 1000)]
+MillisecondsOrKeep = Annotated[int, Meta(ge=-1, le=MAX_TTL_S * 1000)]
 Moment = Annotated[int, Meta(ge=0, le=1 << 62)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_TTL_S)]
 Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
@@ -159,6 +161,8 @@ class Connected(_Head):
     tells_repeats: bool = False
     owner: str = ""
     """In whose name this client's claims are made."""
+    message_expiry_s: int = 0
+    """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
 
 
 class Failure(_Head):
@@ -172,7 +176,7 @@ class Failure(_Head):
 
 
 class Named(_Head):
-    """Commands that are about one queue or magazine: ACK, DELETE, PEEK, METADATA, OLDEST, WAKE, DROP,
+    """Commands that are about one queue or magazine: ACK, DELETE, DELETE_WAITING, PEEK, METADATA, OLDEST, WAKE, DROP, DROP_EMPTY,
     QUEUE_GET, QUEUE_REMOVE, QUEUE_INFO."""
 
     name: Magazine
@@ -268,13 +272,13 @@ class Scan(_Head):
 
 
 class TransferRequest(_Head):
-    """TRANSFER. Items are (shard, pointer, record, target shard); ``ttl_ms`` 0 = never; the fence is a scope and an
-    epoch."""
+    """TRANSFER. Items are (shard, pointer, record, target shard); ``ttl_ms`` 0 = never, -1 = each keeps its own; the fence is
+    a scope and an epoch."""
 
     source: Magazine
     target: Magazine
     items: list[tuple[Shard, Pointer, bytes, Shard]]
-    ttl_ms: Milliseconds = 0
+    ttl_ms: MillisecondsOrKeep = 0
     fence: Fencing = None
 
 
@@ -325,6 +329,15 @@ class Resume(_Head):
 
     magazine: Magazine
     renews: bool = False
+
+
+class PurgeRequest(_Head):
+    """PURGE. ``left``: what the answer to the step before said, shard -> (first, last); nil begins a purge."""
+
+    magazine: Magazine
+    limit: Count = 10_000
+    in_flight: bool = False
+    left: dict[Shard, tuple[Pointer, Pointer]] | None = None
 
 
 class Reload(_Head):

@@ -23,6 +23,7 @@ from ignis.broker.payloads import (
     LoadOnce,
     LockRequest,
     Named,
+    PurgeRequest,
     QueueList,
     QueueReplace,
     Reload,
@@ -43,8 +44,9 @@ from ignis.errors import (
 )
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_runs, unpack_send_batch
-from ignis.storage.base import Fence, LockRecord, LockTable, QueueRecord, Transfer
+from ignis.storage.base import KEEP_TTL, Fence, LockRecord, LockTable, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
+from ignis.storage.purging import PURGE_BATCH
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -151,6 +153,19 @@ def _delete(asked: Asked) -> Reply:
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
 
 
+def _delete_waiting(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Named)
+    runs = unpack_runs(asked.payload, at)
+    return _value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
+
+
+def _purge(asked: Asked) -> Reply:
+    """One step. Whoever holds what was removed finds out when it acknowledges."""
+    head, _ = unpack(asked.payload, PurgeRequest)
+    limit = min(head.limit, PURGE_BATCH)
+    return _value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
+
+
 def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
     head, at = unpack(asked.payload, Named)
@@ -180,7 +195,7 @@ def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
 def _transfer(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, TransferRequest)
     items = [Transfer(*item) for item in head.items]
-    ttl_s = head.ttl_ms / 1000 if head.ttl_ms else None
+    ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
     moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
     return Reply(_RESULT, pack(moved), lambda session: session.let_go(head.source, gone))
@@ -218,6 +233,7 @@ def _metadata(asked: Asked) -> Reply:
                 one.fire_counter,
                 one.in_flight,
                 one.incarnation,
+                one.expired,
             )
             for one in states
         ]
@@ -242,6 +258,13 @@ def _drop(asked: Asked) -> Reply:
     return Reply(_RESULT, pack(None), lambda _: asked.app.poke(head.name))
 
 
+def _drop_empty(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    dropped = asked.app.store.magazines.drop(head.name, only_empty=True)
+    asked.app.forget(head.name)
+    return Reply(_RESULT, pack(dropped), lambda _: asked.app.poke(head.name))
+
+
 def _names(asked: Asked) -> Reply:
     names = asked.app.store.magazines.names()
     return _value([name for name in names if asked.may(Command.NAMES, name)])
@@ -260,7 +283,7 @@ def _queue_put(asked: Asked) -> Reply:
     check_settings(record)
     asked.app.store.queues.put(record)
     asked.app.forget(record.name)
-    return _value(None)
+    return Reply(_RESULT, pack(None), lambda _: asked.app.look_at(record.name))
 
 
 def _queue_replace(asked: Asked) -> Reply:
@@ -284,7 +307,7 @@ def _queue_replace(asked: Asked) -> Reply:
 
     result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
     asked.app.forget(known.name)
-    return _value(result)
+    return Reply(_RESULT, pack(result), lambda _: asked.app.look_at(known.name))
 
 
 def _queue_list(asked: Asked) -> Reply:
@@ -398,6 +421,8 @@ CALLS: dict[int, Call] = {
     Command.DECLARE: _declare,
     Command.RELOAD: _reload,
     Command.DELETE: _delete,
+    Command.DELETE_WAITING: _delete_waiting,
+    Command.PURGE: _purge,
     Command.PEEK: _peek,
     Command.SCAN: _scan,
     Command.TRANSFER: _transfer,
@@ -407,6 +432,7 @@ CALLS: dict[int, Call] = {
     Command.OLDEST: _oldest,
     Command.WAKE: _wake,
     Command.DROP: _drop,
+    Command.DROP_EMPTY: _drop_empty,
     Command.NAMES: _names,
     Command.LOAD_ONCE: _load_once,
     Command.QUEUE_GET: _queue_get,

@@ -25,8 +25,8 @@ HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
 
 _SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
 LARGE = _SENDS | {
-    Command.LOAD_ONCE, Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.PEEK, Command.TRANSFER,
-    Command.RENEW_CLAIMS, Command.RESUME, Command.ARRAY_ENQUEUE,
+    Command.LOAD_ONCE, Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.DELETE_WAITING, Command.PEEK,
+    Command.TRANSFER, Command.RENEW_CLAIMS, Command.RESUME, Command.ARRAY_ENQUEUE,
 }  # fmt: skip
 """What may be of any size. The name of its queue, magazine or array comes first in its payload."""
 

@@ -487,6 +487,7 @@ class Session(asyncio.BufferedProtocol):
             resumed,
             application.store.magazines.tells_repeats,
             str(self.owner),
+            application.store.message_expiry_s,
         )
         self._machine.screen = self._screen
         self.write(self._machine.welcome(request_id, welcome))

@@ -38,6 +38,7 @@ from ignis.errors import (
 from ignis.native import PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     ArrayStore,
     Fence,
@@ -56,8 +57,16 @@ from ignis.storage.base import (
     Transfer,
     group_pointers,
 )
-from ignis.storage.checks import check_declaration, check_limit, check_owner, check_record, ttl_milliseconds
+from ignis.storage.checks import (
+    check_declaration,
+    check_limit,
+    check_owner,
+    check_queue,
+    check_record,
+    ttl_milliseconds,
+)
 from ignis.storage.embedded.gate import Gate
+from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.underway import Loading
 from ignis.urls import redacted
 
@@ -118,6 +127,12 @@ class BrokerStore(Store):
     Raises:
         StoreUnreachableError, UnauthenticatedError.
     """
+
+    @property
+    def message_expiry_s(self) -> int:  # type: ignore[override]
+        """As the store behind the broker; said when connecting."""
+        link = self.client.link
+        return 0 if link is None or link.machine.broker is None else link.machine.broker.message_expiry_s
 
     def __init__(self, endpoint: Endpoint, settings: ClientSettings) -> None:
         self.url = f"ignis{'+tls' if endpoint.tls else ''}://{endpoint.host}:{endpoint.port}"
@@ -201,6 +216,10 @@ class BrokerStore(Store):
     @property
     def local_dir(self) -> str | None:
         return None
+
+    def remove_queue(self, name: str, *, force: bool = False) -> bool:
+        """One request: the broker does it."""
+        return self.ask(asks.delete_queue(check_queue(name), force))
 
     def stats(self) -> dict[str, int | float | str]:
         """Figures of the broker's store, for this application, and of this connection."""
@@ -373,6 +392,15 @@ class BrokerMagazines(MagazineStore):
         self._store.tracking.accounted(magazine, pointers)
         return count
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        return sum(self._store.ask(asks.delete_waiting(magazine, runs)) for runs, count in _named(pointers) if count)
+
+    def purge(
+        self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
+    ) -> Purged:
+        """One request: the step is made where the store is."""
+        return self._store.ask(asks.purge(magazine, limit, in_flight, left))
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         found: dict[int, dict[int, bytes | None]] = {}
         left: Pointers = {shard: sorted(set(many)) for shard, many in pointers.items()}
@@ -407,7 +435,12 @@ class BrokerMagazines(MagazineStore):
             begin[shard] = pointer
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         ask = asks.transfer(source, target, items, ttl_s, fence)
         self._check_size(len(ask.payload))
@@ -442,8 +475,11 @@ class BrokerMagazines(MagazineStore):
     def wake(self, magazine: str) -> None:
         self._store.ask(asks.wake(magazine))
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        if only_empty:
+            return self._store.ask(asks.drop_empty(magazine))
         self._store.ask(asks.drop(magazine))
+        return True
 
     def names(self) -> list[str]:
         return self._store.ask(asks.names())

@@ -121,6 +121,8 @@ TABLE: dict[int, Row] = {
     Command.RENEW: _queue("work"),
     Command.RELOAD: _queue("work"),
     Command.DELETE: _queue("work"),
+    Command.DELETE_WAITING: _queue("work manage"),
+    Command.PURGE: _queue("work manage"),
     Command.TRANSFER: _queue("work", _BOTH),
     Command.ABANDONED: _queue("work"),
     Command.EXPIRE: _queue("work"),
@@ -139,6 +141,7 @@ TABLE: dict[int, Row] = {
     Command.CREATE_QUEUE: _queue("manage"),
     Command.DELETE_QUEUE: _queue("manage"),
     Command.DROP: _queue("manage"),
+    Command.DROP_EMPTY: _queue("manage"),
     Command.QUEUE_PUT: _queue("manage", _RECORD),
     Command.QUEUE_REMOVE: _queue("manage"),
 

@@ -18,15 +18,18 @@ from ignis.cli.autoscale import autoscale
 from ignis.cli.bench import bench
 from ignis.cli.broker import broker
 from ignis.cli.completion import answer, completion
+from ignis.cli.consume import consume
 from ignis.cli.demo import demo
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
 from ignis.cli.pipeline import pipeline
 from ignis.cli.publish import publish
+from ignis.cli.queue import queue
 from ignis.cli.relay import relay
 from ignis.cli.sideline import sideline
 from ignis.cli.state import State, common_options
 from ignis.cli.worker import sweep, worker
+from ignis.cli.workers import workers
 
 __all__ = ["cli", "main"]
 
@@ -47,8 +50,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, publish, queues, stats, peek, sideline, sweep, leader, autoscale, relay, broker, pipeline, demo, bench,
-    completion,
+    worker, workers, publish, consume, queue, queues, stats, peek, sideline, sweep, leader, autoscale, relay, broker, pipeline,
+    demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -13,8 +14,9 @@ from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.depths import queue_depths, shard_states
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
+from ignis.pausing import PAUSED
 from ignis.refresher import EXPIRED
-from ignis.storage.base import QueueRecord, ShardState
+from ignis.storage.base import QueueRecord, ShardState, Store
 
 __all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
 
@@ -38,7 +40,8 @@ def queues(state: State, everything: bool) -> int:
     rows = []
     for record, depths in found:
         figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
-        name = record.name if record.active else f"{record.name} ({queue_state(record)})"
+        shown = not record.active or PAUSED in record.extra
+        name = f"{record.name} ({queue_state(record)})" if shown else record.name
         rows.append(
             [
                 name,
@@ -57,17 +60,42 @@ def queues(state: State, everything: bool) -> int:
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=click.FloatRange(0.1, 86_400),
+    metavar="[SECONDS]",
+    help="Again and again, every 2 seconds or so many, until Ctrl-C.",
+)
 @common_options
 @pass_state
-def stats(state: State, queue: str | None, shards: bool) -> int:
+def stats(state: State, queue: str | None, shards: bool, watch: float | None) -> int:
     """Figures of the store and its queues, or of one queue."""
     if shards and queue is None:
         raise click.UsageError("--shards needs a QUEUE")
     with state.store() as store:
-        records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
-        depths = [queue_depths(store, record) for record in records]
-        figures = store.stats() if queue is None else {}
-        states = shard_states(store, queue) if queue is not None and shards else []
+        if watch is None:
+            return _show_stats(state, store, queue, shards)
+        try:
+            while True:
+                if render.on_terminal() and not state.json:
+                    click.clear()
+                _show_stats(state, store, queue, shards)
+                if not state.json:
+                    render.line("")
+                sys.stdout.flush()
+                time.sleep(watch)
+        except KeyboardInterrupt:  # the way to end it
+            return exit_codes.OK
+
+
+def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> int:
+    records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
+    depths = [queue_depths(store, record) for record in records]
+    figures = store.stats() if queue is None else {}
+    states = shard_states(store, queue) if queue is not None and shards else []
     if state.json:
         _stats_json(queue, records, depths, figures, states if shards else None)
         return exit_codes.OK
@@ -76,7 +104,8 @@ def stats(state: State, queue: str | None, shards: bool) -> int:
         render.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
         render.line("")
         rows = [[one["queue"], *map(render.number, _counted(one)), render.age(one["oldest_age_s"])] for one in depths]
-        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "oldest"]
+        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
+        columns += ["expired in sideline", "oldest"]
         render.table(columns, rows, right=columns[1:])
         return exit_codes.OK
     shown: dict[str, Any] = {
@@ -149,7 +178,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         return
     now_s = time.time()
     head = ["shard", "pointer", "key", "age", "attempts"]
-    columns = [*head, "reason", "error", "body"] if failures else [*head, "id", "body"]
+    columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
     out = []
     for one in found:
         enqueued = one.get("enqueued_at_us")
@@ -163,11 +192,16 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             str(one.get("attempts", 0)),
         ]
         if failures:
-            cells += [one.get("reason") or "-", render.preview(one.get("error") or "-", 50), render.preview(body, 50)]
+            cells += [
+                str(one.get("returns", 0)),
+                one.get("reason") or "-",
+                render.preview(one.get("error") or "-", 50),
+                render.preview(body, 50),
+            ]
         else:
             cells += [one.get("id", "-"), render.preview(body, 70)]
         out.append(cells)
-    render.table(columns, out, right=["shard", "pointer", "age", "attempts"])
+    render.table(columns, out, right=["shard", "pointer", "age", "attempts", *(["returns"] if failures else [])])
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
@@ -182,7 +216,8 @@ def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, An
 
 
 def _counted(depths: dict[str, Any]) -> list[int]:
-    return [depths[name] for name in ("pending", "in_flight", "sideline", "sideline_in_flight", "swept")]
+    names = ("pending", "in_flight", "sideline", "sideline_in_flight", "swept", "expired", "sideline_expired")
+    return [depths[name] for name in names]
 
 
 def _settings(record: QueueRecord) -> dict[str, Any]:
@@ -197,16 +232,19 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
         "queue_expiry_s",
         "stuck_after_s",
         "shovel_interval_s",
+        "max_returns",
         "created_at_ms",
     )
     return {"state": queue_state(record), **{name: getattr(record, name) for name in names}}
 
 
 def queue_state(record: QueueRecord) -> str:
-    """What the store knows of it: ``active``, ``publish only`` (no consumers wanted), ``no handler`` (no application has
-    ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
+    """What the store knows of it: ``active``, ``paused`` (its consumers claim nothing), ``publish only`` (no consumers wanted),
+    ``no handler`` (no application has ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
     if not record.active:
         return "expired" if EXPIRED in record.extra else "inactive"
+    if PAUSED in record.extra:
+        return "paused"
     if not record.handler_type:
         return "no handler"
     return "active" if record.concurrency else "publish only"

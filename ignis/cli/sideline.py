@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
+from ignis.clearing import delete_matching
+from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.confirm import confirmed, yes_option
+from ignis.cli.filters import UNKNOWN, Filter, filter_options, reason_option
 from ignis.cli.look import Row, show_messages
-from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.cli.queue import report_removed
+from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
-from ignis.shovel import ShovelResult
+from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
+from ignis.shovel import ShovelResult, waits
 from ignis.storage.base import Store
 
 __all__ = ["sideline", "sideline_reasons"]
 
 _PAGE = 1_000
-_UNKNOWN = "unknown"
-
-reason_option = click.option(
-    "--reason",
-    "reasons",
-    multiple=True,
-    type=click.Choice([*REASONS, _UNKNOWN]),
-    metavar="REASON",
-    help=f"Only messages that failed for this reason; may be given often: {', '.join(REASONS)}.",
-)
 
 
 @click.group()
@@ -53,7 +44,8 @@ def sideline() -> None:
 @common_options
 @pass_state
 def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
-    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error."""
+    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error. What is waiting has come back as
+    often as max_returns says, or cannot: only 'ignis sideline shovel' brings it back."""
     with state.store() as store:
         queue_record(store, queue)
         found = sideline_reasons(store, queue, limit=limit)
@@ -72,7 +64,7 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
             f"the sideline of {queue} is empty" if not reasons else f"no message of {queue} failed for that reason"
         )
         return exit_codes.OK
-    columns = ["reason", "count", "oldest", "newest", "most frequent error", "of that"]
+    columns = ["reason", "count", "waiting", "oldest", "newest", "most frequent error", "of that"]
     rows = []
     for name, one in found.items():
         error, count = one.commonest()
@@ -80,13 +72,14 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
             [
                 name,
                 render.number(one.count),
+                render.number(one.waiting),
                 render.age(one.oldest_s),
                 render.age(one.newest_s),
                 render.preview(error or "-", 60),
                 render.number(count),
             ]
         )
-    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "oldest", "newest", "of that"])
+    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "waiting", "oldest", "newest", "of that"])
     return exit_codes.OK
 
 
@@ -96,10 +89,12 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
 )
 @reason_option
+@click.option("--history", is_flag=True, help="Also the last attempts at each, with the ends of their tracebacks.")
 @common_options
 @pass_state
-def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...]) -> int:
-    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message.
+def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...], history: bool) -> int:
+    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message, which has
+    the history too.
 
     Ends with 5 when there is none.
     """
@@ -116,7 +111,30 @@ def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...])
             render.remark(f"nothing of that is in the sideline of {queue}")
         return exit_codes.NOTHING
     show_messages(state, rows, failures=True)
+    if history and not state.json:
+        for row in rows:
+            _show_history(row)
     return exit_codes.OK
+
+
+def _show_history(row: Row) -> None:
+    shard, pointer, record = row
+    try:
+        message = None if record is None else Message.from_bytes(record)
+        attempts = () if message is None else message.history
+    except UnreadableMessageError:
+        return
+    if message is None or not attempts:
+        return
+    render.line("")
+    render.line(f"shard {shard}, pointer {pointer}, message {message.id}, {message.returns} return(s)")
+    for one in attempts:
+        took = "" if one.took_ms is None else f", after {render.age(one.took_ms / 1000)}"
+        worker = f", by {render.preview(one.worker, 100)}" if one.worker else ""
+        render.line(f"  {render.moment(one.at_ms)}: {render.preview(one.reason, 64)}{took}{worker}")
+        for text in [one.error, *one.trace.splitlines()]:
+            if text:
+                render.line(f"    {render.preview(text, 200)}")
 
 
 @sideline.command("shovel")
@@ -152,14 +170,15 @@ def shovel_command(
 ) -> int:
     """Brings the messages in QUEUE's sideline back to the queue, where they are handled again.
 
-    One pass over what is there now. Corrupt messages have no body to handle and always stay.
+    One pass over what is there now, also over what waits because it came back max_returns times: its count begins anew. Corrupt
+    messages have no body to handle and always stay.
     """
     state.log_to_stderr("warning")
     with state.app() as app:
         queue_record(app.store, queue)
         chosen = bool(reasons) or error is not None or key is not None
         wanted = _Wanted(reasons, error, key, limit) if chosen else None
-        with _looked_at(state) as progress:
+        with counted(state, "shovelling") as progress:
             result: ShovelResult = app.queue(queue).shovel.run_until_done(
                 retry_for,
                 # With a filter the limit counts what is moved, not what is looked at.
@@ -181,6 +200,42 @@ def shovel_command(
     return exit_codes.ERROR if result.refused else exit_codes.OK
 
 
+@sideline.command("drop")
+@click.argument("queue")
+@filter_options(failures=True)
+@click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@yes_option
+@common_options
+@pass_state
+def drop_command(state: State, queue: str, wanted: Filter, limit: int | None, dry_run: bool, yes: bool) -> int:
+    """Removes messages from QUEUE's sideline for good: all of them, or those that a filter names.
+
+    What a shovel has in hand stays. A filter reads every message of the sideline.
+    """
+    if limit is not None and not wanted.given:
+        raise click.UsageError("--limit is for a filter: without one everything goes")
+    with state.store() as store:
+        queue_record(store, queue)
+        waiting = sum(one.pending for one in shard_states(store, queue + SIDELINE_SUFFIX))
+        removed, looked_at = waiting, waiting
+        if wanted.given or not dry_run:
+            what = "what the filter names" if wanted.given else f"{waiting:,} message(s)"
+            if not dry_run and not confirmed(f"Remove {what} from the sideline of {queue} for good?", yes):
+                return exit_codes.ERROR
+            with counted(state, "removing") as progress:
+                name = queue + SIDELINE_SUFFIX
+                if wanted.given:
+                    removed, looked_at = delete_matching(
+                        store.magazines, name, wanted.matches, limit=limit, dry_run=dry_run, progress=progress
+                    )
+                else:
+                    removed = purge_magazine(store.magazines, name, progress=progress).waiting
+    where = f"the sideline of {queue}"
+    report_removed(state, queue, where, removed, 0, dry_run=dry_run, looked_at=looked_at if wanted.given else None)
+    return exit_codes.OK
+
+
 class _Wanted:
     """The filter of a shovel pass: messages that meet every condition, at most ``limit``. Shared by its workers."""
 
@@ -192,7 +247,7 @@ class _Wanted:
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> bool:
-        if self._reasons and (message.reason or _UNKNOWN) not in self._reasons:
+        if self._reasons and (message.reason or UNKNOWN) not in self._reasons:
             return False
         if self._error is not None and self._error not in (message.error or ""):
             return False
@@ -206,20 +261,12 @@ class _Wanted:
             return taken
 
 
-@contextlib.contextmanager
-def _looked_at(state: State) -> Iterator[Callable[[int], None]]:
-    """Shows how many messages a pass has looked at, on a terminal."""
-    shown = not state.json and sys.stderr.isatty()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not shown) as progress:
-        task = progress.add_task("shovelling", total=None)
-        yield lambda count: progress.advance(task, count)
-
-
 class Reason:
-    """What one reason adds up to. Ages in seconds since the failure."""
+    """What one reason adds up to. Ages in seconds since the failure; ``waiting``: those that only a person brings back."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.waiting = 0
         self.oldest_s: float | None = None
         self.newest_s: float | None = None
         self.errors: Counter[str] = Counter()
@@ -238,19 +285,28 @@ class Reason:
 
     def as_dict(self) -> dict[str, Any]:
         errors = [{"error": text, "count": count} for text, count in self.errors.most_common(5)]
-        return {"count": self.count, "oldest_age_s": self.oldest_s, "newest_age_s": self.newest_s, "errors": errors}
+        return {
+            "count": self.count,
+            "waiting": self.waiting,
+            "oldest_age_s": self.oldest_s,
+            "newest_age_s": self.newest_s,
+            "errors": errors,
+        }
 
 
 def sideline_reasons(store: Store, queue: str, *, limit: int | None = None) -> dict[str, Reason]:
     """Reason -> what it adds up to, the most frequent first, over at most ``limit`` messages."""
     now_s = time.time()
     found: dict[str, Reason] = {}
+    record = store.queues.get(queue)
     for seen, row in enumerate(_scan(store, queue + SIDELINE_SUFFIX)):
         if seen == limit:
             break
         reason, error, failed_ms = _failure_of(row)
         age_s = None if failed_ms is None else round(max(0.0, now_s - failed_ms / 1000), 3)
-        found.setdefault(reason, Reason()).add(error, age_s)
+        one = found.setdefault(reason, Reason())
+        one.add(error, age_s)
+        one.waiting += record is not None and waits(row[2], record)
     return dict(sorted(found.items(), key=lambda item: -item[1].count))
 
 
@@ -261,7 +317,7 @@ def _failure_of(row: Row) -> tuple[str, str | None, int | None]:
         return REASON_CORRUPT, "the stored record does not match its checksum", None
     try:
         message = Message.from_bytes(record)
-        return message.reason or _UNKNOWN, message.error, message.failed_at_ms
+        return message.reason or UNKNOWN, message.error, message.failed_at_ms
     except UnreadableMessageError as exc:
         return REASON_UNREADABLE, str(exc), None
 

@@ -6,11 +6,14 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import click
+from rich.console import Console
+from rich.progress import Progress
 
 from ignis.app import Ignis
 from ignis.config import check_name, check_sections, load_file
@@ -94,6 +97,15 @@ def queue_record(store: Store, name: str) -> QueueRecord:
         known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
         raise QueueNotFoundError(f"queue {name!r} does not exist; there is {known or 'none'}")
     return record
+
+
+@contextlib.contextmanager
+def counted(state: State, doing: str) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many messages something has done; gives what it is to call with the number of more."""
+    shown = not state.json and sys.stderr.isatty()
+    with Progress(console=Console(file=sys.stderr), transient=True, disable=not shown) as progress:
+        task = progress.add_task(doing, total=None)
+        yield lambda count: progress.advance(task, count)
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -19,7 +19,7 @@ CODEC_FLAGS = {"raw": 0, "json": 1, "msgpack": 2}
 
 _SETTINGS = (
     "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "shovel_interval_s",
-    "shovel_concurrency",
+    "shovel_concurrency", "max_returns",
 )  # fmt: skip
 _DEFAULTS = QueueRecord("")
 

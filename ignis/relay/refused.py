@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ignis.errors import PublishOnlyError
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     ArrayStore,
     Fence,
@@ -20,6 +21,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
+from ignis.storage.purging import PURGE_BATCH, Purged
 
 __all__ = ["NoArrays", "NoLocks", "NoReading", "refuse"]
 
@@ -54,6 +56,14 @@ class NoReading(MagazineStore):
     def delete(self, magazine: str, pointers: Pointers) -> int:
         refuse("delete", self.url)
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        refuse("delete_waiting", self.url)
+
+    def purge(
+        self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
+    ) -> Purged:
+        refuse("purge", self.url)
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         refuse("peek", self.url)
 
@@ -63,7 +73,12 @@ class NoReading(MagazineStore):
         refuse("scan", self.url)
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         refuse("transfer", self.url)
 
@@ -94,7 +109,7 @@ class NoReading(MagazineStore):
     def wake(self, magazine: str) -> None:
         refuse("wake", self.url)
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         refuse("drop", self.url)
 
 

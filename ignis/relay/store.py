@@ -189,6 +189,9 @@ class RelayQueues(QueueStore):
         self._given: dict[str, QueueRecord] = {}
         self._chosen: dict[str, set[str]] = {}
 
+    tells_removed = False
+    """A relay that has not seen a queue yet does not know it, and one that was removed it makes anew."""
+
     def get(self, name: str) -> QueueRecord | None:
         """As the relay last wrote it down; None when there is no such queue, or no relay ever ran here."""
         return record_of(name, self._store.directory.read_state())

@@ -43,7 +43,7 @@ class Place:
     farm_id: str
     queue: str
     shards: int
-    ttl_s: float
+    ttl_s: float | None
     stuck_after_s: float
     codec: str
     max_message_bytes: int
@@ -204,7 +204,7 @@ def _place(app: Ignis, store: Store, queue: str, spark: Mapping[str, Any]) -> Pl
         farm_id=app.farm_id,
         queue=queue,
         shards=settings.shards,
-        ttl_s=settings.message_expiry_s,
+        ttl_s=settings.message_expiry_s or None,
         stuck_after_s=settings.stuck_after_s,
         codec=record.codec,
         max_message_bytes=settings.max_message_bytes,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ignis.errors import InvalidMessageError
+from ignis.errors import InvalidMessageError, QueueRemovedError
 from ignis.native import PackedBatch
 from ignis.spark._pyspark import TaskContext
 from ignis.spark.ids import ids_from_jvm
@@ -114,14 +114,17 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
     Returns what became of each batch, with its shard.
 
     Raises:
-        InvalidMessageError (a null body or id), MessageTooLargeError, StoreFullError, StoreFailedError.
+        InvalidMessageError (a null body or id), MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
     """
     names = rows.schema.names
     if rows.column("body").null_count:
         raise InvalidMessageError(f"{rows.column('body').null_count} row(s) without a value cannot be messages")
     if ids is None and "id" in names:
         ids = ids_from_jvm(rows.column("id"))
-    magazines = place.open().magazines
+    store = place.open()
+    if store.queues.get(place.queue) is None:
+        raise QueueRemovedError(f"queue {place.queue!r} was removed from the store: nothing was stored")
+    magazines = store.magazines
     batches = PackedBatch.pack_columns(
         rows.column("body"),
         flags=place.flags,

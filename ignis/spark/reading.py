@@ -93,7 +93,7 @@ def _unparsed(batch: pa.RecordBatch, found: RecordColumns) -> list[int]:
 def _put_aside(place: Place, shard: int, pointers: list[int]) -> None:
     """Whoever else reads the same runs finds them gone, or moves nothing."""
     items = [Transfer(shard, pointer, corrupt_record(place.queue, shard, pointer), shard) for pointer in pointers]
-    moved = place.open().magazines.transfer(place.queue, place.sideline, items, place.ttl_s)
+    moved = place.open().magazines.transfer(place.queue, place.sideline, items)
     log.error("%d damaged message(s) of %s were moved to the sideline", moved, place.queue)
 
 

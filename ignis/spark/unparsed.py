@@ -108,4 +108,4 @@ def _move(place: Place, places: list[tuple[int, int]]) -> int:
         for pointer, data in found.items()
         if data is not None
     ]
-    return magazines.transfer(place.queue, place.sideline, items, place.ttl_s)
+    return magazines.transfer(place.queue, place.sideline, items)

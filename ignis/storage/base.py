@@ -19,17 +19,20 @@ import abc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ignis.clock import Clock
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.purging import Purges
+from ignis.storage.removing import remove_queue
 from ignis.storage.together import AtOnce
 from ignis.storage.underway import BeginsLoads
 
 __all__ = [
+    "KEEP_TTL",
     "MOST_FRUITLESS",
     "RENEWALS",
     "Abandoned",
@@ -56,6 +59,9 @@ __all__ = [
 MOST_FRUITLESS = 16
 """So often in a row `MagazineStore.fire` is called again when it brought nothing and says that there is more: others were
 quicker, or much had expired. After that what is there cannot be had now."""
+
+KEEP_TTL: Final = -1.0
+"""In place of a time to live, of `MagazineStore.transfer`: each record keeps its own."""
 
 RENEWALS = 4
 """How often within a queue's stuck time a living owner renews what it works on."""
@@ -173,6 +179,9 @@ class ShardState:
     ``incarnation`` is drawn at random when the shard is made, and stays: a magazine that was dropped and declared again, or
     that stands in another store, has another one. A pointer that is kept outside the store means something only
     together with it. 0 = not known.
+
+    ``expired``: records that were retired because their time to live had run out, since the shard was made and by whomever,
+    as far as the store can tell.
     """
 
     shard: int
@@ -182,6 +191,7 @@ class ShardState:
     fire_counter: int
     in_flight: int
     incarnation: int = 0
+    expired: int = 0
 
     @property
     def pending(self) -> int:
@@ -194,7 +204,7 @@ class QueueRecord:
 
     name: str
     shards: int = 32
-    message_expiry_s: int = 172_800
+    message_expiry_s: int = 0
     queue_expiry_s: int = 172_800
     stuck_after_s: int = 1_200
     durability: str = "sync"
@@ -212,9 +222,10 @@ class QueueRecord:
     swept_count: int = 0
     sideline_swept_count: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    max_returns: int = 5
 
 
-class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
+class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
 
     @abc.abstractmethod
@@ -349,12 +360,15 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         source: str,
         target: str,
         items: Sequence[Transfer],
-        ttl_s: float | None,
+        ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
         """Loads into ``target``, then deletes from ``source``: one transaction where the store has them and both
         magazines share a durability, that order where not. Items whose source record is gone are skipped (somebody
-        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved."""
+        else finished them); returns how many moved. Raises StaleEpochError when the fence is old: nothing moved.
+
+        Each record keeps the end of its time to live, whatever it becomes: a message does not live longer because it
+        failed. ``ttl_s`` gives all of them another one; None = never expires."""
 
     @abc.abstractmethod
     def abandoned(
@@ -374,7 +388,8 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
 
     @abc.abstractmethod
     def expire(self, magazine: str, limit: int = 10_000) -> int:
-        """Retires up to ``limit`` unfired records at the shards' heads whose time to live has run out."""
+        """Retires up to ``limit`` unfired records at the shards' heads whose time to live has run out. They are counted in
+        `metadata`, as are those that a `fire` meets, and a warning says so."""
 
     @abc.abstractmethod
     def metadata(self, magazine: str) -> list[ShardState]:
@@ -395,8 +410,11 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
         """Makes every `wait` on this magazine return: how a stopping consumer is told at once."""
 
     @abc.abstractmethod
-    def drop(self, magazine: str) -> None:
-        """Removes the magazine and all its records. Idempotent."""
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Removes the magazine and all its records. Idempotent. With ``only_empty`` False is returned, and nothing has
+        changed, when it holds any, claimed ones included: looked at and removed in one transaction in memory and for
+        ``sync`` on the embedded store.
+        """
 
     @abc.abstractmethod
     def names(self) -> list[str]:
@@ -405,6 +423,9 @@ class MagazineStore(AtOnce, BeginsLoads, abc.ABC):
 
 class QueueStore(abc.ABC):
     """The queues' settings. Durable on return (``sync``), atomic per call."""
+
+    tells_removed = True
+    """Whether `get` gives None only for a queue that is not there."""
 
     @abc.abstractmethod
     def get(self, name: str) -> QueueRecord | None: ...
@@ -528,6 +549,9 @@ class Store(abc.ABC):
     in_process = False
     """Whether nobody but this process can see the store."""
 
+    message_expiry_s = 0
+    """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
+
     url: str
     client_id: str = "ignis"
     farm_id: str = "local"
@@ -558,6 +582,18 @@ class Store(abc.ABC):
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""
         return None
+
+    def remove_queue(self, name: str, *, force: bool = False) -> bool:
+        """Removes a queue: its magazines with all that is in them, and its record; True when there was a record.
+
+        Without ``force`` a queue that holds messages, claimed ones included, is refused. In memory, and on the embedded store
+        for the durability ``sync``, that holds for what is published at the same moment too; elsewhere what is loaded in the
+        moment between the look and the removal is removed with the queue. Magazines go before the record: what is begun and
+        not ended leaves an empty queue.
+
+        Raises QueueNotFoundError, QueueNotEmptyError.
+        """
+        return remove_queue(self, name, force)
 
     @abc.abstractmethod
     def stats(self) -> dict[str, int | float | str]:

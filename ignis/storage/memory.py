@@ -22,6 +22,7 @@ from ignis.errors import (
 )
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Claim,
     Fence,
@@ -48,6 +49,7 @@ from ignis.storage.checks import (
     draw_incarnation,
 )
 from ignis.storage.clock import StoreClock, process_clock
+from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.identities import without_repeats
 from ignis.storage.memory_at_once import MemoryAtOnce
 from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
@@ -72,6 +74,7 @@ class _Shard:
     load_pointer: int = 0
     fire_pointer: int = 0
     reloaded: int = 0
+    expired: int = 0
 
     def append(self, data: bytes, expires_at_ms: int) -> None:
         self.load_pointer += 1
@@ -80,6 +83,10 @@ class _Shard:
     def unfired(self) -> Iterator[int]:
         """Pointers behind the fire pointer that have a record, ascending: pointers are added in order."""
         return (one for one in self.records if one > self.fire_pointer)
+
+    def fired_to(self) -> int:
+        """The fire pointer; behind the last record when nothing is left before it."""
+        return self.fire_pointer if next(self.unfired(), None) is not None else self.load_pointer
 
     def there(self, pointers: Sequence[int]) -> list[int]:
         """Those that have a record, ascending. Who names many that do not exist pays for no more than there is."""
@@ -179,6 +186,7 @@ class MemoryStore(Store):
                 rising_ms=lambda: round(clock.steady_s() * 1000),
                 wall_ms=lambda: round(clock() * 1000),
             )
+        self.expired_log = ExpiredLog()
         self.closed = False
         self.waiting = 0
         self._forks = _forks[0]
@@ -322,6 +330,7 @@ class MemoryMagazines(MemoryAtOnce):
                     held = shard.records[pointer]
                     if held.expires_at_ms and held.expires_at_ms <= now_ms:
                         del shard.records[pointer]
+                        shard.expired += 1
                         expired += 1
                     elif not left or (len(held.data) > max_bytes and (claims or pointers)):
                         more = True
@@ -337,7 +346,8 @@ class MemoryMagazines(MemoryAtOnce):
                     found.next_shard = number + 1
                 if more:
                     break
-            return FireResult(claims, {}, expired, more)
+        self._store.expired_log.note(magazine, expired)
+        return FireResult(claims, {}, expired, more)
 
     @staticmethod
     def _order(magazine: _Magazine, shards: Sequence[int] | None) -> list[int]:
@@ -406,6 +416,16 @@ class MemoryMagazines(MemoryAtOnce):
         left = {number: difference(runs_of(many), runs_of(mine.get(number, []))) for number, many in pointers.items()}
         return {number: Runs(runs) for number, runs in left.items() if runs}
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        with self._store.open_content():
+            found = self._get(magazine)
+            self._store.calls["deletes"] += 1
+            return sum(
+                shard.retire([one for one in shard.there(pointers[number]) if one > shard.fire_pointer])
+                for number, shard in enumerate(found.shards)
+                if number in pointers
+            )
+
     def delete(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():
             found = self._get(magazine)
@@ -441,9 +461,14 @@ class MemoryMagazines(MemoryAtOnce):
             return rows[:limit]
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
-        expires_at_ms = self._store.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._store.clock.expiry_ms(ttl_s)
         with self._store.open_content():
             origin, destination = self._get(source), self._get(target)
             self._store.check_fence(fence)
@@ -451,13 +476,14 @@ class MemoryMagazines(MemoryAtOnce):
                 if not 0 <= item.target_shard < len(destination.shards):
                     raise ConfigError(f"shard {item.target_shard} of {target!r}, which has {len(destination.shards)}")
             # All of them out before the first goes in: within one magazine an arrival is not one of the items.
-            moving = [
-                item
-                for item in items
-                if 0 <= item.shard < len(origin.shards) and origin.shards[item.shard].retire([item.pointer])
-            ]
-            for item in moving:
-                destination.shards[item.target_shard].append(item.record, expires_at_ms)
+            moving: list[tuple[Transfer, int]] = []
+            for item in items:
+                shard = origin.shards[item.shard] if 0 <= item.shard < len(origin.shards) else None
+                held = None if shard is None else shard.records.get(item.pointer)
+                if shard is not None and held is not None and shard.retire([item.pointer]):
+                    moving.append((item, held.expires_at_ms if expires_at_ms is None else expires_at_ms))
+            for item, ends_at_ms in moving:
+                destination.shards[item.target_shard].append(item.record, ends_at_ms)
             self._store.calls["transfers"] += 1
             self._notify(destination)
             return len(moving)
@@ -494,8 +520,10 @@ class MemoryMagazines(MemoryAtOnce):
                         break
                     del shard.records[pointer]
                     shard.fire_pointer = pointer
+                    shard.expired += 1
                     count += 1
-            return count
+        self._store.expired_log.note(magazine, count)
+        return count
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._store.open_content():
@@ -504,11 +532,12 @@ class MemoryMagazines(MemoryAtOnce):
                 ShardState(
                     number,
                     shard.load_pointer,
-                    shard.fire_pointer,
+                    shard.fired_to(),
                     shard.load_pointer - shard.reloaded,
-                    shard.fire_pointer - shard.reloaded,
+                    shard.fired_to() - shard.reloaded,
                     sum(bool(held.owner) for held in shard.records.values()),
                     found.incarnation,
+                    shard.expired,
                 )
                 for number, shard in enumerate(found.shards)
             ]
@@ -548,10 +577,15 @@ class MemoryMagazines(MemoryAtOnce):
         magazine.sequence += 1
         self._store.content.changed.notify_all()
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         check_magazine(magazine)
-        with self._store.open_content():
-            self._store.content.magazines.pop((self._store.scope, magazine), None)
+        with self._store.open_content() as content:
+            found = content.magazines.get((self._store.scope, magazine))
+            if found is not None and only_empty and any(shard.records for shard in found.all_shards):
+                return False
+            content.magazines.pop((self._store.scope, magazine), None)
+            content.changed.notify_all()
+            return True
 
     def names(self) -> list[str]:
         with self._store.open_content():

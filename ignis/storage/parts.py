@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ignis.errors import StoreFullError
+from ignis.errors import RecordTooLargeError, StoreFullError
+from ignis.message import slim_record
 from ignis.storage.base import Transfer
 
 __all__ = ["in_parts", "transfer_in_parts"]
@@ -18,7 +19,8 @@ def in_parts(
 ) -> Iterator[tuple[Sequence[Transfer], int]]:
     """Transfers the items: all at once where there is room, else in halves, down to single messages.
 
-    Yields each part that was transferred, and how many of it moved. What was not yielded is where it was.
+    Yields each part that was transferred, and how many of it moved. What was not yielded is where it was. A message that is
+    too large for the store with all that its failure says goes without the history.
 
     Args:
         items: what is to move. Neighbours go together, so that whole segments become free early.
@@ -27,17 +29,27 @@ def in_parts(
 
     Raises:
         StoreFullError: not all could be moved; the rest may be tried again. What ``transfer`` raises.
+        RecordTooLargeError: one is too large even so; the others have moved.
     """
     ordered = sorted(items, key=lambda item: (item.shard, item.pointer))
     if ordered:
         begin %= len(ordered)
         ordered = ordered[begin:] + ordered[:begin]
     at, size, in_a_row = 0, len(ordered), 0
-    refused: StoreFullError | None = None
+    refused: StoreFullError | RecordTooLargeError | None = None
     while at < len(ordered):
         part = ordered[at : at + size]
         try:
             moved = transfer(part)
+        except RecordTooLargeError as exc:
+            if len(part) > 1:
+                size = len(part) // 2
+                continue
+            slim = slim_record(part[0].record)
+            if slim != part[0].record:
+                ordered[at] = part[0]._replace(record=slim)
+                continue
+            refused = exc
         except StoreFullError as exc:
             if len(part) > 1:
                 size = len(part) // 2

@@ -51,13 +51,14 @@ def _metrics_route(stats: Callable[[], Stats]) -> Route:
 
 
 def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler | None]) -> dict[str, Route]:
-    """``/scale``: what waits in all queues, and what the autoscaler makes of it; ``/scale/<queue>``: of one queue, as KEDA's
-    metrics-api scaler reads it (``valueLocation: pending``)."""
+    """``/scale``: what waits for workers in all queues (in a paused one nothing), and what the autoscaler makes of it;
+    ``/scale/<queue>``: of one queue, as KEDA's metrics-api scaler reads it (``valueLocation: pending``)."""
     loads = _Kept(lambda: {one.queue: one for one in queue_loads(store())})
 
     def found() -> dict[str, dict[str, Any]]:
         return {
-            name: {"pending": one.pending, "oldest_age_s": one.oldest_age_s or 0.0} for name, one in loads().items()
+            name: {"pending": one.due, "oldest_age_s": (one.oldest_age_s or 0.0) if one.due else 0.0}
+            for name, one in loads().items()
         }
 
     def everything(rest: str) -> Reply:
@@ -88,9 +89,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
     """Of an application in this process."""
 
     def health(rest: str) -> Reply:
-        failed = [
-            queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.failed is not None
-        ]
+        failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
         ok = app.running and not failed
         return json_reply(
             200 if ok else 503,

@@ -152,7 +152,7 @@ class Worker:
             self._end(BURST)
 
     def _empty(self) -> bool:
-        queues = [queue for queue in self._app.queues() if queue.consumer is not None]
+        queues = [queue for queue in self._app.queues() if queue.consumer is not None and not queue.paused]
         return not any(queue.main.pending() for queue in queues) and not _in_flight(self._app)
 
     def _end(self, why: str) -> None:

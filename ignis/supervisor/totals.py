@@ -67,7 +67,11 @@ def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauge
             one["queue"], {"queue": one["queue"], "published": 0, "shovel": Counter(), "consumer": Counter()}
         )
         into["published"] += one.get("published", 0)
-        into["shovel"].update(one.get("shovel", {}))
+        shovel = dict(one.get("shovel", {}))
+        # Each process has seen the same sideline.
+        waiting = max(into["shovel"].pop("waiting", 0), shovel.pop("waiting", 0) if gauges else 0)
+        into["shovel"].update(shovel)
+        into["shovel"]["waiting"] = waiting
         counts = one.get("consumer") or {}
         into["consumer"].update(
             {

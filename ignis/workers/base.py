@@ -11,6 +11,8 @@ from __future__ import annotations
 import abc
 import bisect
 import itertools
+import os
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,6 +20,7 @@ from typing import Protocol
 from ignis.errors import ClosedError, NativeError
 from ignis.handler import Failure
 from ignis.native import Channel, decode_frames, encode_frames
+from ignis.outcome import by_worker
 
 __all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Pool", "Sink", "Worker", "inbox_classes"]
 
@@ -32,8 +35,10 @@ COMMAND_FAILED = 3
 COMMAND_RETURNED = 4
 COMMAND_STARTED = 5
 COMMAND_START_FAILED = 6
+COMMAND_SAID = 7
 
 _FRAME_OVERHEAD = 64
+_HOST = socket.gethostname()[:40]
 
 
 def frames_of(message: bytes) -> list[tuple[int, int, bytes]]:
@@ -127,6 +132,11 @@ class Worker(abc.ABC):
         """Messages given to the worker and not accounted for yet."""
         return self.submitted - self.reported
 
+    @property
+    def label(self) -> str:
+        """Host, process id and name: who ran a call, in the message's history."""
+        return f"{_HOST}:{os.getpid()}/{self.name}"
+
     @abc.abstractmethod
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends part of a chunk; False when the inbox has no room now or the worker is going away."""
@@ -159,7 +169,7 @@ class Worker(abc.ABC):
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
         self._settle(request_id, 1)
-        self._sink.on_failed(request_id, failure)
+        self._sink.on_failed(request_id, by_worker(failure, self.label))
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._settle(first_id, count)

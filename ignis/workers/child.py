@@ -21,13 +21,16 @@ import msgspec
 
 from ignis.errors import ConfigError, PeerDiedError
 from ignis.handler import Failure, HandlerSpec, Runner, failure_of
+from ignis.history import extended
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
+from ignis.outcome import attempts_of
 from ignis.workers.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_RETURNED,
+    COMMAND_SAID,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
 )
@@ -42,6 +45,7 @@ __all__ = [
     "NOTE_RETURN",
     "NOTE_SINCE_US",
     "NOTE_STOP",
+    "REPORT_BYTES",
     "ChildSpec",
     "entry",
     "launch",
@@ -54,6 +58,9 @@ NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began
 # ... and what the parent wants of it.
 NOTE_RETURN = 3  # 1 = give back what is not started
 NOTE_STOP = 4  # 1 = end
+
+REPORT_BYTES = 32 << 10
+"""The largest report: a failure with its error and its last attempts, or a line for the log."""
 
 _PARENT_CHECK_S = 0.2
 _REPORT_S = 5.0
@@ -135,6 +142,7 @@ def entry(spec: ChildSpec) -> None:
         sys.exit(1)
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
     sink = _ChildSink(outbox)
+    handler.log.send = sink.say
 
     set_note = inbox.set_note
     timed = handler.timeout_s is not None
@@ -247,9 +255,19 @@ class _ChildSink:
             encode_frame(
                 COMMAND_FAILED,
                 request_id,
-                _encode((as_utf8(failure.reason), as_utf8(failure.error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS])),
+                _encode(
+                    (
+                        as_utf8(failure.reason),
+                        as_utf8(failure.error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS],
+                        extended(None, attempts_of(failure)),
+                    )
+                ),
             )
         )
+
+    def say(self, level: int, key: str, text: str) -> None:
+        """A line for the parent's log."""
+        self._send(encode_frame(COMMAND_SAID, 0, _encode((level, key[:100], text))))
 
     def on_returned(self, first_id: int, count: int) -> None:
         self._send(encode_frame(COMMAND_RETURNED, first_id, _encode(count)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from ignis.errors import WorkerStartError
 from ignis.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
+from ignis.outcome import timed
 from ignis.workers.base import Chunk, Pool, Sink, Worker, frames_of, make_inbox
 
 __all__ = ["CoroutinePool"]
@@ -146,7 +147,7 @@ class _LoopWorker(Worker):
             raise
         except BaseException as exc:  # whatever it was, the message is accounted for
             outcome = failure_of(exc)
-        self._ended_calls.append((request_id, outcome))
+        self._ended_calls.append((request_id, timed(outcome, began)))
         self._time(1, began)
 
     async def _batch(self, batch: list[tuple[int, bytes]]) -> None:
@@ -157,7 +158,9 @@ class _LoopWorker(Worker):
             raise
         except BaseException as exc:
             outcomes = [failure_of(exc)] * len(batch)
-        self._ended_calls += [(request_id, outcome) for (request_id, _), outcome in zip(batch, outcomes, strict=True)]
+        self._ended_calls += [
+            (request_id, timed(outcome, began)) for (request_id, _), outcome in zip(batch, outcomes, strict=True)
+        ]
         self._time(len(batch), began)
 
     def _time(self, messages: int, began: float) -> None:

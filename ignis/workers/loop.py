@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.handler import Failure, HandlerSpec, Outcome, Runner
 from ignis.native import Channel
+from ignis.outcome import timed
 from ignis.workers.base import INBOX_CAPACITY, Sink, frames_of
 
 __all__ = ["WorkLoop"]
@@ -111,7 +112,7 @@ class WorkLoop:
                 if on_start is not None and not on_start(0, 0):
                     return False
                 self._report(run_start, current)
-                self._report_one(current, outcome)
+                self._report_one(current, timed(outcome, now))
                 run_start = current + 1
             now = clock()
             if now - reported > _REPORT_S:
@@ -193,7 +194,7 @@ class WorkLoop:
                 start = previous = request_id
             else:
                 start = -1
-                self._report_one(request_id, outcome)
+                self._report_one(request_id, timed(outcome, began))
         if start >= 0:
             self._report(start, previous + 1)
         self._sink.on_timing(len(batch), time.monotonic() - began)

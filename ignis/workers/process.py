@@ -18,13 +18,16 @@ import msgspec
 
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.handler import Failure, HandlerSpec
-from ignis.message import REASON_CRASH, REASON_TIMEOUT
+from ignis.history import parsed
+from ignis.message import REASON_CRASH
 from ignis.native import Channel, process_start_time
+from ignis.outcome import Failed, overrun_failure
 from ignis.workers import child
 from ignis.workers.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_RETURNED,
+    COMMAND_SAID,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
     INBOX_CAPACITY,
@@ -40,7 +43,7 @@ __all__ = ["ProcessPool"]
 
 log = logging.getLogger("ignis.workers")
 
-_OUTBOX_CLASSES = ((256, 1024), (4 << 10, 64), (16 << 10, 16))
+_OUTBOX_CLASSES = ((256, 1024), (4 << 10, 64), (child.REPORT_BYTES, 16))
 _BURIAL_S = 10.0
 """How long the accounting for a killed process may take."""
 
@@ -73,7 +76,7 @@ class _ProcessWorker(Worker):
             inbox, role="producer", capacity=INBOX_CAPACITY, size_classes=classes, max_message_bytes=classes[-1][0]
         )
         self._outbox = Channel.create(
-            outbox, role="consumer", capacity=1024, size_classes=_OUTBOX_CLASSES, max_message_bytes=16 << 10
+            outbox, role="consumer", capacity=1024, size_classes=_OUTBOX_CLASSES, max_message_bytes=child.REPORT_BYTES
         )
         self._files = (inbox, outbox)
         module, name = pool.spec.import_path()
@@ -87,6 +90,10 @@ class _ProcessWorker(Worker):
             raise WorkerStartError(pool.spec.name, pool.spec.queue, f"no process: {exc.strerror}") from exc
         self.thread = threading.Thread(target=self._hear, name=self.name, daemon=True)
         self.thread.start()
+
+    @property
+    def label(self) -> str:
+        return super().label.replace(f":{os.getpid()}/", f":{self.process.pid}/", 1)
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         with self._lock:
@@ -157,7 +164,10 @@ class _ProcessWorker(Worker):
                     if timed:
                         self.on_timing(timed, elapsed_s)
                 elif command == COMMAND_FAILED:
-                    self.on_failed(request_id, Failure(*_decode(payload)))
+                    reason, error, attempts = _decode(payload)
+                    self.on_failed(request_id, Failed.of(reason, error, parsed(attempts)))
+                elif command == COMMAND_SAID:
+                    self._pool.spec.log.forwarded(*_decode(payload))
                 elif command == COMMAND_RETURNED:
                     self.on_returned(request_id, _decode(payload))
                 elif command == COMMAND_STARTED:
@@ -343,7 +353,7 @@ class ProcessPool(Pool):
                         self.spec.queue,
                         timeout_s,
                     )
-                    worker.kill(Failure(REASON_TIMEOUT, f"handler ran for more than {timeout_s:g} s"))
+                    worker.kill(overrun_failure(timeout_s))
         for worker in list(self._workers):
             if not worker.ready and now_s - worker.started_at > self._start_timeout_s and worker.process.poll() is None:
                 worker.start_error = self._too_slow()

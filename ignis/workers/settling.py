@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ignis.handler import Failure
 from ignis.message import REASON_CRASH, corrupt_record, failed_record
+from ignis.outcome import attempts_of
 from ignis.storage.base import Transfer
 from ignis.workers.base import Chunk
 
@@ -27,7 +28,10 @@ def sideline_items(
     for chunk, index, failure in failures:
         shard, pointer = chunk.place(index)
         crashed = failure.reason == REASON_CRASH
-        record = failed_record(chunk.records[index], failure.reason, failure.error, handler=handler, crashed=crashed)
+        record = failed_record(
+            chunk.records[index], failure.reason, failure.error, handler=handler, crashed=crashed,
+            attempts=attempts_of(failure),
+        )  # fmt: skip
         items.append(Transfer(shard, pointer, record, shard))
     items += [Transfer(shard, pointer, corrupt_record(magazine, shard, pointer), shard) for shard, pointer in corrupt]
     return items

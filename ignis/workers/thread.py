@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ignis.handler import Failure, HandlerSpec, Runner
-from ignis.message import REASON_CRASH, REASON_TIMEOUT
+from ignis.message import REASON_CRASH
+from ignis.outcome import overrun_failure
 from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
 from ignis.workers.loop import WorkLoop
 
@@ -208,7 +209,7 @@ class ThreadPool(Pool):
             "handler %s of %s overran %.3g s; its thread is given up", self.spec.name, self.spec.queue, timeout_s
         )
         self._lost.append(worker)
-        worker.settle_lost(*overrun, Failure(REASON_TIMEOUT, f"handler ran for more than {timeout_s:g} s"))
+        worker.settle_lost(*overrun, overrun_failure(timeout_s))
 
     def drain(self, timeout: float) -> bool:
         self._target = 0

@@ -62,7 +62,15 @@ def act(job: dict[str, Any], ctx: ignis.Context) -> Any:
             note(f"held by {os.getpid()}")
         _hold(job["until"])
     note(f"end {job['n']}")
+    if do == "coroutine":
+        return _never()
+    if do == "generator":
+        return (_never() for _ in range(1))
     return {"none": None, "true": True, "false": False, "text": "yes", "zero": 0, "dropped": ignis.DROPPED}.get(do)
+
+
+async def _never() -> None:
+    note("never")
 
 
 async def act_async(job: dict[str, Any], ctx: ignis.Context) -> Any:
@@ -112,6 +120,8 @@ def act_batch(jobs: list[dict[str, Any]], ctx: ignis.Context) -> Any:
         return [None]
     if whole is not None:
         return {"none": None, "true": True, "false": False}[whole]
+    if any(job["do"] == "raise" for job in jobs):
+        raise RuntimeError("one of the batch failed")
     answers = {"none": None, "true": True, "false": False, "text": "yes", "dropped": ignis.DROPPED}
     return [answers[job["do"]] for job in jobs]
 

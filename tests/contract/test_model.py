@@ -138,6 +138,31 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.store.magazines.delete(name, wanted) == 0
 
     @rule(name=names, choices=st.lists(st.tuples(shards, st.integers(0, 12)), max_size=6))
+    def delete_waiting(self, name: str, choices: list[tuple[int, int]]) -> None:
+        wanted = self.pick(name, choices)
+        there = 0
+        for number, many in wanted.items():
+            shard = self.shards[name][number]
+            there += sum(shard.remove(one) for one in many if one not in shard.fired)
+        assert self.store.magazines.delete_waiting(name, wanted) == there
+
+    @rule(name=names, limit=st.integers(1, 7), in_flight=st.booleans())
+    def purge(self, name: str, limit: int, in_flight: bool) -> None:
+        one = self.store.magazines.purge(name, limit, in_flight=in_flight)
+        found = [one]
+        while one.left:
+            one = self.store.magazines.purge(name, limit, in_flight=in_flight, left=one.left)
+            found.append(one)
+        waiting = claimed = 0
+        for shard in self.shards[name]:
+            for pointer in list(shard.records):
+                fired = pointer in shard.fired
+                if not fired or in_flight:
+                    shard.remove(pointer)
+                    waiting, claimed = waiting + (not fired), claimed + fired
+        assert (sum(step.waiting for step in found), sum(step.in_flight for step in found)) == (waiting, claimed)
+
+    @rule(name=names, choices=st.lists(st.tuples(shards, st.integers(0, 12)), max_size=6))
     def reload(self, name: str, choices: list[tuple[int, int]]) -> None:
         wanted = self.pick(name, choices)
         count = 0

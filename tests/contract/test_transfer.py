@@ -73,6 +73,19 @@ def test_time_to_live_of_the_target(pair: MagazineStore) -> None:
     assert (result.total(), result.expired) == (0, 1)
 
 
+def test_each_keeps_its_own_time_to_live(pair: MagazineStore) -> None:
+    """A message that fails does not live longer for it, and one that never expires goes on so."""
+    for text, ttl_s in (("short", 0.05), ("endless", None), ("short", 0.05), ("long", 3_600)):
+        pair.load_records("a", 0, [record(text)], ttl_s)
+    assert pair.transfer("a", "b", items([1, 2, 3, 4])) == 4
+    time.sleep(0.1)
+    result = pair.fire("b", 9, "me")
+    assert result.expired == 2
+    assert texts(result) == ["moved2", "moved4"]
+    assert [one.expired for one in pair.metadata("b")] == [2, 0]
+    assert [one.expired for one in pair.metadata("a")] == [0, 0]
+
+
 def test_within_one_magazine(pair: MagazineStore) -> None:
     pair.load_records("a", 0, numbered(3))
     pair.fire("a", 2, "me")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ignis
 from ignis.broker import asks
 from ignis.broker.client import AsyncClient
 from ignis.broker.commands import Command
@@ -255,6 +256,75 @@ def test_a_queue_that_is_deleted_ends_its_subscriptions(client: SyncClient, brok
             publish(client, "a")
         with pytest.raises(QueueNotFoundError):
             eventually(lambda: subscription.receive(0.2))
+
+
+def test_clients_that_send_to_a_queue_whose_record_went_are_refused(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the queue's own time to live, which is the default: nobody consumes what has no queue."""
+    monkeypatch.setattr("ignis.broker.application._RECORD_S", 0.05)
+    publish(client, "a")
+    with ignis.Ignis(broker.broker.url) as behind:
+        behind.store.queues.remove("q")
+
+        def refused() -> bool:
+            try:
+                publish(client, "b")
+            except QueueNotFoundError:
+                return True
+            return False
+
+        eventually(refused)
+
+
+def test_a_paused_queue_delivers_nothing_until_it_is_resumed(client: SyncClient, broker: RunningBroker) -> None:
+    """Whoever waits, by subscription or by pull; what was delivered before can be acknowledged."""
+    app = ignis.Ignis(broker.url)
+    with app, broker.client(timeout_s=WAIT_S) as other:
+        subscription = other.subscribe("q")
+        publish(client, "a")
+        first = subscription.receive(WAIT_S)
+        assert texts(first) == ["a"]
+        app.queue("q", bytes).pause()
+        assert info(client)["paused"] is True
+        publish(client, "b")
+        assert client.consume("q", 5, wait_s=0.1).claims == []
+        publish(client, "c")
+        assert subscription.receive(0.2) is None
+        assert first is not None
+        assert other.ack("q", places(first)) == 1
+        assert (info(client)["pending"], info(client)["in_flight"]) == (2, 0)
+        app.queue("q").resume()
+        got: list[str] = []
+        while len(got) < 2:
+            found = subscription.receive(WAIT_S)
+            assert found is not None
+            got += texts(found)
+            other.ack("q", places(found))
+        assert sorted(got) == ["b", "c"]
+        assert info(client)["paused"] is False
+
+
+def test_a_pause_that_another_process_stored_is_found_out(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the broker: in the store behind it."""
+    for name in ("_RECORD_S", "_PAUSES_S"):
+        monkeypatch.setattr(f"ignis.broker.application.{name}", 0.05)
+    with ignis.Ignis(broker.broker.url) as behind, broker.client(timeout_s=WAIT_S) as other:
+        subscription = other.subscribe("q")
+        behind.queue("q", bytes).pause()
+
+        def paused() -> bool:
+            publish(client, "a")
+            found = subscription.receive(0.05)
+            if found is not None:
+                other.ack("q", places(found))
+            return found is None and info(client)["pending"] > 0
+
+        eventually(paused)
+        behind.queue("q").resume()
+        assert subscription.receive(WAIT_S) is not None
 
 
 def test_coroutines(broker: RunningBroker) -> None:

@@ -87,7 +87,8 @@ HEADS: dict[int, list[Any]] = {
     Command.CREATE_QUEUE: ["q", {"codec": "raw", "shards": 4}], Command.DELETE_QUEUE: ["none", False],
     Command.LIST_QUEUES: [None], Command.QUEUE_INFO: ["q"],
     Command.DECLARE: ["q", 4, "sync"], Command.FIRE: ["q", 1, "me", None, 1], Command.RELOAD: ["q", ["s", 0]],
-    Command.DELETE: ["q"], Command.PEEK: ["q"], Command.SCAN: ["q", {0: 1}, 1, False],
+    Command.DELETE: ["q"], Command.DELETE_WAITING: ["q"], Command.PURGE: ["q", 1, True, {0: [1, 1]}],
+    Command.DROP_EMPTY: ["none"], Command.PEEK: ["q"], Command.SCAN: ["q", {0: 1}, 1, False],
     Command.TRANSFER: ["q", "q_SIDELINE", [], 0, ["s", 0]], Command.ABANDONED: ["q", 0, 0, 1, True, "me"],
     Command.EXPIRE: ["q", 1], Command.METADATA: ["q"], Command.OLDEST: ["q"], Command.WAIT: ["q", -1, 0],
     Command.WAKE: ["q"], Command.DROP: ["none"], Command.LOAD_ONCE: ["q", 1], Command.QUEUE_GET: ["q"],
@@ -113,7 +114,8 @@ NOTHING = {
 NATIVE = {Command.CONNECT, Command.PING, Command.SEND, Command.SEND_BATCH}
 """Decoded by C, and tested with the codec; their names below."""
 WITH_POINTERS = {
-    Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.PEEK, Command.RENEW_CLAIMS, Command.RESUME,
+    Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.DELETE_WAITING, Command.PEEK,
+    Command.RENEW_CLAIMS, Command.RESUME,
 }  # fmt: skip
 FINE = {code for code in _by_code if code not in ("broker", "store_failed", "error", "store")}
 

@@ -42,7 +42,7 @@ LIMITS: dict[str, tuple[str, str]] = {
         "test_a_denied_request_is_answered_before_it_has_come",
     ),
     (
-        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, ACK, NACK, RELOAD, DELETE, PEEK, TRANSFER, "
+        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, ACK, NACK, RELOAD, DELETE, DELETE_WAITING, PEEK, TRANSFER, "
         "ARRAY_ENQUEUE"
     ): (_HERE, "test_a_denied_request_is_answered_before_it_has_come"),
     "head of a request other than TRANSFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),

@@ -24,6 +24,7 @@ from ignis.broker.permissions import FREE
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.table import TABLE, WORDS
 from ignis.broker.users import User
+from ignis.cli import main
 from ignis.native import PackedBatch, encode_record
 from ignis.native.wire import pack_pointers
 from ignis.storage.base import QueueRecord
@@ -101,6 +102,8 @@ def request(command: int, name: str) -> bytes:
         Command.RESUME: pack(payloads.Resume(name), runs),
         Command.RELOAD: pack(payloads.Reload(name), runs),
         Command.DELETE: pack(payloads.Named(name), runs),
+        Command.DELETE_WAITING: pack(payloads.Named(name), runs),
+        Command.PURGE: pack(payloads.PurgeRequest(name)),
         Command.PEEK: pack(payloads.Named(name), runs),
         Command.SCAN: pack(payloads.Scan(name)),
         Command.TRANSFER: pack(payloads.TransferRequest(name, f"{name}_SIDELINE", [])),
@@ -119,8 +122,8 @@ def request(command: int, name: str) -> bytes:
         **dict.fromkeys((one for one in TABLE if Command(one).name.startswith("ARRAY_")), pack(array)),
         **dict.fromkeys(
             (
-                Command.WAKE, Command.METADATA, Command.OLDEST, Command.DROP, Command.QUEUE_GET, Command.QUEUE_INFO,
-                Command.QUEUE_REMOVE,
+                Command.WAKE, Command.METADATA, Command.OLDEST, Command.DROP, Command.DROP_EMPTY, Command.QUEUE_GET,
+                Command.QUEUE_INFO, Command.QUEUE_REMOVE,
             ),
             named,
         ),
@@ -149,7 +152,7 @@ class Somebody:
         return answer != Command.ERROR or unpack(body, Failure)[0].code != errors.PermissionDeniedError.code
 
 
-DESTROYING = (Command.DROP, Command.DELETE_QUEUE, Command.QUEUE_REMOVE)
+DESTROYING = (Command.DROP, Command.DROP_EMPTY, Command.DELETE_QUEUE, Command.QUEUE_REMOVE)
 OF_LEADERS = {"LOCK": "leader-sweeper", "EPOCH": "sweeper"}
 
 
@@ -269,11 +272,12 @@ def test_a_record_is_replaced_by_one_of_its_name(broker: RunningBroker) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"stuck_after_s": 1}, {"stuck_after_s": 1 << 40}, {"message_expiry_s": 0}, {"queue_expiry_s": -1}, {"shards": 0},
-        {"shards": 65_535}, {"concurrency": -1}, {"shovel_interval_s": -5}, {"shovel_concurrency": 1 << 31},
+        {"stuck_after_s": 1}, {"stuck_after_s": 1 << 40}, {"message_expiry_s": -1}, {"queue_expiry_s": -1}, {"shards": 0},
+        {"shards": 65_535}, {"concurrency": -1}, {"max_returns": -1}, {"shovel_interval_s": -5}, {"shovel_concurrency": 1 << 31},
         {"max_batch_size": 1 << 50}, {"max_wait_s": float("nan")}, {"max_wait_s": float("inf")}, {"swept_count": -1},
         {"durability": "maybe"}, {"codec": "pickle"}, {"handler_type": "a\nb"}, {"sweep_pointers": {-1: 5}},
-        {"sweep_pointers": {1: -5}}, {"extra": {"x": "y" * 70_000}}, {"queue_expiry_s": 1_000},
+        {"sweep_pointers": {1: -5}}, {"extra": {"x": "y" * 70_000}},
+        {"message_expiry_s": 2_000, "queue_expiry_s": 1_000},
     ],
 )  # fmt: skip
 def test_what_a_record_may_say(broker: RunningBroker, change: dict[str, Any]) -> None:
@@ -393,3 +397,39 @@ def test_locks_in_tables_are_those_of_ones_own_farm_and_application(broker: Runn
 def test_words_of_the_command_line_are_those_of_the_table() -> None:
     used = {word.rstrip("*") for row in TABLE.values() for word in row.words.split()}
     assert used == set(WORDS)
+
+
+def test_who_may_manage_a_queue_empties_pauses_and_removes_it(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without being allowed to look into it, by code and by command."""
+    make(broker, MINE, THEIRS)
+    with app(broker, "ops", f"manage:{MINE}") as ops, app(broker, "boss", "all:*") as boss:
+        boss.queue(MINE, bytes).publish_many([b"a", b"b"])
+        assert ops.queue(MINE, bytes).purge() == (2, 0)
+        ops.queue(MINE).pause()
+        assert boss.queue(MINE).main.pending() == 0
+        with pytest.raises(errors.PermissionDeniedError):
+            ops.remove_queue(THEIRS)
+        monkeypatch.setenv("IGNIS_URL", broker.url)
+        monkeypatch.setenv("IGNIS_TOKEN", f"ops|manage:{MINE}")
+        boss.queue(MINE).publish(b"c")
+        assert main(["queue", "delete", MINE, "--yes"]) == 1, "it holds a message"
+        assert main(["queue", "resume", MINE]) == 0
+        assert main(["queue", "purge", MINE, "--yes"]) == 0
+        assert main(["queue", "delete", MINE, "--yes"]) == 0
+        assert boss.store.queues.get(MINE) is None
+        with pytest.raises(errors.QueueRemovedError):
+            boss.queue(MINE).publish(b"d")
+
+
+def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
+    make(broker, MINE)
+    with app(broker, "web", f"publish:{MINE}") as web:
+        queue = web.queue(MINE, bytes)
+        queue.publish(b"a")
+        for call in (
+            queue.purge, queue.pause, queue.resume, lambda: web.remove_queue(MINE), lambda: queue.delete(where=bool),
+        ):  # fmt: skip
+            with pytest.raises(errors.PermissionDeniedError):
+                call()

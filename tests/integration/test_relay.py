@@ -49,6 +49,25 @@ def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Qu
     assert (by_id[published.id].key, by_id[published.id].headers) == ("k", {"a": 1})
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["removed", "record gone"])
+def test_a_queue_that_is_removed_is_made_anew(here: Place, queue: ignis.Queue[bytes], whole: bool) -> None:
+    """Its producers need not know: what they left with the relay must not be lost."""
+    here.start_relay(environ={"IGNIS_REFRESHER_WATCH_S": "0.05"})
+    with queue.publisher() as publisher, ignis.Ignis(here.store_url) as behind:
+        publisher.send(b"before").result(WAIT_S)
+        if whole:
+            behind.remove_queue("q", force=True)
+        else:
+            behind.store.queues.remove("q")
+
+        def registered() -> bool:
+            publisher.send(b"after").result(WAIT_S)
+            return behind.store.queues.get("q") is not None
+
+        eventually(registered)
+        assert set(here.stored()) == ({b"after"} if whole else {b"before", b"after"})
+
+
 def test_receipts_are_done_when_the_message_is_stored(here: Place, queue: ignis.Queue[bytes]) -> None:
     relay = here.start_relay()
     with queue.publisher() as publisher:

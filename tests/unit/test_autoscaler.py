@@ -165,6 +165,18 @@ def test_loads(app: ignis.Ignis) -> None:
     assert [one.queue for one in queue_loads(app.store, ["busy", "never.made"])] == ["busy"]
 
 
+def test_a_paused_queue_needs_no_workers(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int)
+    queue.publish_many(range(25))
+    queue.pause()
+    scaler = scaler_of(app, Asked(), max_workers=5, max_age_s=0.001)
+    need, _, (load,) = scaler.look()
+    assert (need, load.pending, load.due, load.paused) == (1, 25, 0, True)
+    queue.resume()
+    need, _, (load,) = scaler.look()
+    assert (need > 1, load.due) == (True, 25)
+
+
 def test_queues_may_be_asked_for_each_time(memory_app: ignis.Ignis) -> None:
     memory_app.queue("one", int).publish_many(range(25))
     memory_app.queue("two", int).publish_many(range(35))

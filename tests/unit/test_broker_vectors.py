@@ -30,6 +30,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
+from ignis.storage.purging import Purged
 from tests.vectors import by_hand
 
 AREA = ReadArea()
@@ -111,11 +112,14 @@ def requests() -> dict[str, asks.Ask[Any]]:
         "ARRAY_DEQUEUE": asks.array_dequeue("a", "b", 10),
         "ARRAY_PEEK": asks.array_peek("a", "b", 10),
         "ARRAY_SIZE": asks.array_size("a", "b"),
+        "PURGE": asks.purge("orders", 500, True, {3: (17, 90)}),
+        "DELETE_WAITING": asks.delete_waiting("orders", runs),
+        "DROP_EMPTY": asks.drop_empty("orders"),
         "STATS": asks.stats(),
     }
 
 
-STATES = [ShardState(0, 100, 90, 100, 80, 10, 2_815_614_201_523_719), ShardState(1, 0, 0, 0, 0, 0, 7)]
+STATES = [ShardState(0, 100, 90, 100, 80, 10, 2_815_614_201_523_719, 3), ShardState(1, 0, 0, 0, 0, 0, 7)]
 LEFT = [Abandoned(2, 4, ONE, 1_700_000_000_000, "me", True), Abandoned(2, 5, None, 1, "", False)]
 VALUES: dict[str, tuple[Any, Any]] = {
     "CREATE_QUEUE": ({"name": "orders", "shards": 8},) * 2,
@@ -132,6 +136,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "QUEUE_GET": (QUEUE, QUEUE),
     "QUEUE_REPLACE": (LATER, LATER),
     "QUEUE_LIST": ([QUEUE, LATER],) * 2,
+    "PURGE": (Purged(500, 0, {3: (517, 90)}),) * 2,
     "CLAIM": ([Run(1, 5, 204, 200)],) * 2,
     "HELD": ([], []),
     "RENEW_CLAIMS": ([(0, 5, 6)], [(0, 5, 6)]),
@@ -143,7 +148,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     **{name: (value, value) for name, value in {
         "DISCONNECT": None, "SUBSCRIBE": 42, "UNSUBSCRIBE": True, "CREDIT": None, "ACK": 5, "NACK": 1, "DELETE_QUEUE": True,
         "DECLARE": None, "RELOAD": 2, "DELETE": 2, "TRANSFER": 1, "EXPIRE": 500, "OLDEST": 1_700_000_000_000_000, "WAIT": 18,
-        "WAKE": None, "DROP": None, "NAMES": ["orders", "orders_SIDELINE"], "QUEUE_PUT": None, "QUEUE_REMOVE": False,
+        "WAKE": None, "DROP": None, "DROP_EMPTY": False, "DELETE_WAITING": 2,
+        "NAMES": ["orders", "orders_SIDELINE"], "QUEUE_PUT": None, "QUEUE_REMOVE": False,
         "RENEW": True, "LOCK_RELEASE": True, "LOCK_GET": None, "LOCK_TOKEN": 8, "EPOCH_NEXT": 9, "EPOCH_GET": 1 << 40,
         "EPOCH_RAISE": None, "RESUME": 2, "ARRAY_ENQUEUE": 4, "ARRAY_SIZE": 70_000,
     }.items()},
@@ -168,9 +174,12 @@ HEADS: dict[str, type[Any]] = {
     "EXPIRE": payloads.Expire, "WAIT": payloads.Wait, "LOAD_ONCE": payloads.LoadOnce, "QUEUE_PUT": QueueRecord,
     "QUEUE_REPLACE": payloads.QueueReplace, "QUEUE_LIST": payloads.QueueList, "CLAIM": payloads.ClaimRequest,
     "HELD": payloads.OwnerRequest, "RENEW": payloads.OwnerRequest, "RENEW_CLAIMS": payloads.RenewClaims,
-    "RESUME": payloads.Resume,
+    "RESUME": payloads.Resume, "PURGE": payloads.PurgeRequest,
     **dict.fromkeys(
-        ("ACK", "QUEUE_INFO", "DELETE", "PEEK", "METADATA", "OLDEST", "WAKE", "DROP", "QUEUE_GET", "QUEUE_REMOVE"),
+        (
+            "ACK", "QUEUE_INFO", "DELETE", "DELETE_WAITING", "DROP_EMPTY", "PEEK", "METADATA", "OLDEST", "WAKE", "DROP",
+            "QUEUE_GET", "QUEUE_REMOVE",
+        ),
         payloads.Named
     ),
     **dict.fromkeys(("LOCK_ACQUIRE", "LOCK_RENEW", "LOCK_RELEASE", "LOCK_GET", "LOCK_TOKEN"), payloads.LockRequest),

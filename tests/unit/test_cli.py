@@ -98,8 +98,8 @@ def test_version(run: Run) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "", "worker", "publish", "queues", "stats", "peek", "sideline", "sweep", "leader", "autoscale", "relay", "broker",
-        "pipeline", "demo", "bench",
+        "", "worker", "workers", "publish", "consume", "queue", "queues", "stats", "peek", "sideline", "sweep", "leader",
+        "autoscale", "relay", "broker", "pipeline", "demo", "bench",
     ],
 )  # fmt: skip
 def test_help(run: Run, command: str) -> None:
@@ -464,12 +464,17 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     shown = run("sideline", "show", "q", "--reason", "timeout", "-u", url, "--json").documents()
     assert [(one["reason"], one["error"], one["attempts"]) for one in shown] == [("timeout", "slow", 1)]
     assert "slow" in run("sideline", "show", "q", "-u", url).out
+    assert [(one["error"], one["worker"]) for one in shown[0]["history"]] == [("slow", "")]
+    assert found["reasons"]["timeout"]["waiting"] == 1, "there is no schedule"
+    history = run("sideline", "show", "q", "--reason", "timeout", "--history", "-u", url).out
+    assert f"message {shown[0]['id']}, 0 return(s)" in history
+    assert history.rstrip().endswith("slow")
     assert run("sideline", "show", "q", "--reason", "crash", "-u", url).code == 5
 
     dry = ("sideline", "shovel", "q", "--dry-run", "-u", url)
     assert run(*dry).out == "5 message(s) of q would be brought back, 0 would stay\n"
     assert run(*dry, "--error", "Key", "--json").document() == {
-        "queue": "q", "dry_run": True, "moved": 3, "kept": 2, "refused": 0,
+        "queue": "q", "dry_run": True, "moved": 3, "kept": 2, "refused": 0, "waiting": 0,
     }  # fmt: skip
     assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
     assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5

@@ -72,7 +72,7 @@ def test_every_default_is_valid_and_documented(cls: type) -> None:
 
 def test_the_promised_defaults() -> None:
     queue, consumer, sweeper = QueueSettings(), ConsumerSettings(), SweeperSettings()
-    assert (queue.shards, queue.message_expiry_s, queue.queue_expiry_s) == (32, 172_800, 172_800)
+    assert (queue.shards, queue.message_expiry_s, queue.queue_expiry_s) == (32, 0, 172_800)
     assert (queue.shovel_interval_s, queue.shovel_concurrency, queue.stuck_after_s) == (600, 4, 1_200)
     assert queue.durability == "sync"
     assert (consumer.max_consumers, consumer.initial_delay_s, consumer.idle_poll_s) == (100, 0, 1)
@@ -88,7 +88,8 @@ def test_the_promised_defaults() -> None:
     ("setting", "low", "high"),
     [
         ("shards", 1, 512),
-        ("message_expiry_s", 1, 365 * 86_400),
+        ("message_expiry_s", 0, 365 * 86_400),
+        ("max_returns", 0, 65_535),
         ("stuck_after_s", 300, 18_000),
         ("shovel_interval_s", 0, 86_400),
         ("shovel_concurrency", 1, 50),

@@ -17,9 +17,10 @@ NAMES = {
     "ignis_claimed_messages", "ignis_claims", "ignis_consumed", "ignis_consumers", "ignis_direct_used_bytes",
     "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_inflight_count", "ignis_leader", "ignis_late_acknowledgements",
     "ignis_failed_starts", "ignis_lost_threads", "ignis_oldest_age_seconds", "ignis_published", "ignis_queue_pending",
-    "ignis_queue_sideline",
+    "ignis_queue_paused", "ignis_queue_sideline",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_shovelled",
     "ignis_sidelined", "ignis_store", "ignis_sweeper", "ignis_swept", "ignis_timeout_count", "ignis_worker_deaths",
+    "ignis_expired", "ignis_sideline_expired", "ignis_returned", "ignis_sideline_waiting",
     "ignis_acknowledgement_errors", "ignis_claim_errors", "ignis_pool_buffers", "ignis_pool_slots",
 }  # fmt: skip
 
@@ -162,6 +163,16 @@ def test_sums_over_processes_never_go_down() -> None:
     assert one["shovel"]["moved"] == 2
     totals.note(3, local(1, 0))
     assert totals.queues()["jobs"]["consumer"]["handled"] == 16
+
+
+def test_what_waits_in_one_sideline_is_not_counted_once_for_each_process() -> None:
+    totals = Totals()
+    for number, waiting in ((1, 4), (2, 3), (3, 0)):
+        shovel = {"moved": 1, "returned": 1, "waiting": waiting}
+        totals.note(number, {"queues": [{"queue": "jobs", "shovel": shovel}]})
+    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 4}
+    totals.close(1)
+    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 3}
 
 
 def test_what_is_no_number_is_not_summed() -> None:

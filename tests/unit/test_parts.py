@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ignis.errors import StoreFullError
+from ignis.errors import RecordTooLargeError, StoreFullError
+from ignis.message import Message, failed_record
+from ignis.native import encode_record
 from ignis.storage.base import Transfer
 from ignis.storage.parts import in_parts, transfer_in_parts
 
@@ -41,6 +43,39 @@ def test_halves_down_to_single_messages() -> None:
     store = Store(1)
     assert transfer_in_parts(items(*[1] * 9), store.transfer) == 9
     assert store.moved == list(range(9))
+
+
+class SmallRecords(Store):
+    """Takes records up to a size."""
+
+    def transfer(self, part: Sequence[Transfer]) -> int:
+        for item in part:
+            if len(item.record) > self.room:
+                raise RecordTooLargeError(len(item.record), self.room)
+        self.records = [*getattr(self, "records", []), *(item.record for item in part)]
+        return len(part)
+
+
+def test_a_history_that_makes_a_record_too_large_is_left_out() -> None:
+    """A message as large as the store takes must reach the sideline all the same."""
+    plain = encode_record(b"x" * 1_000, flags=0)
+    failed = plain
+    for n in range(8):
+        failed = failed_record(failed, "exception", f"KeyError: {n} " + "e" * 1_900, worker="w")
+    store = SmallRecords(len(plain) + 300)
+    assert transfer_in_parts([Transfer(0, n, failed, 0) for n in range(3)], store.transfer) == 3
+    for record in store.records:
+        message = Message.from_bytes(record)
+        assert (message.reason, message.attempts, message.history, message.body) == ("exception", 8, (), b"x" * 1_000)
+        assert message.error is not None
+        assert message.error.startswith("KeyError: 7")
+
+
+def test_a_record_that_is_too_large_holds_up_no_other() -> None:
+    store = SmallRecords(500)
+    with pytest.raises(RecordTooLargeError):
+        list(in_parts(items(1, 900, 1, 1), store.transfer))
+    assert [len(record) for record in store.records] == [1, 1, 1]
 
 
 def test_one_that_does_not_fit_keeps_none_of_the_others() -> None:

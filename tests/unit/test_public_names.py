@@ -12,6 +12,7 @@ from ignis import errors
 PUBLIC = [
     "DROPPED",
     "ArrayQueue",
+    "Attempt",
     "Context",
     "Failure",
     "Fired",
@@ -72,6 +73,7 @@ ERRORS = {
     "QueueMismatchError": "queue_mismatch",
     "QueueNotEmptyError": "queue_not_empty",
     "QueueNotFoundError": "queue_not_found",
+    "QueueRemovedError": "queue_removed",
     "RegionBusyError": "region_busy",
     "RegionFormatError": "region_format",
     "RegionIOError": "region_io",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.errors import ConfigError, ConsumerLimitError, StoreBusyError
+from ignis.errors import ConfigError, ConsumerLimitError, QueueRemovedError, StoreBusyError
 from ignis.refresher import INACTIVE, NO_HANDLER, PUBLISH_ONLY, REMOVED, RUNNING
 from ignis.storage.base import QueueRecord
 from tests.apps import templates
@@ -375,7 +375,7 @@ def test_two_instances_do_not_expire_what_one_has_seen_used(
     assert stored(other, "jobs").active is True
 
 
-def test_a_removed_queue_stops_and_is_registered_anew_when_used(app: ignis.Ignis) -> None:
+def test_a_removed_queue_stops_and_is_registered_anew_when_opened(app: ignis.Ignis) -> None:
     seen: list[Any] = []
     queue = app.queue("jobs", dict)
     queue.handler(seen.append)
@@ -385,6 +385,10 @@ def test_a_removed_queue_stops_and_is_registered_anew_when_used(app: ignis.Ignis
     assert app.refresher.states["jobs"] == REMOVED
     assert app.stats()["queues"] == []
     assert app.store.queues.get("jobs") is None, "looking does not bring it back"
+    with pytest.raises(QueueRemovedError):
+        queue.publish({"n": 0})
+    assert app.store.queues.get("jobs") is None, "nor does publishing"
+    queue.open()
     queue.publish({"n": 1})
     assert app.refresh().started == ["jobs"]
     eventually(lambda: seen == [{"n": 1}])
@@ -406,6 +410,7 @@ def test_a_queue_whose_messages_were_removed_under_its_consumer(app: ignis.Ignis
     app.queue("other").publish({"n": 1})
     eventually(lambda: seen == [{"n": 1}])
     assert app.running
+    queue.open()
     queue.publish({"n": 2})
     assert app.refresh().started == ["jobs"]
 

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 import ignis
@@ -14,6 +15,7 @@ from ignis import shovel as shovel_module
 from ignis.errors import StoreBusyError, StoreFailedError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
 from ignis.native import CODEC_JSON, encode_record
+from ignis.recovery import recover_owner
 from ignis.shovel import ShovelResult
 from ignis.storage.base import Transfer
 from tests.conftest import MakeApp
@@ -212,6 +214,111 @@ def test_the_schedule_survives_a_failure(memory_app: ignis.Ignis, monkeypatch: p
         assert failed.wait(WAIT_S)
     eventually(lambda: queue.main.pending() == 1)
     queue.shovel.stop()
+
+
+def failing(app: ignis.Ignis, **settings: Any) -> tuple[ignis.Queue[int], list[int]]:
+    """A queue whose handler fails for every message, and what it was called with."""
+    queue = app.queue("jobs", int, shards=2, **settings)
+    called: list[int] = []
+
+    @queue.handler
+    def fail(message: int) -> bool:
+        called.append(message)
+        return False
+
+    return queue, called
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_the_schedule_brings_a_message_back_so_often_and_then_it_waits(
+    app: ignis.Ignis, caplog: pytest.LogCaptureFixture, most: int
+) -> None:
+    queue, called = failing(app, shovel_interval=0.01, max_returns=most)
+    queue.publish(7)
+    app.start()
+    eventually(lambda: queue.shovel.waiting == 1)
+    passes = queue.sideline.metadata()
+    assert called == [7] * (most + 1)
+    [message] = sidelined(queue)
+    assert (message.returns, message.attempts, len(message.history)) == (most, most + 1, most + 1)
+    assert queue.stats()["shovel"] == {"moved": most, "returned": most, "kept": 0, "refused": 0, "waiting": 1}
+    assert [one.load_pointer for one in queue.sideline.metadata()] == [one.load_pointer for one in passes]
+    said = [one for one in caplog.records if "wait for a person" in one.getMessage()]
+    assert len(said) == 1, "not at every pass"
+    # A person brings it back, and the count begins anew.
+    queue.set_shovel(0, 4, most)
+    assert queue.shovel.run_once().moved == 1
+    eventually(lambda: len(called) == most + 2 and queue.sideline.pending() == 1)
+    assert sidelined(queue)[0].returns == 0
+
+
+def test_what_waits_does_not_hold_back_what_may_return(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0, max_returns=1)
+    fill(queue, 3)
+    assert queue.shovel.run_scheduled().moved == 3
+    fired = queue.main.fire(3)
+    items = [Transfer(0, one.pointer, failed_record(one.record or b"", "exception"), 0) for one in fired]
+    queue.main.store.transfer("jobs", "jobs_SIDELINE", items)
+    fill(queue, 2, first=3)
+    result = queue.shovel.run_scheduled()
+    assert (result.moved, result.kept, result.waiting) == (2, 3, 3)
+    assert sorted(one.message for one in queue.main.peek(9)) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "record", [b"\x09garbage", encode_record(b"1", flags=1, meta=b"\xc1")], ids=["all", "envelope"]
+)
+def test_what_cannot_be_counted_waits(app: ignis.Ignis, record: bytes) -> None:
+    """It would come back for ever."""
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0)
+    queue.main.pending()
+    queue.sideline.store.load_records("jobs_SIDELINE", 0, [record])
+    assert queue.shovel.run_scheduled().waiting == 1
+    assert queue.shovel.run_once().moved == 1, "by hand it comes back"
+
+
+@pytest.mark.parametrize("stored", [-1, "5", 1 << 62, True, None])
+def test_a_count_that_others_wrote(app: ignis.Ignis, stored: Any) -> None:
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0)
+    queue.main.pending()
+    meta = msgspec.msgpack.encode({"reason": "exception", "returns": stored})
+    queue.sideline.store.load_records("jobs_SIDELINE", 0, [encode_record(b"1", flags=1, meta=meta)])
+    assert queue.shovel.run_scheduled().moved == (stored != 1 << 62)
+
+
+def test_another_instance_sets_how_often(memory_url: str, new_app: MakeApp) -> None:
+    queue = new_app(memory_url, refresher={"watch_s": 0.01}).queue("jobs", int)
+    queue.handler(lambda message: None)
+    queue.app.start()
+
+    def change(record: Any) -> None:
+        record.max_returns = 1
+
+    new_app(memory_url).store.queues.update("jobs", change)
+    eventually(lambda: queue.settings.max_returns == 1)
+
+
+def test_the_time_to_live_goes_on(memory_app: ignis.Ignis) -> None:
+    """Through the sideline and back, swept and by hand."""
+    queue, called = failing(memory_app, shovel_interval=0, message_expiry="1h")
+    queue.publish(7)
+
+    def ends() -> list[int]:
+        magazines = memory_app.store.content.magazines.values()  # type: ignore[attr-defined]
+        return [one.expires_at_ms for each in magazines for shard in each.shards for one in shard.records.values()]
+
+    before = ends()
+    assert len(before) == 1
+    assert before[0] > 0
+    memory_app.start()
+    for n in range(1, 4):
+        eventually(lambda: len(called) == n and queue.sideline.pending() == 1)  # noqa: B023
+        assert ends() == before
+        queue.shovel.run_once() if n < 3 else memory_app.stop()
+    assert queue.shovel.run_once().moved == 1
+    memory_app.store.magazines.fire("jobs", 1, "dead-one")
+    assert recover_owner(memory_app.store, "dead-one", "killed").sidelined == 1
+    assert ends() == before
 
 
 def test_no_schedule_when_the_interval_is_zero(memory_app: ignis.Ignis) -> None:

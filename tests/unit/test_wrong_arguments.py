@@ -78,7 +78,8 @@ def odd_for(kind: str) -> list[Any]:
         "text of any kind": lambda v: not _is(v, str) or HALF in v,
         "wait of a batch": lambda v: not _is(v, int, float) or not 1 <= v <= 300,
         "linger": lambda v: v is not None and (not _is(v, int, float) or not 0 <= v <= 10),
-        "expiry": lambda v: v is not None and (not _is(v, int, float) or not 1 <= v <= 172_800),
+        "expiry": lambda v: v is not None and (not _is(v, int, float) or not (v == 0 or 1 <= v <= 172_800)),
+        "queue expiry": lambda v: v is not None and (not _is(v, int, float) or not 1 <= v <= 365 * 86_400),
         "bool": lambda v: not isinstance(v, bool),
         "key": lambda v: (v is not None and not _is(v, str, bytes, bytearray)) or (_is(v, str) and HALF in v),
         "headers": lambda v: v is not None and not isinstance(v, dict),
@@ -176,7 +177,7 @@ CALLS = [
         "client_id": "name", "farm_id": "name",
     }),
     Call("app.queue", lambda w, **a: w.app.queue(**{"name": "new", **a}).open(), {
-        "name": "name", "shards": "whole", "message_expiry": "expiry", "queue_expiry_s": "name", "durability": "name",
+        "name": "name", "shards": "whole", "message_expiry": "expiry", "queue_expiry_s": "queue expiry", "durability": "name",
         "codec": "name", "max_message_bytes": "name", "max_headers_bytes": "name", "strict": "bool",
         "handler_type": "text", "shovel_concurrency": "name", "nonsense": "name",
     }),

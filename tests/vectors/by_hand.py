@@ -157,7 +157,7 @@ QUEUE = {
     "durability": "interval", "codec": "msgpack", "handler_type": "", "concurrency": 2, "shovel_concurrency": 4,
     "shovel_interval_s": 600, "max_batch_size": 0, "max_wait_s": 1.5, "created_at_ms": 1_700_000_000_000, "active": True,
     "sweep_pointers": {0: 17}, "sideline_sweep_pointers": {}, "swept_count": 3, "sideline_swept_count": 0,
-    "extra": {"note": "x"},
+    "extra": {"note": "x"}, "max_returns": 4,
 }  # fmt: skip
 LATER = {**QUEUE, "concurrency": 3}
 LOCK = ["db", "me", 7, 1_700_000_000_000, 1_700_000_090_000]
@@ -165,7 +165,17 @@ DELIVERY = [True, 1, {0: [4, 5]}]
 CLAIMS = claims((3, [(1, 2), (5, 1)], [ONE, None, b""]), (4, [(9, 1)], [TWO]))
 
 CONNECT = ["shop", "local", "instance-1", "secret", "u", "p", "test/1", ("host-1", 7, 123_456, 4_026_531_836, "a-boot")]
-CONNECTED = ["broker-1", 1 << 20, 8, 60_000, "anyone", 0, True, "broker/client/6f@host-1:7:123456:4026531836:a-boot"]
+CONNECTED = [
+    "broker-1",
+    1 << 20,
+    8,
+    60_000,
+    "anyone",
+    0,
+    True,
+    "broker/client/6f@host-1:7:123456:4026531836:a-boot",
+    172_800,
+]
 
 REQUESTS: dict[tuple[str, int], bytes] = {
     ("CONNECT", 1): hello(CONNECT),
@@ -212,6 +222,8 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("RENEW", 87): payload(["orders", "spark-1"]),
     ("RENEW_CLAIMS", 88): payload(["orders", "spark-1", ""], pointers((0, 4, 2))),
     ("RESUME", 89): payload(["orders", True], pointers((0, 4, 2))),
+    ("PURGE", 98): payload(["orders", 500, True, {3: [17, 90]}]),
+    ("DELETE_WAITING", 99): payload(["orders"], pointers((0, 4, 2))),
     ("LOCK_ACQUIRE", 90): payload(["db", "me", 90.5, "dc", "farm"]),
     ("LOCK_RENEW", 91): payload(["db", "me", 90.5, "", ""]),
     ("LOCK_RELEASE", 92): payload(["db", "me", 0, "", ""]),
@@ -225,6 +237,7 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("ARRAY_PEEK", 102): payload(["a", "b", [], 10]),
     ("ARRAY_SIZE", 103): payload(["a", "b", [], 0]),
     ("STATS", 110): payload(None),
+    ("DROP_EMPTY", 111): payload(["orders"]),
 }
 """(name, number) -> payload, with every field given."""
 
@@ -259,7 +272,7 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "TRANSFER": (_RESULT, payload(1)),
     "ABANDONED": (_RESULT, payload([[[2, 4, ONE, 1_700_000_000_000, "me", True], [2, 5, None, 1, "", False]], False])),
     "EXPIRE": (_RESULT, payload(500)),
-    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10, 2_815_614_201_523_719], [1, 0, 0, 0, 0, 0, 7]])),
+    "METADATA": (_RESULT, payload([[0, 100, 90, 100, 80, 10, 2_815_614_201_523_719, 3], [1, 0, 0, 0, 0, 0, 7, 0]])),
     "OLDEST": (_RESULT, payload(1_700_000_000_000_000)),
     "WAIT": (_RESULT, payload(18)),
     "WAKE": (_RESULT, payload(None)),
@@ -288,6 +301,9 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "ARRAY_DEQUEUE": (_RESULT, payload([1, "x", b"y", {"z": [None, 2.5]}])),
     "ARRAY_PEEK": (_RESULT, payload([])),
     "ARRAY_SIZE": (_RESULT, payload(70_000)),
+    "PURGE": (_RESULT, payload([500, 0, {3: [517, 90]}])),
+    "DELETE_WAITING": (_RESULT, payload(2)),
+    "DROP_EMPTY": (_RESULT, payload(False)),
     "STATS": (_RESULT, payload({"flushes": 3, "mean_ms": 0.25})),
 }
 """Command asked -> the answer's (name, number) and payload."""
@@ -303,6 +319,7 @@ FEWEST: dict[tuple[str, int], bytes] = {
     ("TRANSFER", 70): payload(["orders", "orders_SIDELINE", []]),
     ("ABANDONED", 71): payload(["orders", 2, 1_700_000_000_000, 1_000]),
     ("EXPIRE", 72): payload(["orders"]),
+    ("PURGE", 98): payload(["orders"]),
     ("QUEUE_PUT", 81): payload({"name": "orders"}),
     ("LOCK_ACQUIRE", 90): payload(["db"]),
 }

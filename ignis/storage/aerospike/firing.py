@@ -290,6 +290,18 @@ class Firing:
         with magazine.lock:
             for shard, pointer in gone:
                 magazine.views[shard].gone.add(pointer, pointer)
+        expired: dict[int, int] = {}
+        for shard, _ in taken.expired:
+            expired[shard] = expired.get(shard, 0) + 1
+        if expired:
+            counted = [
+                write_entry(
+                    self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.EXPIRED, count)],
+                    policy("update", ttl=layout.TTL_NEVER),
+                )
+                for shard, count in expired.items()
+            ]  # fmt: skip
+            self._connection.send("expired", counted, allowed=(OK, NOT_FOUND))
         voids: dict[int, int] = {}
         for shard, _ in taken.voids:
             voids[shard] = voids.get(shard, 0) + 1

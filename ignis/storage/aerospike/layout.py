@@ -44,6 +44,7 @@ __all__ = [
     "SetNames",
     "decode",
     "encode",
+    "ends_at_ms",
     "server_ttl",
 ]
 
@@ -62,6 +63,8 @@ LOAD_POINTER = "LOAD_POINTER"
 FIRE_POINTER = "FIRE_POINTER"
 LOAD_COUNTER = "LOAD_COUNTER"
 FIRE_COUNTER = "FIRE_COUNTER"
+EXPIRED = "ign_expired"
+"""Beside the counters: records that one of us has retired because their time to live had run out."""
 BORN = "ign_born"
 VOIDS = "ign_voids"
 
@@ -185,6 +188,18 @@ def decode(key: str, bins: Mapping[str, Any]) -> Decoded:
     if found != check:
         return Decoded(None, 0, None)
     return Decoded(record, expires_at_ms, born)
+
+
+def ends_at_ms(bins: Mapping[str, Any], meta: Mapping[str, Any] | None) -> int:
+    """When the record with these bins and this metadata expires, in milliseconds since the epoch; 0 = never. Of a record of
+    ours its envelope says so exactly, of another, such as Java's, the server in whole seconds. Needs only `ENVELOPE`."""
+    env = bins.get(ENVELOPE)
+    if isinstance(env, bytes) and len(env) >= _ENV.size:
+        return int(_ENV.unpack_from(env)[3])
+    left_s = (meta or {}).get("ttl")
+    if not isinstance(left_s, int) or not 0 < left_s <= MAX_TTL_S:
+        return 0  # the server says of one that never expires that it has all the seconds that there are
+    return int(time.time() * 1000) + left_s * 1000
 
 
 def _from_java(key: str, data: Any, modified_at: Any) -> bytes:

@@ -139,7 +139,8 @@ class Looking:
         states = []
         for shard, entry in zip(shards, counters, strict=True):
             pointers = known[shard]
-            loads = (entry.record[2].get(layout.LOAD_COUNTER) or 0) if entry.result == OK else pointers.load
+            bins = entry.record[2] if entry.result == OK else {}
+            loads = (bins.get(layout.LOAD_COUNTER) or 0) if entry.result == OK else pointers.load
             states.append(
                 ShardState(
                     shard,
@@ -149,6 +150,7 @@ class Looking:
                     loads - pointers.unfired,
                     in_flight.get(shard, 0),
                     pointers.born,
+                    bins.get(layout.EXPIRED) or 0,
                 )
             )
         return states
@@ -389,7 +391,8 @@ class Looking:
         if moved.result != OK:
             return 0
         counted = write_entry(
-            self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, len(expired))],
+            self._catalogue.counters_key(magazine, shard),
+            [expressions.increment(name, len(expired)) for name in (layout.FIRE_COUNTER, layout.EXPIRED)],
             policy("update", ttl=layout.TTL_NEVER),
         )  # fmt: skip
         self._connection.send("expire", [counted], allowed=(OK, NOT_FOUND))

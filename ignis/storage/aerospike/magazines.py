@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.appending import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue
@@ -21,6 +21,7 @@ from ignis.storage.aerospike.looking import Looking
 from ignis.storage.aerospike.retiring import Retiring
 from ignis.storage.aerospike.waits import Waits
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Fence,
     FireResult,
@@ -32,6 +33,8 @@ from ignis.storage.base import (
     group_pointers,
 )
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
+from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.runs import Runs, overlap
 
 if TYPE_CHECKING:
     from ignis.storage.aerospike.store import AerospikeStore
@@ -54,6 +57,7 @@ class AerospikeMagazines(MagazineStore):
         self._firing = Firing(connection, self._catalogue)
         self._retiring = Retiring(connection, self._catalogue, self._appender)
         self._looking = Looking(connection, self._catalogue)
+        self._expired_log = ExpiredLog()
         self.waits = Waits(self._pending)
 
     @contextmanager
@@ -126,6 +130,7 @@ class AerospikeMagazines(MagazineStore):
             result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes)
             if surplus:
                 self._retiring.reload(found, group_pointers(surplus))
+            self._expired_log.note(magazine, result.expired)
             return result
 
     def held(self, magazine: str, owner: str) -> list[Run]:
@@ -156,6 +161,33 @@ class AerospikeMagazines(MagazineStore):
         with self._call("deletes"):
             return self._retiring.delete(self._catalogue.get(magazine), pointers)
 
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        """One client call for the records and one for the counters. Atomic for each record."""
+        with self._call("deletes"):
+            return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
+
+    def _purge_waiting(self, magazine: str, part: Pointers) -> int:
+        """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
+        and not removed, because this process ended in between, is the sweeper's."""
+        found = self._catalogue.get(magazine)
+        with self._call():
+            known = self._catalogue.pointers(found, sorted(part))
+        count = 0
+        for shard, many in part.items():
+            last = many[-1]
+            limit = min(len(many), last - known[shard].fire)
+            if limit <= 0:
+                continue  # others have claimed it all
+            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._store.owner, [shard]))
+            mine = overlap(runs.runs, 1, last + 1)
+            beyond = overlap(runs.runs, last + 1, 1 << 62)
+            if mine:
+                count += self.delete(magazine, {shard: Runs(mine)})
+            if beyond:
+                # Others claimed meanwhile, so that this reached what was loaded since the purge began.
+                self.reload(magazine, {shard: Runs(beyond)})
+        return count
+
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():
             return self._looking.peek(self._catalogue.get(magazine), pointers)
@@ -167,7 +199,12 @@ class AerospikeMagazines(MagazineStore):
             return self._looking.scan(self._catalogue.get(magazine), after, limit, pending_only)
 
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         """Marked, loaded, removed: a process that dies after the load leaves the message in both magazines, with the
         same id. The fence is read before the mark and before the load."""
@@ -203,7 +240,9 @@ class AerospikeMagazines(MagazineStore):
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._call():
-            return self._looking.expire(self._catalogue.get(magazine), limit)
+            count = self._looking.expire(self._catalogue.get(magazine), limit)
+            self._expired_log.note(magazine, count)
+            return count
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._call():
@@ -234,9 +273,18 @@ class AerospikeMagazines(MagazineStore):
             self._catalogue.get(magazine)
             self.waits.ring(magazine)
 
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        """Not one transaction: what is loaded between the look and the removal is removed too."""
         with self._call():
+            if only_empty:
+                try:
+                    found = self._catalogue.refresh(magazine)
+                except QueueNotFoundError:
+                    return True
+                if any(one.pending or one.in_flight for one in self._looking.metadata(found)):
+                    return False
             self._catalogue.drop(magazine)
+            return True
 
     def names(self) -> list[str]:
         with self._call():

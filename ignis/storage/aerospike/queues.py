@@ -33,6 +33,8 @@ log = logging.getLogger("ignis.storage.aerospike")
 ACTIVE = "active"
 OURS = "ign_queue"
 TTL_FACTOR = 2
+MESSAGE_EXPIRY_S = 172_800
+"""Of a queue for which nobody has said another, as Java has it."""
 MAX_NAME_BYTES = 255
 
 log = logging.getLogger("ignis.storage.aerospike")
@@ -139,6 +141,7 @@ def bins_of(record: QueueRecord) -> dict[str, Any]:
             "version": 1,
             "durability": record.durability,
             "codec": record.codec,
+            "max_returns": int(record.max_returns),
             # Exact, where Java's bin has whole seconds.
             "exact": msgspec.json.encode(_exact(record)).decode(),
             "extra": msgspec.json.encode(record.extra).decode(),
@@ -176,7 +179,9 @@ def record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("shards", "concurrency", "shovel_concurrency", "max_batch_size", "created_at_ms"), (int,)),
+    **dict.fromkeys(
+        ("shards", "concurrency", "shovel_concurrency", "max_batch_size", "created_at_ms", "max_returns"), (int,)
+    ),
     **dict.fromkeys(("swept_count", "sideline_swept_count"), (int,)),
     **dict.fromkeys(
         ("message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s", "max_wait_s"), (int, float)
@@ -189,7 +194,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 def _record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
     ours = bins.get(OURS) or {}
     exact: dict[str, float] = msgspec.json.decode(ours.get("exact") or "{}")
-    default = QueueRecord(name)
+    default = QueueRecord(name, message_expiry_s=MESSAGE_EXPIRY_S)
 
     def whole(bin_name: str, otherwise: float) -> Any:
         value = bins.get(bin_name)
@@ -204,6 +209,7 @@ def _record_of(name: str, bins: Mapping[str, Any]) -> QueueRecord:
         concurrency=whole("concurrency", default.concurrency),
         shovel_concurrency=whole("shovelConcur", default.shovel_concurrency),
         max_batch_size=whole("maxBatchSize", 0),
+        max_returns=ours.get("max_returns", default.max_returns),
         created_at_ms=whole("createdAt", 0),
         active=bins.get(ACTIVE) != "false",
         sweep_pointers=_shards(bins.get("sweepPointers")),

@@ -22,7 +22,7 @@ from ignis.storage.aerospike.appending import Appender, Item, Raw
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.client import Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
-from ignis.storage.base import Fence, Pointers, Transfer
+from ignis.storage.base import KEEP_TTL, Fence, Pointers, Transfer
 from ignis.storage.checks import expiry_ms
 
 __all__ = ["Retiring"]
@@ -51,6 +51,14 @@ class Retiring:
         fired, unfired = self._places(magazine, pointers)
         free = expressions.free_to_move(int(time.time() * 1000) - MOVE_STALE_MS)
         return len(self._remove(magazine, fired, unfired, free))
+
+    def delete_waiting(self, magazine: Magazine, pointers: Pointers) -> int:
+        """See `MagazineStore.delete_waiting`: the server looks at each record whether it was stamped by a claim."""
+        _, unfired = self._places(magazine, pointers)
+        if not unfired:
+            return 0
+        voided, _ = self._void(magazine, unfired, expressions.free_to_move(int(time.time() * 1000) - MOVE_STALE_MS))
+        return len(voided)
 
     def _places(self, magazine: Magazine, pointers: Pointers) -> tuple[list[Place], list[Place]]:
         """What of it can be there: claimed, and not claimed yet; ascending, each once."""
@@ -128,7 +136,7 @@ class Retiring:
         marked, at_ms = self._mark(magazine, fired, _READ)
         if not marked:
             return 0
-        items = [self._item(magazine, place, entry.record[2]) for place, entry in marked]
+        items = [self._item(magazine, place, entry.record[2], entry.record[1]) for place, entry in marked]
         places = [place for place, _ in marked]
         try:
             check()
@@ -150,12 +158,14 @@ class Retiring:
         self._remove(magazine, places, [], expressions.only_moved_at(at_ms))
         return len(places)
 
-    def _item(self, magazine: Magazine, place: Place, bins: dict[str, Any]) -> Item:
+    def _item(self, magazine: Magazine, place: Place, bins: dict[str, Any], meta: Any) -> Item:
         shard, pointer = place
         found = layout.decode(f"{magazine.keys.prefix(shard)}{pointer}", bins)
         if found.record is None:
-            return Item(shard, Raw(bins.get(layout.DATA) or b"", bins.get(layout.ENVELOPE)), 0)
-        return Item(shard, found.record, found.expires_at_ms)
+            return Item(
+                shard, Raw(bins.get(layout.DATA) or b"", bins.get(layout.ENVELOPE)), layout.ends_at_ms(bins, meta)
+            )
+        return Item(shard, found.record, layout.ends_at_ms(bins, meta))
 
     # -- transfer
 
@@ -171,7 +181,8 @@ class Retiring:
         """See `MagazineStore.transfer`. ``check(fence)`` raises StaleEpochError; it is called right before each of the
         steps that change something, up to the load. After that the move is completed: stopping between the load and the
         removal would leave the message twice."""
-        expires_at_ms = expiry_ms(ttl_s)
+        keeps = ttl_s == KEEP_TTL
+        expires_at_ms = 0 if keeps else expiry_ms(ttl_s)
         for move in moves:
             if not 0 <= move.target_shard < target.shards:
                 raise ConfigError(f"shard {move.target_shard} of {target.name!r}, which has {target.shards}")
@@ -184,11 +195,18 @@ class Retiring:
             grouped.setdefault(shard, []).append(pointer)
         fired, unfired = self._places(source, grouped)
         possible = set(fired) | set(unfired)
-        marked, at_ms = self._mark(source, [place for place in wanted if place in possible], [])
+        marked, at_ms = self._mark(source, [place for place in wanted if place in possible], _READ_END if keeps else [])
         if not marked:
             return 0
         places = [place for place, _ in marked]
-        items = [Item(wanted[place].target_shard, wanted[place].record, expires_at_ms) for place in places]
+        items = [
+            Item(
+                wanted[place].target_shard,
+                wanted[place].record,
+                layout.ends_at_ms(entry.record[2], entry.record[1]) if keeps else expires_at_ms,
+            )
+            for place, entry in marked
+        ]
         try:
             check(fence)
             self._appender.append(target, items)
@@ -234,4 +252,5 @@ class Retiring:
             )
 
 
+_READ_END = [expressions.read(layout.ENVELOPE)]
 _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT)]

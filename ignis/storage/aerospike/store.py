@@ -15,7 +15,7 @@ from ignis.storage.aerospike.locks import AerospikeLocks
 from ignis.storage.aerospike.magazines import AerospikeMagazines
 from ignis.storage.aerospike.options import AerospikeOptions, parse_hosts
 from ignis.storage.aerospike.owner import owner_name
-from ignis.storage.aerospike.queues import ACTIVE, AerospikeQueues
+from ignis.storage.aerospike.queues import ACTIVE, MESSAGE_EXPIRY_S, AerospikeQueues
 from ignis.storage.aerospike.udf import AerospikeArrays
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
@@ -46,6 +46,9 @@ class AerospikeStore(Store):
     Raises:
         ConfigError, StoreUnreachableError, NamespaceNotFoundError.
     """
+
+    message_expiry_s = MESSAGE_EXPIRY_S
+    """As Java's queues have it."""
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError, QueueMismatchError, UnreadableMessageError
 from ignis.native import PackedBatch, Record, segment_columns
 from ignis.storage.base import (
+    KEEP_TTL,
     Abandoned,
     Fence,
     FireResult,
@@ -34,12 +35,14 @@ from ignis.storage.embedded.at_once import AtOnce
 from ignis.storage.embedded.calls import guarded
 from ignis.storage.embedded.catalogue import Catalogue, MagazineInfo
 from ignis.storage.embedded.claims import Held
+from ignis.storage.embedded.delete_waiting import delete_waiting
 from ignis.storage.embedded.environment import Environment, Txn
 from ignis.storage.embedded.firing import Walk
 from ignis.storage.embedded.known import LoadOnce
 from ignis.storage.embedded.locks import Step, read_epoch
 from ignis.storage.embedded.operations import Delete, Load, Move, Place, Reload, pack_transfers, still_there
 from ignis.storage.embedded.segments import Retired
+from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.runs import Runs, runs_of
 from ignis.storage.together import Unflushed, Write
 
@@ -59,6 +62,7 @@ class EmbeddedMagazines(MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory.data("sync").env, store.scope)
         self._rotation: dict[str, int] = {}
+        self._expired_log = ExpiredLog()
         self._at_once = AtOnce(store, self._catalogue, lambda info: self._order(info, None), self._served)
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
@@ -94,15 +98,23 @@ class EmbeddedMagazines(MagazineStore):
         self._directory.board.notify(self._directory.catalogue_event)
 
     @guarded
-    def drop(self, magazine: str) -> None:
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         check_magazine(magazine)
-        magazine_id = self._directory.data("sync").committer.submit(
-            Step(lambda txn: catalogue.drop(txn, self._store.scope, magazine))
-        )
+        scope = self._store.scope
+
+        def run(txn: Txn) -> tuple[bool, int | None]:
+            if only_empty:
+                info = catalogue.get(txn, scope, magazine)
+                if info is not None and _has_records(self._env(info), txn, info, 0):
+                    return False, None
+            return True, catalogue.drop(txn, scope, magazine)
+
+        dropped, magazine_id = self._directory.data("sync").committer.submit(Step(run))
         if magazine_id is not None:
             # Before the records go: whoever loads from now on looks the magazine up again and does not find it.
             self._directory.board.notify(self._directory.catalogue_event)
             self._directory.forget_records(magazine_id)
+        return bool(dropped)
 
     @guarded
     def names(self) -> list[str]:
@@ -260,7 +272,9 @@ class EmbeddedMagazines(MagazineStore):
         if not walk.expired_count:
             return 0
         place = Place(self._directory, self._catalogue, info)
-        count: int = self._directory.data(info.durability).committer.submit(Delete(place, walk.expired_pointers()))
+        retire = Delete(place, walk.expired_pointers(), expired=True)
+        count: int = self._directory.data(info.durability).committer.submit(retire)
+        self._expired_log.note(info.name, count)
         return count
 
     @guarded
@@ -289,11 +303,22 @@ class EmbeddedMagazines(MagazineStore):
         return count
 
     @guarded
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        place = self._place(magazine)
+        self.calls["deletes"] += 1
+        return delete_waiting(place, self._env(place.info), pointers)
+
+    @guarded
     def transfer(
-        self, source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None = None
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
     ) -> int:
         from_place, to_place = self._place(source), self._place(target)
-        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._directory.clock.expiry_ms(ttl_s)
         self.calls["transfers"] += 1
         if from_place.info.durability == to_place.info.durability:
             move = Move(from_place, to_place, items, expires_at_ms, fence)
@@ -306,7 +331,7 @@ class EmbeddedMagazines(MagazineStore):
             return 0
         load = Load(to_place, pack_transfers(moving, expires_at_ms), fence)
         self._directory.data(to_place.info.durability).committer.submit(load)
-        gone = Delete(from_place, group_pointers((item.shard, item.pointer) for item in moving))
+        gone = Delete(from_place, group_pointers((item.shard, item.pointer) for item, _ in moving))
         self._directory.data(from_place.info.durability).committer.submit(gone)
         return len(moving)
 
@@ -445,8 +470,15 @@ class EmbeddedMagazines(MagazineStore):
         with self._directory.claims.reading() as txn, self._env(info).reading() as data:
             fired = claims.fire_pointers(txn, data, info.id, info.shards)
             retired = Retired(data, info.id, info.shards)
+            expired = segments.read_expired(data, info.id, info.shards)
             cursor = data.cursor()
             loaded = [segments.load_pointer(cursor, retired, info.id, shard) for shard in range(info.shards)]
+            # What is behind the last record was removed without ever being claimed.
+            empty = {
+                shard
+                for shard in range(info.shards)
+                if loaded[shard] > fired[shard] and segments.first_live(data, info.id, shard, fired[shard] + 1) is None
+            }
             for claim, stop in claims.with_ends(txn, data, info.id, info.shards):
                 if claim.shard < info.shards:
                     for segment, low, high, bitmap, _ in segments.walk(data, info.id, claim.shard, claim.first, stop):
@@ -454,7 +486,7 @@ class EmbeddedMagazines(MagazineStore):
         states = []
         for shard in range(info.shards):
             # The data are read a moment later than the claims, never earlier.
-            fire_pointer = min(fired[shard], loaded[shard])
+            fire_pointer = loaded[shard] if shard in empty else min(fired[shard], loaded[shard])
             reloaded = retired.reloaded[shard]
             states.append(
                 ShardState(
@@ -465,6 +497,7 @@ class EmbeddedMagazines(MagazineStore):
                     fire_pointer - reloaded,
                     in_flight[shard],
                     info.incarnation,
+                    expired[shard],
                 )
             )
         return states

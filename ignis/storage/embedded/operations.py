@@ -138,22 +138,25 @@ class Load(MagazineOperation):
 
 
 class Delete(MagazineOperation):
-    """Retires records; the result is how many were still there."""
+    """Retires records; the result is how many were still there. ``expired``: because their time ran out, which is counted."""
 
-    def __init__(self, place: Place, pointers: Pointers) -> None:
+    def __init__(self, place: Place, pointers: Pointers, *, expired: bool = False) -> None:
         super().__init__(place)
+        self._expired = expired
         self._runs = {shard: runs_of(many) for shard, many in pointers.items()}
 
     def run(self, txn: Txn) -> int:
         info = self.place.current(txn)
         self.touched = []
         retired = self._retired(txn, info)
-        count = 0
+        counts: dict[int, int] = {}
         for shard, runs in self._runs.items():
             if 0 <= shard < len(retired.high):
-                count += segments.retire(txn, info.id, shard, runs, retired, self.touched)
+                counts[shard] = segments.retire(txn, info.id, shard, runs, retired, self.touched)
+        if self._expired and any(counts.values()):
+            segments.add_expired(txn, info.id, counts)
         retired.store(txn)
-        return count
+        return sum(counts.values())
 
 
 class Reload(MagazineOperation):
@@ -213,10 +216,10 @@ class Reload(MagazineOperation):
 
 
 class Move(MagazineOperation):
-    """A transfer within one environment; the result is how many moved."""
+    """A transfer within one environment; the result is how many moved. ``expires_at_ms`` None: each keeps its own."""
 
     def __init__(
-        self, source: Place, target: Place, items: Sequence[Transfer], expires_at_ms: int, fence: Fence | None
+        self, source: Place, target: Place, items: Sequence[Transfer], expires_at_ms: int | None, fence: Fence | None
     ) -> None:
         super().__init__(source)
         self.notify = target.event
@@ -235,34 +238,33 @@ class Move(MagazineOperation):
         load = Load(self._target, pack_transfers(moving, self._expires_at_ms))
         load.run(txn)
         retired = self._retired(txn, source)
-        for shard, many in group_pointers((item.shard, item.pointer) for item in moving).items():
+        for shard, many in group_pointers((item.shard, item.pointer) for item, _ in moving).items():
             segments.retire(txn, source.id, shard, runs_of(many), retired, self.touched)
         retired.store(txn)
         return len(moving)
 
 
-def live_pointers(txn: Txn, info: MagazineInfo, pointers: Pointers) -> dict[int, set[int]]:
-    """Those of the pointers that have a record."""
-    there: dict[int, set[int]] = {}
+def live_pointers(txn: Txn, info: MagazineInfo, pointers: Pointers) -> dict[int, dict[int, int]]:
+    """Those of the pointers that have a record, and when each expires (0 = never)."""
+    there: dict[int, dict[int, int]] = {}
     for shard, many in pointers.items():
         if not 0 <= shard < info.shards:
             continue
-        found_there: set[int] = set()
-        for found, low, high, bitmap, _ in segments.walk_runs(txn, info.id, shard, runs_of(many)):
-            found_there.update(segments.live(found, bitmap, low, high))
+        found_there: dict[int, int] = {}
+        for found, low, high, bitmap, value in segments.walk_runs(txn, info.id, shard, runs_of(many)):
+            found_there.update(dict.fromkeys(segments.live(found, bitmap, low, high), segments.expires_at_ms(value)))
         there[shard] = found_there
     return there
 
 
-def still_there(txn: Txn, source: MagazineInfo, items: Sequence[Transfer]) -> list[Transfer]:
-    """The items whose source record exists, each record once."""
+def still_there(txn: Txn, source: MagazineInfo, items: Sequence[Transfer]) -> list[tuple[Transfer, int]]:
+    """The items whose source record exists, each record once, and when it expires (0 = never)."""
     there = live_pointers(txn, source, group_pointers((item.shard, item.pointer) for item in items))
-    moving: list[Transfer] = []
+    moving: list[tuple[Transfer, int]] = []
     for item in items:
-        known = there.get(item.shard)
-        if known is not None and item.pointer in known:
-            known.discard(item.pointer)
-            moving.append(item)
+        expires_at_ms = there.get(item.shard, {}).pop(item.pointer, None)
+        if expires_at_ms is not None:
+            moving.append((item, expires_at_ms))
     return moving
 
 
@@ -274,11 +276,22 @@ def pack_records(records: Sequence[bytes], expires_at_ms: int) -> list[PackedBat
     ]
 
 
-def pack_transfers(items: Iterable[Transfer], expires_at_ms: int) -> list[tuple[int, PackedBatch]]:
-    by_shard: dict[int, list[bytes]] = {}
-    for item in items:
-        by_shard.setdefault(item.target_shard, []).append(item.record)
-    return [(shard, batch) for shard, records in by_shard.items() for batch in pack_records(records, expires_at_ms)]
+def pack_transfers(items: Iterable[tuple[Transfer, int]], expires_at_ms: int | None) -> list[tuple[int, PackedBatch]]:
+    """Batches by shard, in order. ``expires_at_ms`` None: each record keeps its own end, and those of one end that lie side by
+    side go together."""
+    by_shard: dict[int, list[tuple[int, list[bytes]]]] = {}
+    for item, own in items:
+        groups = by_shard.setdefault(item.target_shard, [])
+        ends_at_ms = own if expires_at_ms is None else expires_at_ms
+        if not groups or groups[-1][0] != ends_at_ms:
+            groups.append((ends_at_ms, []))
+        groups[-1][1].append(item.record)
+    return [
+        (shard, batch)
+        for shard, groups in by_shard.items()
+        for ends_at_ms, records in groups
+        for batch in pack_records(records, ends_at_ms)
+    ]
 
 
 def announce(directory: Directory, operations: Sequence[Operation]) -> None:

@@ -8,6 +8,7 @@ that
   there so that a segment whose header is damaged still says which pointers it had.
 * ``T | magazine | shard | last pointer`` -> the deleted records of a partly deleted segment: CRC32C, then one bit each.
 * ``I | magazine | ...`` -> ids that were loaded, see `known`.
+* ``X | magazine`` -> CRC32C, then per shard how many records were retired because they expired. Absent while there is none.
 * ``R | magazine`` -> CRC32C, then per shard the highest retired pointer and the number of reloaded records. Written
 only
   by deletes and reloads: the load pointer is the larger of the highest retired pointer and the last key.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ignis.errors import CorruptRecordError
@@ -177,6 +178,31 @@ class Retired:
             self._changed = False
 
 
+# -- what has expired
+
+
+def read_expired(txn: Txn, magazine_id: int, shards: int) -> list[int]:
+    """Per shard how many records have expired. Where what is stored is damaged the count begins anew."""
+    value = txn.get(_MAGAZINE.pack(b"X", magazine_id))
+    counts: list[int] = []
+    if value is not None:
+        numbers = bytes(value[4:])
+        if len(value) < 4 or len(numbers) % 8 or _U32.unpack_from(value)[0] != crc32c(numbers):
+            log.error("store: the counts of expired messages of magazine %d are damaged; they begin anew", magazine_id)
+        else:
+            counts = list(struct.unpack(f"<{len(numbers) // 8}Q", numbers))
+    return counts + [0] * (shards - len(counts))
+
+
+def add_expired(txn: Txn, magazine_id: int, found: Mapping[int, int]) -> None:
+    """Adds to the counts: shard -> so many more."""
+    counts = read_expired(txn, magazine_id, max(found) + 1)
+    for shard, count in found.items():
+        counts[shard] += count
+    numbers = struct.pack(f"<{len(counts)}Q", *counts)
+    txn.put(_MAGAZINE.pack(b"X", magazine_id), _U32.pack(crc32c(numbers)) + numbers)
+
+
 def load_pointer(cursor: Cursor, retired: Retired, magazine_id: int, shard: int) -> int:
     return max(retired.high[shard], tail(cursor, magazine_id, shard))
 
@@ -295,7 +321,7 @@ def _retire_part(
 def forget_magazine(txn: Txn, magazine_id: int, limit: int) -> bool:
     """Deletes up to ``limit`` keys of the magazine; False when there are none left."""
     cursor = txn.cursor()
-    for kind in (b"S", b"T", b"R", b"I"):
+    for kind in (b"S", b"T", b"R", b"I", b"X"):
         prefix = _MAGAZINE.pack(kind, magazine_id)
         while cursor.set_range(prefix) and bytes(cursor.key()[: len(prefix)]) == prefix:
             txn.delete(bytes(cursor.key()))

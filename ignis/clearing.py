@@ -1,0 +1,124 @@
+"""Removing messages that nobody is to handle: all of a magazine, or those that are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from ignis.config import check_whole, shown
+from ignis.errors import ConfigError, InvalidMessageError, UnreadableMessageError
+from ignis.message import Message
+from ignis.storage.base import MagazineStore
+
+__all__ = ["Deleted", "Purged", "delete_matching", "match_messages", "purge"]
+
+_PAGE = 1_000
+_PAST = 1 << 62
+
+Match = Callable[["bytes | None"], bool]
+"""Whether a stored record is meant; None is one that does not match its checksum."""
+Progress = Callable[[int], None]
+
+
+class Purged(NamedTuple):
+    """How many messages a purge removed: of those that waited, and of those that somebody had claimed."""
+
+    waiting: int
+    in_flight: int
+
+
+class Deleted(NamedTuple):
+    """How many messages were removed (in a dry run: would have been), of how many that were looked at."""
+
+    deleted: int
+    looked_at: int
+
+
+def purge(magazines: MagazineStore, name: str, *, in_flight: bool = False, progress: Progress | None = None) -> Purged:
+    """Removes what is in a magazine when the call begins, 10,000 messages a transaction. ``progress`` is called after each with
+    how many it removed. Raises QueueNotFoundError and the store's errors: what was removed by then is gone."""
+    step = magazines.purge(name, in_flight=in_flight)
+    waiting, claimed = step.waiting, step.in_flight
+    while True:
+        if progress is not None:
+            progress(step.waiting + step.in_flight)
+        if not step.left:
+            return Purged(waiting, claimed)
+        step = magazines.purge(name, in_flight=in_flight, left=step.left)
+        waiting, claimed = waiting + step.waiting, claimed + step.in_flight
+
+
+def match_messages(ids: Iterable[Any] | None, where: Callable[[Message], object] | None) -> Match:
+    """Of messages with one of these ids, for which ``where`` is true. Raises ConfigError when neither is given."""
+    if ids is None and where is None:
+        raise ConfigError("give ids, where or both; all messages are for purge()")
+    if where is not None and not callable(where):
+        raise ConfigError(f"where is not callable: {shown(where)}")
+    wanted = None if ids is None else _ids(ids)
+
+    def match(record: bytes | None) -> bool:
+        if record is None:
+            return False
+        try:
+            message = Message.from_bytes(record)
+            if wanted is not None and message.id not in wanted:
+                return False
+            return where is None or bool(where(message))
+        except UnreadableMessageError:
+            return False
+
+    return match
+
+
+def _ids(given: Iterable[Any]) -> frozenset[str]:
+    if isinstance(given, (str, bytes, UUID)) or not isinstance(given, Iterable):
+        raise ConfigError(f"ids = {shown(given)} is not a list of message ids")
+    found = []
+    for one in given:
+        try:
+            found.append(str(one if isinstance(one, UUID) else UUID(one)))
+        except (ValueError, TypeError, AttributeError):
+            raise InvalidMessageError(f"{shown(one)} is not the id of a message, which is a UUID") from None
+    return frozenset(found)
+
+
+def delete_matching(
+    magazines: MagazineStore,
+    name: str,
+    match: Match,
+    *,
+    limit: int | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Deleted:
+    """Looks through what waits in a magazine when the call begins, and removes what matches, a page of 1,000 at a time.
+
+    It reads every waiting message once, in order of shards and pointers. What somebody claims meanwhile stays his.
+    """
+    if limit is not None:
+        check_whole(limit, "limit", 0)
+    ends = {one.shard: one.load_pointer for one in magazines.metadata(name)}
+    after: dict[int, int] = {}
+    deleted = looked_at = 0
+    while limit is None or deleted < limit:
+        page = magazines.scan(name, after=after, limit=_PAGE, pending_only=True)
+        found: dict[int, list[int]] = {}
+        count = 0
+        for shard, pointer, record in page:
+            if pointer > ends.get(shard, 0):
+                after[shard] = _PAST  # loaded since: those who publish must not keep this going for ever
+            if after.get(shard, 0) == _PAST:
+                continue
+            after[shard] = pointer
+            looked_at += 1
+            if (limit is None or deleted + count < limit) and match(record):
+                found.setdefault(shard, []).append(pointer)
+                count += 1
+        if found:
+            deleted += count if dry_run else magazines.delete_waiting(name, found)
+        if progress is not None:
+            progress(len(page))
+        if len(page) < _PAGE:
+            break
+    return Deleted(deleted, looked_at)

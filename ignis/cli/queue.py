@@ -1,0 +1,211 @@
+"""``ignis queue``: making, emptying, pausing and removing queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ignis.clearing import delete_matching
+from ignis.clearing import purge as purge_magazine
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.confirm import confirmed, yes_option
+from ignis.cli.filters import Filter, filter_options
+from ignis.cli.state import State, common_options, counted, pass_state, queue_record
+from ignis.config import check_queue_name
+from ignis.depths import queue_depths
+from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.pausing import store_pause
+from ignis.storage.base import QueueRecord, Store
+
+__all__ = ["queue"]
+
+
+@click.group()
+@common_options
+def queue() -> None:
+    """Makes, empties, pauses and removes queues."""
+
+
+@queue.command("create")
+@click.argument("name", metavar="QUEUE")
+@click.option("--shards", type=int, metavar="N", help="Independent sequences of messages.  [default: 32]")
+@click.option("--durability", type=click.Choice(["sync", "interval", "none"]), help="What an acknowledgement survives.")
+@click.option("--codec", type=click.Choice(["json", "msgpack", "raw"]), help="How bodies are stored.  [default: json]")
+@click.option("--message-expiry", metavar="AGE", help="A message that waits longer is dropped, e.g. 2d.")
+@click.option("--queue-expiry", metavar="AGE", help="A queue that is empty and unused for longer becomes inactive.")
+@click.option("--stuck-after", metavar="AGE", help="What nobody renews for so long is taken from its worker.")
+@common_options
+@pass_state
+def create_command(state: State, /, name: str, codec: str | None, **given: Any) -> int:
+    """Makes QUEUE, and the store when it does not exist. One that is there already with these settings is fine."""
+    settings = {option: value for option, value in given.items() if value is not None}
+    if codec is not None:
+        settings["codec"] = codec
+    with state.app(create=True) as app:
+        there = app.store.queues.get(check_queue_name(name)) is not None
+        made = app.queue(name, bytes if codec == "raw" else None, **settings)
+        made.open()
+        record = queue_record(app.store, name)
+    if state.json:
+        render.document({"queue": name, "created": not there, "shards": record.shards, "durability": record.durability})
+    elif there:
+        render.remark(f"queue {name} is there already")
+    else:
+        render.line(
+            f"queue {name} made: {record.shards} shard(s), durability {record.durability}, codec {record.codec}"
+        )
+    return exit_codes.OK
+
+
+@queue.command("delete")
+@click.argument("name", metavar="QUEUE")
+@click.option("--force", is_flag=True, help="Also when it holds messages: they are lost.")
+@yes_option
+@common_options
+@pass_state
+def delete_command(state: State, name: str, force: bool, yes: bool) -> int:
+    """Removes QUEUE with its settings and its sideline.
+
+    Consumers end; whoever publishes to it is refused. Without --force a queue that holds messages stays: exit code 1.
+    """
+    with state.store() as store:
+        check_queue_name(name)
+        held = _held(store, name)
+        if sum(held.values()) and not force:
+            raise QueueNotEmptyError(name, sum(held.values()))
+        question = f"Remove queue {name} ({_said(held) or 'it is empty'})?" if held else f"Remove queue {name}?"
+        if not confirmed(question, yes):
+            return exit_codes.ERROR
+        store.remove_queue(name, force=force)
+    if state.json:
+        render.document({"queue": name, "removed": True, "messages": sum(held.values())})
+    else:
+        render.line(f"queue {name} removed")
+    return exit_codes.OK
+
+
+@queue.command("purge")
+@click.argument("name", metavar="QUEUE")
+@click.option("--in-flight", is_flag=True, help="Also what workers have claimed. Handlers that run go on.")
+@filter_options(failures=False)
+@click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")
+@click.option("--dry-run", is_flag=True, help="Only count.")
+@yes_option
+@common_options
+@pass_state
+def purge_command(
+    state: State, name: str, wanted: Filter, in_flight: bool, limit: int | None, dry_run: bool, yes: bool
+) -> int:
+    """Removes the messages that wait in QUEUE, or those that a filter names; nobody handles them.
+
+    What a worker has claimed stays, and so does what is published from now on. The sideline is for `ignis sideline drop`.
+    A filter reads every waiting message.
+    """
+    if wanted.given and in_flight:
+        raise click.UsageError("--in-flight takes everything: it cannot go with a filter")
+    if limit is not None and not wanted.given:
+        raise click.UsageError("--limit is for a filter: without one everything goes")
+    with state.store() as store:
+        held = _depths(store, queue_record(store, name))
+        looked_at, claimed = held.get("pending", 0), 0
+        if dry_run and not wanted.given:
+            held = queue_depths(store, queue_record(store, name))
+            removed = held["pending"]
+            claimed = held["in_flight"] if in_flight else 0
+        else:
+            waiting = f"{render.number(held['pending'])} waiting message(s)" if held else "all waiting messages"
+            what = "what the filter names" if wanted.given else waiting
+            more = f" and {render.number(held.get('in_flight'))} in flight" if in_flight else ""
+            if not dry_run and not confirmed(f"Remove {what}{more} from queue {name}?", yes):
+                return exit_codes.ERROR
+            with counted(state, "removing") as progress:
+                if wanted.given:
+                    removed, looked_at = delete_matching(
+                        store.magazines, name, wanted.matches, limit=limit, dry_run=dry_run, progress=progress
+                    )
+                else:
+                    removed, claimed = purge_magazine(store.magazines, name, in_flight=in_flight, progress=progress)
+    report_removed(state, name, name, removed, claimed, dry_run=dry_run, looked_at=looked_at if wanted.given else None)
+    return exit_codes.OK
+
+
+def report_removed(
+    state: State, queue_name: str, where: str, removed: int, claimed: int, *, dry_run: bool, looked_at: int | None
+) -> None:
+    """What a purge or a drop did."""
+    if state.json:
+        figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, "removed": removed, "in_flight": claimed}
+        if looked_at is not None:
+            figures["looked_at"] = looked_at
+        render.document(figures)
+        return
+    verb = "would be removed" if dry_run else "removed"
+    of = f" of {looked_at:,} that wait there" if looked_at is not None else ""
+    more = f", and {claimed:,} in flight" if claimed else ""
+    render.line(f"{removed:,} message(s){of} {verb} from {where}{more}")
+
+
+@queue.command("pause")
+@click.argument("name", metavar="QUEUE")
+@common_options
+@pass_state
+def pause_command(state: State, name: str) -> int:
+    """Makes all consumers of QUEUE stop claiming, in every process and until `resume`; what they have they finish.
+
+    Running processes notice within refresher.watch_s (5 s), brokers within 10 s.
+    """
+    return _set_pause(state, name, True)
+
+
+@queue.command("resume")
+@click.argument("name", metavar="QUEUE")
+@common_options
+@pass_state
+def resume_command(state: State, name: str) -> int:
+    """Lets the consumers of QUEUE claim again."""
+    return _set_pause(state, name, False)
+
+
+def _set_pause(state: State, name: str, paused: bool) -> int:
+    with state.store() as store:
+        queue_record(store, name)
+        store_pause(store.queues, name, paused)
+    if state.json:
+        render.document({"queue": name, "paused": paused})
+    else:
+        render.line(f"queue {name} is {'paused: its consumers take nothing more' if paused else 'resumed'}")
+    return exit_codes.OK
+
+
+def _held(store: Store, name: str) -> dict[str, int]:
+    """What is in the queue's magazines, there being a record of it or not."""
+    held: dict[str, int] = {}
+    found = store.queues.get(name) is not None
+    for magazine, word in ((name, "waiting"), (name + SIDELINE_SUFFIX, "in the sideline")):
+        try:
+            states = store.magazines.metadata(magazine)
+        except QueueNotFoundError:
+            continue
+        except PermissionDeniedError:
+            return {}  # who may remove it need not be allowed to look into it
+        found = True
+        held[word] = sum(one.pending for one in states)
+        held["in flight"] = held.get("in flight", 0) + sum(one.in_flight for one in states)
+    if not found:
+        queue_record(store, name)  # which says what there is
+    return held
+
+
+def _depths(store: Store, record: QueueRecord) -> dict[str, Any]:
+    """Empty for who may empty the queue and not look into it."""
+    try:
+        return queue_depths(store, record)
+    except PermissionDeniedError:
+        return {}
+
+
+def _said(held: dict[str, int]) -> str:
+    return ", ".join(f"{render.number(count)} {word}" for word, count in held.items() if count)

@@ -1,0 +1,77 @@
+"""``ignis workers``: who has claimed what."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.depths import shard_states
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.storage.base import Store
+
+__all__ = ["workers"]
+
+_MOST = 10_000
+"""Claimed messages of one shard that are looked at; they are read for it."""
+_FAR_MS = 1 << 53
+
+
+@click.command()
+@click.argument("queue", required=False)
+@common_options
+@pass_state
+def workers(state: State, queue: str | None) -> int:
+    """Shows who has claimed messages, of QUEUE or of all queues: how many, for how long, and who of them is dead.
+
+    Who is idle holds nothing and is not shown; the health address of `ignis worker` shows its processes.
+    """
+    with state.store() as store:
+        names = [queue] if queue is not None else [record.name for record in store.queues.list()]
+        if queue is not None:
+            queue_record(store, queue)
+        found = [
+            one for name in names for magazine in (name, name + SIDELINE_SUFFIX) for one in _owners(store, magazine)
+        ]
+    if state.json:
+        render.document({"workers": found})
+        return exit_codes.OK
+    if not found:
+        render.remark("nobody has claimed anything")
+        return exit_codes.OK
+    columns = ["magazine", "owner", "in flight", "longest", "state"]
+    rows = [
+        [
+            one["magazine"],
+            render.preview(one["owner"] or "-", 60),
+            render.number(one["in_flight"]),
+            render.age(one["oldest_claim_s"]),
+            "dead" if one["dead"] else "-",
+        ]
+        for one in found
+    ]
+    render.table(columns, rows, right=["in flight", "longest"])
+    return exit_codes.OK
+
+
+def _owners(store: Store, magazine: str) -> list[dict[str, Any]]:
+    """The busiest first. ``dead``: provably; ``oldest_claim_s``: since it was claimed or renewed."""
+    found: dict[str, dict[str, Any]] = {}
+    now_s = time.time()
+    for state in shard_states(store, magazine):
+        if not state.in_flight:
+            continue
+        for one in store.magazines.abandoned(magazine, state.shard, _FAR_MS, _MOST):
+            age_s = round(max(0.0, now_s - one.fired_at_ms / 1000), 3)
+            row = found.setdefault(
+                one.owner,
+                {"magazine": magazine, "owner": str(one.owner), "in_flight": 0, "oldest_claim_s": 0.0, "dead": False},
+            )
+            row["in_flight"] += 1
+            row["oldest_claim_s"] = max(row["oldest_claim_s"], age_s)
+            row["dead"] = row["dead"] or one.owner_dead
+    return sorted(found.values(), key=lambda row: -row["in_flight"])

@@ -1,0 +1,254 @@
+"""A failing handler is seen in the log, at a bounded rate, and so is an answer that means nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.handler import HandlerSpec, Runner
+from ignis.handler_log import HandlerLog
+from ignis.log_limit import LogLimit
+from ignis.message import BodyCodec
+from ignis.native import CODEC_JSON, encode_record
+from tests.apps import jobs
+from tests.support import Journal, eventually, sidelined, wait_idle
+
+POOLS = ["thread", "async", "process"]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if one.name == "ignis.handler"]
+
+
+def text_of(one: logging.LogRecord) -> str:
+    return logging.Formatter().format(one)
+
+
+@pytest.mark.parametrize("name", ["jobs", "batches"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_handler_that_raises_is_logged_with_its_traceback(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str, name: str
+) -> None:
+    queue = jobs.register(memory_app, name, pool)
+    ids = queue.publish_many([{"n": n, "do": "raise", "whole": "raise"} for n in range(20)])
+    memory_app.start()
+    wait_idle(queue)
+    [one] = [one for one in said(caplog) if "raised RuntimeError" in one.getMessage()]
+    text = text_of(one)
+    assert one.levelno == logging.ERROR
+    assert f"of queue {name}" in text
+    assert any(id in text for id in ids)
+    assert "Traceback (most recent call last)" in text
+    assert "RuntimeError: " in text
+    assert "tests/apps/jobs.py" in text
+    assert len(sidelined(queue)) == 20
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_attempt_that_is_repeated_is_a_warning(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    queue = jobs.register(memory_app, "again", pool)
+    queue.publish({"n": 1, "good": 2})
+    memory_app.start()
+    wait_idle(queue)
+    [one] = said(caplog)
+    assert (one.levelno, sidelined(queue)) == (logging.WARNING, [])
+    assert "tried again" in one.getMessage()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_value_that_means_nothing_is_said_once_and_the_message_is_done(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    queue = jobs.register(memory_app, "jobs", pool, concurrency=2)
+    queue.publish_many([{"n": n, "do": "text"} for n in range(10)])
+    memory_app.start()
+    wait_idle(queue)
+    assert sidelined(queue) == []
+    [one] = said(caplog)
+    assert "type str, which is ignored" in one.getMessage()
+
+
+@pytest.mark.parametrize("pool", ["thread", "process"])
+def test_work_that_comes_back_undone_is_no_answer(memory_app: ignis.Ignis, journal: Journal, pool: str) -> None:
+    """A plain function that returns a coroutine, or a generator: nothing of it has run."""
+    queue = jobs.register(memory_app, "jobs", pool)
+    queue.publish_many([{"n": 1, "do": "coroutine"}, {"n": 2, "do": "generator"}])
+    memory_app.start()
+    wait_idle(queue)
+    assert ["of which nothing has run" in (one.error or "") for one in sidelined(queue)] == [True, True]
+    assert journal.lines() == ["start 1", "end 1", "start 2", "end 2"]
+
+
+def test_numpys_truth_values_are_truth_values(caplog: pytest.LogCaptureFixture) -> None:
+    numpy = pytest.importorskip("numpy")
+    for answer, reason in ((numpy.bool_(False), "rejected"), (numpy.bool_(True), None)):
+        runner = Runner(HandlerSpec(lambda message, *, of=answer: of, "jobs"), BodyCodec(dict), {})
+        outcome = runner.run(encode_record(b"{}", flags=CODEC_JSON))
+        assert getattr(outcome, "reason", None) == reason
+    assert said(caplog) == []
+
+
+def test_what_cannot_be_read_or_overruns_is_logged_too(
+    memory_app: ignis.Ignis, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = memory_app.queue("jobs", dict)
+
+    @queue.handler(timeout_s=0.02)
+    async def slow(message: Any) -> None:
+        await asyncio.sleep(60)
+
+    queue.main.store.load_records("jobs", 0, [encode_record(b"{", flags=CODEC_JSON)])
+    queue.publish({"n": 1})
+    memory_app.start()
+    wait_idle(queue)
+    assert sorted(one.getMessage().partition("sideline, ")[2].partition(":")[0] for one in said(caplog)) == [
+        "timeout", "unreadable",
+    ]  # fmt: skip
+
+
+def test_what_a_handler_is_told_to_ignore_is_not_logged(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = jobs.register(memory_app, "jobs", "thread")
+    queue.publish_many([{"n": 1, "do": "ignore"}, {"n": 2, "do": "false"}, {"n": 3, "do": "none"}])
+    memory_app.start()
+    wait_idle(queue)
+    assert said(caplog) == []
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("forwards", [False, True], ids=["here", "forwarded"])
+def test_logging_never_raises(caplog: pytest.LogCaptureFixture, forwards: bool) -> None:
+    made = HandlerLog("jobs", "handle")
+    if forwards:
+
+        def gone(level: int, key: str, text: str) -> None:
+            raise OSError("the parent is gone")
+
+        made.send = gone
+    made.raised(NoTextError(), "message 1", again=False)
+    assert "handler handle of queue jobs raised NoTextError on message 1" in said(caplog)[0].getMessage()
+
+
+def test_a_long_text_is_cut_in_the_middle() -> None:
+    sent: list[str] = []
+    made = HandlerLog("jobs", "handle")
+    made.send = lambda level, key, text: sent.append(text)
+    made.raised(ValueError("é" * 100_000), "message 1", again=False)
+    assert len(sent[0].encode()) < 16_000
+    assert sent[0].startswith("handler handle")
+
+
+def test_the_rate_is_bounded_by_key_and_nothing_is_uncounted() -> None:
+    now = [0.0]
+    limit = LogLimit(10, clock=lambda: now[0])
+    assert [limit.due("a") for _ in range(5)] == [1, 0, 0, 0, 0]
+    assert limit.due("b", 3) == 3
+    now[0] = 9.9
+    assert limit.due("a") == 0
+    now[0] = 10
+    assert limit.due("a") == 6, "the five that were left out, and this one"
+    assert limit.due("b") == 1
+    assert limit.due("a", 7) == 0
+    now[0] = 20
+    assert limit.due("a", 2) == 9
+
+
+def test_keys_do_not_grow_without_bound() -> None:
+    limit = LogLimit(10, clock=lambda: 0.0)
+    assert all(limit.due(str(n)) == 1 for n in range(5_000))
+    assert limit.due("4999") == 0
+    assert limit.due("0") == 1, "forgotten, and hence said again"
+
+
+# -- middleware of the other kind
+
+
+def plain(ctx: ignis.Context, call_next: Any) -> Any:
+    call_next(ctx)
+
+
+async def coroutine(ctx: ignis.Context, call_next: Any) -> Any:
+    ctx.items["seen"] = True
+    return await call_next(ctx)
+
+
+class Layer:
+    async def __call__(self, ctx: ignis.Context, call_next: Any) -> Any:
+        return await call_next(ctx)
+
+
+@pytest.mark.parametrize("order", ["handler first", "middleware first"])
+@pytest.mark.parametrize("of", ["app", "queue", "template"])
+def test_plain_middleware_round_a_coroutine_is_refused_at_registration(
+    memory_app: ignis.Ignis, of: str, order: str
+) -> None:
+    queue = memory_app.queue("jobs", dict)
+
+    async def handle(message: Any) -> None:
+        pass
+
+    def add_handler() -> None:
+        (memory_app.handler("jobs.*") if of == "template" else queue.handler)(handle)
+
+    def add_layer() -> None:
+        (queue if of == "queue" else memory_app).middleware(plain)
+
+    first, second = (add_handler, add_layer) if order == "handler first" else (add_layer, add_handler)
+    first()
+    with pytest.raises(ignis.errors.ConfigError, match=r"middleware plain is a plain function round handler .*handle"):
+        second()
+    if order == "handler first":
+        assert memory_app.layers == []
+
+
+def test_plain_middleware_round_coroutine_middleware_is_refused(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("jobs", dict)
+    queue.handler(lambda message: None)
+    memory_app.middleware(plain)
+    with pytest.raises(ignis.errors.ConfigError, match="plain function round middleware coroutine"):
+        queue.middleware(coroutine)
+
+
+@pytest.mark.parametrize("layer", [coroutine, Layer()], ids=["function", "object"])
+@pytest.mark.parametrize("batch_size", [None, 2], ids=["one", "batch"])
+def test_coroutine_middleware_round_a_plain_handler_works(
+    memory_app: ignis.Ignis, layer: Any, batch_size: int | None
+) -> None:
+    seen: list[Any] = []
+    queue = memory_app.queue("jobs", dict)
+    memory_app.middleware(layer)
+    queue.middleware(coroutine)
+
+    @queue.middleware
+    def inside(ctx: ignis.Context, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    @queue.handler(concurrency=2, batch_size=batch_size, attempts=2)
+    def handle(message: Any, ctx: ignis.Context) -> bool | None:
+        seen.append((message, ctx.items["seen"]))
+        n = message["n"] if isinstance(message, dict) else 0
+        if n == 1:
+            raise SystemExit(3)
+        return None if n == 0 else False
+
+    queue.publish_many([{"n": n} for n in range(3)])
+    memory_app.start()
+    wait_idle(queue)
+    assert all(one[1] for one in seen)
+    if batch_size is None:
+        assert [one.error for one in sidelined(queue)] == ["SystemExit: 3", ""]
+        assert len(seen) == 5
+    else:
+        assert sidelined(queue) == []
+        eventually(lambda: sum(len(one) for one, _ in seen) == 3)
