@@ -190,7 +190,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
             queue.sweep()
         every_s = queue.settings.shovel_interval_s
         if every_s and due(f"shovel {queue.name}", every_s, every_s):
-            queue.shovel.run_once()
+            queue.shovel.run_scheduled()
 
 
 class _QueueDrain:
