@@ -14,7 +14,7 @@ from bench.measure import VOLATILE_FILE_SYSTEMS, Options, Recorder, file_system
 from bench.tables import console, show_environment
 
 Bench = Callable[[Options, Recorder], None]
-SUBJECTS = ("channel", "ring", "publish", "relay", "store", "latency", "memory", "broker")
+SUBJECTS = ("channel", "ring", "publish", "apublish", "relay", "store", "latency", "memory", "broker")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,6 +66,7 @@ def main(
 def _run(options: Options, names: tuple[str, ...]) -> None:
     from bench import (
         aerospike,
+        apublish,
         broker,
         broker_connections,
         channel,
@@ -83,6 +84,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
 
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
+        "apublish": apublish.run,
         "broker": broker.run, "connections": broker_connections.run,
         "store": store.run, "latency": latency.run, "memory": memory.run,
         "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
@@ -116,6 +118,7 @@ def _add(name: str, names: tuple[str, ...], text: str) -> None:
 _add("channel", ("channel",), "Messages between two processes: one at a time, in bulk, round trips, sizes.")
 _add("ring", ("ring",), "The bare ring in C: two pinned threads.")
 _add("publish", ("publish",), "What a buffered publish costs its caller.")
+_add("apublish", ("apublish",), "Publishing from coroutines: queue.apublish beside publisher.send.")
 _add("relay", ("relay",), "Publishing through shared memory: what a call costs, and what is stored a second.")
 _add("broker", ("broker",), "The broker beside Redis, NATS, RabbitMQ and beanstalkd, over TCP.")
 _add("connections", ("connections",), "The last part of `broker`: 1,000 connections that send, 10,000 that are idle.")

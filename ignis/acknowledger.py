@@ -102,6 +102,11 @@ class Acknowledger:
         self._corrupt.append((shard, pointer))
         self._work.set()
 
+    def settle(self) -> None:
+        """Stores what was added so far, in the caller's thread: where there is none for `run`. Raises the store's error; what
+        was not stored stays queued."""
+        self._round()
+
     def finish(self, until: float) -> None:
         """Lets `run` end once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
         self._until = until

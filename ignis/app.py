@@ -10,11 +10,11 @@ import os
 import queue as queues_
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from ignis.clock import Clock
 from ignis.config import (
     ConsumerSettings,
     LeaderSettings,
@@ -71,7 +71,8 @@ class Ignis:
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
-        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; injectable for tests.
+        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
+            by which then go the memory store, locks and schedules too.
 
     Not usable in a child after ``fork`` (ForkedHandleError): make a new one there.
     """
@@ -123,7 +124,8 @@ class Ignis:
         for name in self.store_options:
             if not isinstance(name, str) or name in ("url", "client_id", "farm_id"):
                 raise ConfigError(f"store has {shown(name)}, which is no option of a store")
-        self._clock = clock or time.time
+        self.clock = clock if isinstance(clock, Clock) else Clock(clock)
+        """The time by which this application acts."""
         self._lock = threading.RLock()
         self._store: Store | None = None
         self._magazines: MagazineManager | None = None
@@ -155,9 +157,12 @@ class Ignis:
                 if self._store is None:
                     if not self.url:
                         raise ConfigError("no store: give a URL such as embedded:///var/lib/orders, or set IGNIS_URL")
-                    self._store = open_store(
-                        self.url, client_id=self.client_id, farm_id=self.farm_id, **self.store_options
-                    )
+                    options = dict(self.store_options)
+                    if self.clock.by_hand:
+                        if not self.url.startswith("memory:"):
+                            raise ConfigError(f"a clock by hand goes with memory://, not with {redacted(self.url)}")
+                        options["clock"] = self.clock
+                    self._store = open_store(self.url, client_id=self.client_id, farm_id=self.farm_id, **options)
         return self._store
 
     @property
@@ -177,13 +182,14 @@ class Ignis:
 
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
-            type: of its messages: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, ...; None = any JSON
-                value, or what the stored queue has.
+            type: of its messages: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, a pydantic model, ...;
+                None = any JSON value, or what the stored queue has.
             settings: any of ``[queue]`` in ``docs/settings.md``: ``shards``, ``message_expiry="2d"``,
                 ``stuck_after="20m"``, ``durability``, ...
 
         Raises:
-            InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings.
+            InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings, unless
+                the application was closed in between.
         """
         name = check_name(name)
         with self._lock:
@@ -193,6 +199,9 @@ class Ignis:
             elif (type is not None and type is not known.type) or settings:
                 fresh: Queue[Any] = Queue(self, name, type if type is not None else known.type, settings)
                 if fresh.type is not known.type or (settings and fresh.settings != known.settings):
+                    if known.unused:
+                        known.reset(fresh)
+                        return known
                     raise QueueMismatchError(
                         f"queue {name!r} was made before with {_differences(known, fresh, bool(settings))}"
                     )
@@ -384,7 +393,7 @@ class Ignis:
         """The sweeper of this store; sweeps only while this instance leads."""
         with self._lock:
             if self._sweeper is None:
-                self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self._clock)
+                self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self.clock)
             return self._sweeper
 
     def sweep_queue(self, name: str) -> SweepResult:
@@ -540,6 +549,11 @@ class Ignis:
     def running(self) -> bool:
         return self._running
 
+    @property
+    def opened(self) -> bool:
+        """Whether the store is open."""
+        return self._store is not None
+
     def stats(self) -> dict[str, Any]:
         """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
         and the part in elections, once there are any."""
@@ -558,15 +572,26 @@ class Ignis:
         return figures
 
     def close(self, timeout: float | None = None) -> None:
-        """Stops, then closes the store. Close publishers before. Idempotent."""
+        """Stops, then closes the store. Close publishers before. Idempotent.
+
+        What was registered stays: queues, handlers, middleware and hooks work again with the next use or `start`, which
+        open the store anew. Queues that were found in the store are found again. Publishers, locks and magazines of before are
+        closed for good. With ``memory://``, which has no name, the content is gone.
+        """
         if timeout is not None:
             check_timeout(timeout)
         if self._running or self._sweeper is not None:
             self.stop(timeout)
+        for queue in self.queues():
+            queue.close_awaited(timeout)
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
             deciders, self._deciders = self._deciders, None
-            self._queues.clear()
+            self._queues = {name: queue for name, queue in self._queues.items() if queue.template is None}
+            for queue in self._queues.values():
+                queue.reset()
+            self.refresher.reset()
+            self.paused = False
             if deciders is not None:
                 deciders.close()
             if store is not None:

@@ -10,7 +10,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
-from uuid import UUID
 
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
 from ignis.errors import (
@@ -24,7 +23,7 @@ from ignis.errors import (
     UnreadableMessageError,
 )
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
-from ignis.native import PackedBatch, Record
+from ignis.native import PackedBatch, Record, id_text
 from ignis.registration import Registration
 from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store, group_pointers
 from ignis.storage.underway import Loading
@@ -71,8 +70,8 @@ class MessageIds(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [str(UUID(bytes=one)) for one in self._ids[index]]
-        return str(UUID(bytes=self._ids[index]))
+            return [id_text(one) for one in self._ids[index]]
+        return id_text(self._ids[index])
 
     def __repr__(self) -> str:
         return f"<{len(self._ids)} message ids>"
@@ -168,7 +167,7 @@ class Magazine(Generic[M]):
             metas=[meta] if meta else None,
         )
         pointer = self.load_batches(batches)[0]
-        return Published(str(UUID(bytes=ids[0])), batches[0][0] if pointer else -1, pointer)
+        return Published(id_text(ids[0]), batches[0][0] if pointer else -1, pointer)
 
     def load_many(
         self,

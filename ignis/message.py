@@ -21,7 +21,8 @@ import msgspec
 from ignis.config import shown
 from ignis.errors import ConfigError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
 from ignis.history import Attempt, extended, parsed
-from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record
+from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
+from ignis.pydantic_models import pydantic_coders
 
 __all__ = [
     "BodyCodec",
@@ -79,8 +80,8 @@ class BodyCodec(Generic[M]):
     """Encodes one message type. Thread-safe (msgspec's coders are).
 
     Args:
-        type: the message type: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, or whatever else
-            msgspec can encode; ``None`` accepts and gives any JSON value.
+        type: the message type: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, a pydantic model, or
+            whatever else msgspec can encode; ``None`` accepts and gives any JSON value.
         codec: ``auto``, ``raw``, ``json`` or ``msgpack``.
         strict: whether `encode_checked` reads back what it has encoded, as the consumer will, and refuses what would
             arrive as something else.
@@ -99,6 +100,7 @@ class BodyCodec(Generic[M]):
             raise ConfigError(f"codec raw takes messages of bytes or str, not {shown(type)}; use json or msgpack")
         self.name = codec
         target = Any if type is None else type
+        self._changed: Callable[[Any, Any], str | None] | None = None
         self.encode: Callable[[Any], bytes]
         self.decode: Callable[[bytes], Any]
         self._reads_back = self._is_json = False
@@ -112,6 +114,12 @@ class BodyCodec(Generic[M]):
             self.decode = _decode_text if type is str else _decode_bytes
             if type is not str:
                 self.decode_checked = _decode_bytes  # type: ignore[method-assign] # any bytes will do
+            return
+        models = pydantic_coders(type, codec, strict) if codec in ("json", "msgpack") else None
+        if models is not None:
+            self.flags = CODEC_JSON if codec == "json" else CODEC_MSGPACK
+            self.encode, self.decode, self._changed = models
+            self._reads_back = strict
             return
         try:
             if codec == "json":
@@ -155,7 +163,7 @@ class BodyCodec(Generic[M]):
                 read = self.decode(body)
             except Exception as exc:  # whatever it is: a type's own __post_init__ may raise anything
                 raise self._unreadable(message, exc) from exc
-            if self._is_json:
+            if self._is_json or self._changed is not None:
                 try:
                     same = read == message
                 except Exception:  # a type's own __eq__
@@ -181,6 +189,14 @@ class BodyCodec(Generic[M]):
 
     def _check_changes(self, message: object, read: object, body: bytes) -> None:
         """Looking at every field takes ten times as long as reading the body back: only where that is not the message."""
+        if self._changed is not None:
+            where = self._changed(message, read)
+            if where is not None:
+                raise InvalidMessageError(
+                    f"{_a(message)} would arrive as another one: {where} is masked, left out or changed when it is written; "
+                    "Field(exclude=True) leaves it out on purpose, strict=False publishes it all the same"
+                )
+            return
         if b"null" in body:
             self._check_numbers(message)
         if not _same_kinds(message, read):
@@ -548,7 +564,7 @@ class Message:
 
     @property
     def id(self) -> str:
-        return str(uuid.UUID(bytes=self._record.id))
+        return id_text(self._record.id)
 
     @property
     def key(self) -> str | None:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +27,7 @@ from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
 from ignis.storage.underway import Loading
 
-__all__ = ["Publisher", "pending_messages"]
+__all__ = ["Publisher", "flush_publishers", "pending_messages"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -37,6 +37,11 @@ _IDLE_S = 0.25
 
 _open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
 
+OnPlaced = Callable[[Sequence[tuple[int, PackedBatch]], Sequence[int]], None]
+"""Is told the batches of a load and the first pointer of each."""
+_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], Loading]
+"""Messages, their batches, and the load that is under way."""
+
 
 class Publisher(Generic[M]):
     """Made by ``queue.publisher()``; use it as a (sync or async) context manager, or call `close`.
@@ -44,6 +49,7 @@ class Publisher(Generic[M]):
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 
     ``on_stored`` is called by the flusher with the size of each batch that became durable; what it raises is logged.
+    ``on_placed`` is called before, with packed batches and the first pointer of each.
 
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
 
@@ -51,11 +57,22 @@ class Publisher(Generic[M]):
     pending fails, `send` raises ClosedError and `close` raises PublishError: nothing waits for a thread that is gone.
     """
 
+    tells_stored = True
+    """Whether ``on_stored`` is called."""
+    receipt_timeout_s: float | None = None
+    """How long ``queue.apublish`` waits for a receipt; None = the store bounds its own calls."""
+
     def __init__(
-        self, magazine: Magazine[M], settings: PublisherSettings, *, on_stored: Callable[[int], None] | None = None
+        self,
+        magazine: Magazine[M],
+        settings: PublisherSettings,
+        *,
+        on_stored: Callable[[int], None] | None = None,
+        on_placed: OnPlaced | None = None,
     ) -> None:
         self._magazine = magazine
         self._on_stored = on_stored
+        self._on_placed = on_placed
         self._settings = settings
         self._encode = magazine.codec.encode_checked
         self._flags = magazine.codec.flags
@@ -155,6 +172,11 @@ class Publisher(Generic[M]):
         await asyncio.to_thread(self.flush, timeout)
 
     @property
+    def magazine(self) -> Magazine[M]:
+        """Where its messages go."""
+        return self._magazine
+
+    @property
     def sent(self) -> int:
         """Messages handed over."""
         return int(self._outbox.sent)
@@ -198,11 +220,23 @@ class Publisher(Generic[M]):
         if failed:
             raise PublishError(failed, str(first)) from first
 
+    def give_up(self) -> None:
+        """After a `close` that ran out of time: the receipts that are pending fail with ClosedError, and the flusher ends. What
+        was on its way may be stored or not."""
+        self._closing = True
+        self._put = self._refuse
+        self._outbox.close()
+        _open.discard(self)
+
+    def timed_out(self, receipt: Receipt) -> WaitTimeoutError:
+        """The error of a coroutine whose receipt was not done within `receipt_timeout_s`."""
+        return WaitTimeoutError(f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s")
+
     def _refuse(self, *args: Any) -> Receipt:
         raise self._ended or ClosedError(f"publisher of {self._magazine.name} is closed")
 
     def _flush_loop(self) -> None:
-        under_way: deque[tuple[int, Loading]] = deque()
+        under_way: deque[_Loading] = deque()
         try:
             self._flush_until_closed(under_way)
         except BaseException as exc:
@@ -220,7 +254,7 @@ class Publisher(Generic[M]):
         self._outbox.close(error)
         log_safely(log, logging.CRITICAL, "%s", error, exc_info=exc)
 
-    def _flush_until_closed(self, under_way: deque[tuple[int, Loading]]) -> None:
+    def _flush_until_closed(self, under_way: deque[_Loading]) -> None:
         outbox, settings, shards = self._outbox, self._settings, self._shards
         most = 1 if settings.linger_s else settings.loads_in_flight
         while True:
@@ -251,32 +285,32 @@ class Publisher(Generic[M]):
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
 
-    def _load(self, count: int, batches: list[tuple[int, PackedBatch]], under_way: deque[tuple[int, Loading]]) -> None:
+    def _load(self, count: int, batches: list[tuple[int, PackedBatch]], under_way: deque[_Loading]) -> None:
         """Begins a load behind those that are under way; where that is not possible, after they are done."""
         try:
-            loading = self._magazine.begin_load(batches, under_way[-1][1] if under_way else None)
+            loading = self._magazine.begin_load(batches, under_way[-1][2] if under_way else None)
             if loading is not None:
-                under_way.append((count, loading))
+                under_way.append((count, batches, loading))
                 return
             while under_way:
                 self._finish(under_way)
-            self._magazine.load_batches(batches)
+            firsts = self._magazine.load_batches(batches)
         except BaseException as exc:
             while under_way:
                 self._finish(under_way)
             self._refused(count, exc)
         else:
-            self._settle(count)
+            self._settle(count, batches, firsts)
 
-    def _finish(self, under_way: deque[tuple[int, Loading]]) -> None:
+    def _finish(self, under_way: deque[_Loading]) -> None:
         """Waits for the oldest load."""
-        count, loading = under_way.popleft()
+        count, batches, loading = under_way.popleft()
         try:
-            loading.result()
+            firsts = loading.result()
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count)
+            self._settle(count, batches, firsts)
 
     def _refused(self, count: int, exc: BaseException) -> None:
         if self._magazine.registration is not None:
@@ -291,7 +325,9 @@ class Publisher(Generic[M]):
             log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
         )
 
-    def _settle(self, count: int) -> None:
+    def _settle(self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+        if self._on_placed is not None:
+            self._on_placed(batches, firsts)
         self._outbox.settle(count)
         if self._on_stored is not None:
             call_user_code(
@@ -318,6 +354,13 @@ class Publisher(Generic[M]):
 def pending_messages() -> int:
     """Messages in all publishers of this process that are not durable yet."""
     return sum(publisher.pending for publisher in list(_open))
+
+
+def flush_publishers(magazine: Magazine[Any], timeout: float | None = None) -> None:
+    """Flushes every publisher of this process that is open on the magazine. Raises as `Publisher.flush`."""
+    for publisher in list(_open):
+        if publisher.magazine is magazine:
+            publisher.flush(timeout)
 
 
 @atexit.register

@@ -8,11 +8,11 @@ import dataclasses
 import logging
 import math
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
+from ignis.async_publisher import AsyncPublisher
 from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import (
     QueueSettings,
@@ -30,7 +30,7 @@ from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
-from ignis.publisher import Publisher
+from ignis.publisher import OnPlaced, Publisher
 from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
@@ -77,8 +77,9 @@ class Queue(Generic[M]):
         self.shovel = Shovel(self)
         self.published = 0
         self._past: Counter[str] = Counter()
-        watch_s = app.refresher_settings.watch_s or app.refresher_settings.interval_s
-        self._registration = Registration(lambda: app.store.queues, name, watch_s)
+        self._awaited: AsyncPublisher[M] | None = None
+        self._unused = False
+        self._registration = self._new_registration()
         self.paused = False
         """Whether its consumers claim nothing, as this process knows it: see `pause`."""
         self.template: HandlerTemplate | None = None
@@ -156,6 +157,7 @@ class Queue(Generic[M]):
             self._main.registration = self._registration
             self._registration.opened()
             self.set_local_pause(PAUSED in record.extra)
+            self._unused = False
 
     def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
         """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
@@ -191,10 +193,36 @@ class Queue(Generic[M]):
         """Whether the store was asked for it already."""
         return self._main is not None
 
+    def _new_registration(self) -> Registration:
+        settings = self.app.refresher_settings
+        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
+
     def note_removed(self) -> None:
         """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
         else has made the queue again."""
         self._registration.note_removed()
+
+    @property
+    def unused(self) -> bool:
+        """Whether the application was closed and the queue not opened since: it may be asked for with other settings."""
+        return self._unused
+
+    def reset(self, made: Queue[Any] | None = None) -> None:
+        """After the application was closed: as it was made, with its handler. The next use opens whatever store there is then.
+
+        ``made``: an unopened queue of the same name, whose type and settings are taken over.
+        """
+        with self._lock:
+            self._main = self._sideline = None
+            self._registration = self._new_registration()
+            self.paused = False
+            self._unused = True
+            if made is not None:
+                self.type, self._given = made.type, made._given
+            self._settings = resolve(QueueSettings, self._given, self.app.file, name=self.name)
+            self._codec = BodyCodec(self.type, self._settings.codec, self._settings.strict)
+            if self.spec is not None and self.spec.declared is not None:
+                self.spec.concurrency = self.spec.declared
 
     def _type_for(self, codec: str) -> Any:
         return bytes if self.type is None and codec == "raw" else self.type
@@ -207,7 +235,7 @@ class Queue(Generic[M]):
     ) -> QueueRecord:
         """Stores what this process knows of the queue; ``describe`` says what that is of a queue that is there: all."""
         if stored is None:
-            record = QueueRecord(self.name, created_at_ms=time.time_ns() // 1_000_000)
+            record = QueueRecord(self.name, created_at_ms=int(self.app.clock() * 1000))
             self._describe(record)
             queues.chosen(self.name, given_names(QueueSettings, self._given, self.app.file, name=self.name))
             queues.put(record)
@@ -311,11 +339,44 @@ class Queue(Generic[M]):
         if self.app.hooks.after_publish:
             self.app.hooks.published(self.name, count)
 
-    async def apublish(
+    def apublish(
         self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+    ) -> Coroutine[Any, Any, Published]:
+        """`publish` for coroutines: the message joins what others publish at that moment, and one transaction makes all of them
+        durable, as with a `publisher`. The event loop runs on meanwhile.
+
+        Returns, arguments and durability are those of `publish`. Messages of one key that one task publishes one after the
+        other keep their order. Of a coroutine that is cancelled the message may be stored or not. Any event loop, any thread.
+
+        Raises what `publish` raises; WaitTimeoutError when there was no room for ``publisher.send_timeout_s``; ClosedError
+        when the application is closed meanwhile.
+        """
+        # Not a coroutine of its own around the one that does it: every message would pay for both.
+        if self._awaited is None:
+            return self._open_and_apublish(message, key, headers)
+        return self._awaited.publish(message, key, headers)
+
+    async def _open_and_apublish(
+        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None
     ) -> Published:
-        """`publish` off the event loop."""
-        return await asyncio.to_thread(self.publish, message, key=key, headers=headers)
+        awaited = await asyncio.to_thread(self._open_awaited)  # the store may be opened there
+        return await awaited.publish(message, key, headers)
+
+    def _open_awaited(self) -> AsyncPublisher[M]:
+        """The publisher of `apublish`, made with its first message. A batch never waits for more: somebody waits for it."""
+        with self._lock:
+            if self._awaited is None:
+                self._awaited = AsyncPublisher(
+                    lambda on_placed: self._new_publisher({"linger_s": 0}, on_placed), self._stored
+                )
+            return self._awaited
+
+    def close_awaited(self, timeout: float | None = None) -> None:
+        """Ends the publisher of `apublish`, once what is on its way is durable. The next call makes another. Idempotent."""
+        with self._lock:
+            awaited, self._awaited = self._awaited, None
+        if awaited is not None:
+            awaited.close(timeout)
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
         """`publish_many` off the event loop."""
@@ -329,12 +390,15 @@ class Queue(Generic[M]):
 
         Raises ConfigError; StoreUnreachableError where no memory or thread is left for it.
         """
+        return self._new_publisher(settings)
+
+    def _new_publisher(self, settings: dict[str, Any], on_placed: OnPlaced | None = None) -> Publisher[M]:
         main, chosen = self.main, self.app.publisher_settings(settings)
         own: Publisher[M] | None = self.app.store.open_publisher(main, chosen)
         if own is not None:
             return own
         with without_means(f"publisher of queue {self.name!r}"):
-            return Publisher(main, chosen, on_stored=self._stored)
+            return Publisher(main, chosen, on_stored=self._stored, on_placed=on_placed)
 
     # -- handling
 
@@ -445,15 +509,16 @@ class Queue(Generic[M]):
         if self.spec is not None:
             self.spec.check_middleware([*outer, *self._middleware, *inner])
 
-    def make_runner(self, spec: HandlerSpec, codec: str | None = None) -> Runner:
+    def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
 
         Args:
+            outermost: further layers around all of them.
             codec: name of the stored codec, in a process that does not open the store.
         """
         if codec is not None and codec != self._codec.name:
             self._codec = BodyCodec(self._type_for(codec), codec, self._settings.strict)
-        spec.middleware = [*self.app.layers, *self._middleware]
+        spec.middleware = [*outermost, *self.app.layers, *self._middleware]
         return Runner(spec, self._codec, self.app.resources)
 
     @property
@@ -648,7 +713,7 @@ class Queue(Generic[M]):
             "sideline_in_flight": sum(one.in_flight for one in sideline),
             "expired": sum(one.expired for one in main),
             "sideline_expired": sum(one.expired for one in sideline),
-            "oldest_age_s": None if oldest is None else max(0.0, time.time() - oldest / 1e6),
+            "oldest_age_s": None if oldest is None else max(0.0, self.app.clock() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -84,7 +83,7 @@ class Refresher:
 
     def __init__(self, app: Ignis, settings: RefresherSettings, clock: Callable[[], float] | None = None) -> None:
         self._app = app
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._only: frozenset[str] | None = None
         self._pass = threading.Lock()
@@ -109,6 +108,11 @@ class Refresher:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
             self._thread = None
+
+    def reset(self) -> None:
+        """After the application was closed: what was known of the queues of its store is forgotten."""
+        self.states = {}
+        self._only = None
 
     def stats(self) -> dict[str, Any]:
         """Passes, failures, and the state of every queue as this instance sees it."""
@@ -306,20 +310,21 @@ class Refresher:
     # -- the schedule
 
     def _loop(self) -> None:
-        next_pass = time.monotonic() + self._settings.initial_delay_s
-        watch_s = self._settings.watch_s or float("inf")
-        next_watch = time.monotonic() + watch_s
-        while not self._stop.wait(max(0.0, min(next_pass, next_watch) - time.monotonic())):
+        clock = self._app.clock
+        next_pass = clock.steady_s() + self.settings.initial_delay_s
+        watch_s = self.settings.watch_s or float("inf")
+        next_watch = clock.steady_s() + watch_s
+        while not clock.wait(self._stop, max(0.0, min(next_pass, next_watch) - clock.steady_s())):
             try:
-                if time.monotonic() >= next_pass:
-                    next_pass = time.monotonic() + self._settings.interval_s
+                if clock.steady_s() >= next_pass:
+                    next_pass = clock.steady_s() + self.settings.interval_s
                     self.run_once()
                 else:
                     self.watch_once()
-                next_watch = time.monotonic() + watch_s
+                next_watch = clock.steady_s() + watch_s
             except Exception as exc:
                 self.errors += 1
-                next_watch = time.monotonic() + watch_s
+                next_watch = clock.steady_s() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
 

@@ -277,7 +277,7 @@ class Shovel:
             if self._stop.is_set():
                 break
             interval_s = self._queue.settings.shovel_interval_s
-            if not self._changed.wait(interval_s or None):
+            if not self._queue.app.clock.wait(self._changed, interval_s or None):
                 return True
         return False
 

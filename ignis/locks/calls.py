@@ -40,11 +40,13 @@ class LockCalls:
         table: where the lock is.
         key: its name there.
         settings: tries, and the wait between them.
+        clock: by which the lock's time runs out.
     """
 
-    __slots__ = ("_key", "_settings", "_table")
+    __slots__ = ("_clock", "_key", "_settings", "_table")
 
-    def __init__(self, table: LockTable, key: str, settings: LockSettings) -> None:
+    def __init__(self, table: LockTable, key: str, settings: LockSettings, clock: Callable[[], float] = now_s) -> None:
+        self._clock = clock
         self._table = table
         self._key = key
         self._settings = settings
@@ -98,7 +100,7 @@ class LockCalls:
         except StoreError as exc:
             return self._tried(
                 "released",
-                lambda: self._table.release(self._key, owner) or now_s() < deadline_s,
+                lambda: self._table.release(self._key, owner) or self._clock() < deadline_s,
                 LockRetriesExhaustedError,
                 exc,
             )

@@ -89,6 +89,7 @@ class Lock:
         self.level = level
         self.lost = threading.Event()
         self._manager = manager
+        self._now_s = manager.now_s
         self._calls = calls
         self._max_hold_s = max_hold_s
         self._on_lost = on_lost
@@ -117,7 +118,7 @@ class Lock:
             return False
         owner = self._manager.new_owner()
         # From before the call on: the store began to count later.
-        began_s = now_s()
+        began_s = self._now_s()
         record = self._calls.acquire(owner, ttl_s)
         if record is None:
             return False
@@ -153,7 +154,7 @@ class Lock:
         """Whether the lock was acquired, is not known to be lost, and its time has not run out by this machine's clock.
         No more than that: another may have it already when the server's clock is ahead."""
         hold = self._hold
-        return hold is not None and _valid(hold)
+        return hold is not None and not hold.lost and self._now_s() < hold.until_s
 
     @property
     def token(self) -> int:
@@ -191,7 +192,7 @@ class Lock:
         if hold is None:
             return False
         ttl_s = hold.ttl_s if ttl_s is None else self._ttl(ttl_s)
-        began_s = now_s()
+        began_s = self._now_s()
         if self._calls.renew(hold.owner, ttl_s) is None:
             self._lose(hold, "somebody else has it, or its time ran out")
             return False
@@ -226,7 +227,7 @@ class Lock:
 
     def renew_hold(self, hold: _Hold) -> float | None:
         """What is due in the background; returns when to come again."""
-        began_s = now_s()
+        began_s = self._now_s()
         if hold.lost or hold.leaving or self._hold is not hold:
             return None
         if began_s >= hold.until_s:
@@ -240,7 +241,7 @@ class Lock:
             record = self._calls.renew_once(hold.owner, ttl_s)
         except StoreError as exc:
             log.warning("lock %s could not be renewed, trying again: %s", self.id, exc)
-            return min(hold.until_s, now_s() + hold.ttl_s / 6)
+            return min(hold.until_s, self._now_s() + hold.ttl_s / 6)
         if record is None:
             self._lose(hold, "somebody else has it, or its time ran out")
             return None
@@ -366,7 +367,3 @@ class _Renewal:
 
     def __call__(self) -> float | None:
         return self.lock.renew_hold(self.hold)
-
-
-def _valid(hold: _Hold) -> bool:
-    return not hold.lost and now_s() < hold.until_s

@@ -16,9 +16,9 @@ from typing import Any
 
 from ignis.config import LockSettings, check_name, check_number, check_text, resolve, shown
 from ignis.errors import ClosedError, ConfigError, LockError
-from ignis.locks.calls import LockCalls
+from ignis.locks.calls import LockCalls, now_s
 from ignis.locks.lock import Lock
-from ignis.locks.renewal import Renewer
+from ignis.locks.renewal import BY_HAND_S, Renewer
 from ignis.storage.base import LockRecord, LockTable, Store
 from ignis.storage.checks import MAX_LOCK_ID_BYTES, check_printable
 from ignis.urls import redacted
@@ -81,6 +81,9 @@ class LockManager:
         self.level = _level(level)
         self.settings = resolve(LockSettings, settings, file)
         self._store_owner = store.owner
+        by_hand = store.lock_clock
+        self.now_s: Callable[[], float] = now_s if by_hand is None else by_hand.steady_s
+        self._longest_wait_s = {} if by_hand is None else {"longest_wait_s": BY_HAND_S}
         self._tables: dict[LockLevel, LockTable] = {
             LockLevel.DC: store.locks.table(f"DC#{farm_id}#{suffix}", farm_id),
             LockLevel.XDC: store.locks.table(f"XDC#{suffix}", farm_id),
@@ -96,7 +99,7 @@ class LockManager:
         self._made: weakref.WeakSet[Lock] = weakref.WeakSet()
         self._executor: ThreadPoolExecutor | None = None
         self._closed = False
-        self.renewer = Renewer(self.client_id)
+        self.renewer = Renewer(self.client_id, self.now_s, **self._longest_wait_s)
 
     def lock(
         self,
@@ -121,7 +124,7 @@ class LockManager:
             InvalidNameError, ConfigError.
         """
         level = self.level if level is None else _level(level)
-        calls = LockCalls(self._tables[level], self._key(lock_id), self.settings)
+        calls = LockCalls(self._tables[level], self._key(lock_id), self.settings, self.now_s)
         if max_hold_s is None:
             max_hold_s = self.settings.max_hold_s
         else:
@@ -139,7 +142,7 @@ class LockManager:
         """Who holds a lock at this moment, or None. ``owner`` is empty for a holder that is no ignis; ``token`` is 0
         as long as its holder did not ask for one (on Aerospike). Raises LockConnectionError, LockInternalError."""
         level = self.level if level is None else _level(level)
-        return LockCalls(self._tables[level], self._key(lock_id), self.settings).get()
+        return LockCalls(self._tables[level], self._key(lock_id), self.settings, self.now_s).get()
 
     def close(self, timeout: float = 30.0) -> None:
         """Ends the renewals and releases what is still held. Idempotent."""

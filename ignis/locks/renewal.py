@@ -9,12 +9,16 @@ from collections.abc import Callable
 from ignis.hooks import log_safely
 from ignis.locks.calls import now_s
 
-__all__ = ["Renewer"]
+__all__ = ["BY_HAND_S", "Renewer"]
 
 log = logging.getLogger("ignis.locks")
 
 _LINGER_S = 10.0
 """How long the thread stays when there is nothing to renew: most locks come again soon."""
+
+_LONGEST_WAIT_S = 3_600.0
+BY_HAND_S = 0.02
+"""How often a clock that is set by hand is looked at."""
 
 Task = Callable[[], float | None]
 """Does what is due and returns when it wants to be called again (seconds of `now_s`), or None for never."""
@@ -23,11 +27,18 @@ Task = Callable[[], float | None]
 class Renewer:
     """Calls tasks when they are due, all in one thread, which runs only while there are any. Thread-safe.
 
+    Args:
+        name: of the thread.
+        clock: by which tasks are due.
+        longest_wait_s: how long it sleeps at most, where time may pass while it does.
+
     A task that takes long delays the others; renewals come at a third of a lock's time to live, so that two may fail.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = now_s, longest_wait_s: float = _LONGEST_WAIT_S) -> None:
         self._name = name
+        self._clock = clock
+        self._longest_wait_s = longest_wait_s
         self._changed = threading.Condition()
         self._due: dict[Task, float] = {}
         self._thread: threading.Thread | None = None
@@ -79,9 +90,9 @@ class Renewer:
     def _next(self) -> Task | None:
         """Waits for the next task that is due; None = the thread ends."""
         with self._changed:
-            idle_since = now_s()
+            idle_since = self._clock()
             while not self._closed:
-                now = now_s()
+                now = self._clock()
                 if self._due:
                     task = min(self._due, key=self._due.__getitem__)
                     wait_s = self._due[task] - now
@@ -92,6 +103,6 @@ class Renewer:
                     wait_s = idle_since + _LINGER_S - now
                     if wait_s <= 0:
                         break
-                self._changed.wait(wait_s)
+                self._changed.wait(min(wait_s, self._longest_wait_s))
             self._thread = None
             return None

@@ -14,7 +14,7 @@ from _thread import allocate_lock
 from ignis.native._pools import register
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
@@ -30,7 +30,7 @@ from ignis.native.channel cimport (
 )
 from ignis.native.record cimport (
     BatchBuilder, PackedBatch, builder_abort, builder_add, builder_close, builder_open, encode_into, next_id, now_us,
-    record_bytes,
+    record_bytes, text_of_id,
 )
 from ignis.native.slab cimport ign_slab, ign_slab_ref
 from ignis.native.wait cimport ign_board_close, ign_board_open, ign_event_advance, ign_event_notify
@@ -103,9 +103,9 @@ cdef class Receipt:
         return self._outbox
 
     @property
-    def id(self) -> bytes:
-        """The message's id (16 bytes, UUIDv7)."""
-        return PyBytes_FromStringAndSize(<const char *>self._id, 16)
+    def id(self) -> str:
+        """The message's id: the text of a UUIDv7, as `Message.id`. Made when asked for."""
+        return text_of_id(self._id)
 
     @property
     def sequence(self) -> int:
@@ -122,7 +122,7 @@ cdef class Receipt:
             outbox.wait_settled(self._sequence, timeout)
         return 0
 
-    def result(self, timeout=30.0) -> bytes:
+    def result(self, timeout=30.0) -> str:
         """Waits until the message is durable and returns its id.
 
         Raises:

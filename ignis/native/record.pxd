@@ -62,6 +62,7 @@ cdef uint64_t now_us() noexcept nogil
 # `nogil` here means only that they may stand inside a nogil function whose caller holds it.
 cdef uint64_t random_u64() noexcept nogil
 cdef void next_id(uint64_t at_us, uint8_t *out) noexcept nogil   # 16 bytes; rising within one microsecond
+cdef str text_of_id(const uint8_t *id)                           # of 16 bytes: as users see an id
 
 
 # -- one record ---------------------------------------------------------------------------------------------------

@@ -37,8 +37,11 @@ class RelayPublisher(Publisher[M]):
     * Usable after ``fork``: the child makes a channel of its own with its first message.
     """
 
+    tells_stored = False
+
     def __init__(self, magazine: Magazine[M], settings: PublisherSettings, store: RelayStore) -> None:
         self._store = store
+        self.receipt_timeout_s = store.settings.timeout_s
         super().__init__(magazine, settings)
         _all.add(self)
 
@@ -53,6 +56,10 @@ class RelayPublisher(Publisher[M]):
     def _still_full(self) -> WaitTimeoutError:
         text = f"the channel stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)"
         return self._store.timed_out(text)
+
+    def timed_out(self, receipt: Receipt) -> WaitTimeoutError:
+        """Says whether a relay was there to wait for: see RelayAbsentError."""
+        return self._store.timed_out(f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s")
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything is stored, then gives the channel up. Idempotent.

@@ -111,7 +111,7 @@ class Drained:
     Thread-safe. A thread renews the claims as long as the handle is neither committed, given back nor closed.
 
     Attributes:
-        df: the messages: ``body`` (binary) or, with a schema, its columns; then ``_id``, ``_key`` (binary),
+        df: the messages: ``body`` (binary) or, with a schema, its columns; then ``_id`` (text), ``_key`` (binary),
             ``_enqueued_at``, ``_attempts``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``, unless they are
             not wanted. Every action on it reads the store anew and finds the same messages, until the commit.
         job: the name for `resume`.

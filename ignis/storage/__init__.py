@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from ignis.clock import Clock
 from ignis.config import check_name, check_text, shown
 from ignis.errors import ConfigError
 from ignis.main_guard import check_first_run
@@ -42,8 +43,9 @@ def open_store(
             applications may share one.
         farm_id: the deployment.
         options: of the store; see `ignis.storage.embedded.options.StoreOptions` and
-            `ignis.storage.aerospike.options.AerospikeOptions`. The memory store has none but ``create``, which it
-            ignores. An argument goes before the same option in the URL.
+            `ignis.storage.aerospike.options.AerospikeOptions`. The memory store has ``create``, which it
+            ignores, and ``clock``, an `ignis.testing.ManualClock`, as an argument only. An argument goes before the same
+            option in the URL.
 
     Returns:
         The opened store. Close it, or use ``with``. Thread-safe; after ``fork`` the child opens its own.
@@ -82,11 +84,16 @@ def open_store(
     merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     if parts.scheme == "memory":
         merged.pop("create", None)
+        clock = options.get("clock")
+        if clock is not None:
+            if not isinstance(clock, Clock):
+                raise ConfigError(f"clock = {shown(clock)} is no clock, such as an ignis.testing.ManualClock")
+            del merged["clock"]
         if merged:
             raise ConfigError(f"a memory store has no option {shown(min(merged))}")
         from ignis.storage.memory import MemoryStore
 
-        return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id)
+        return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)
     if parts.scheme == "embedded":
         from ignis.storage.embedded import EmbeddedStore, StoreOptions
 

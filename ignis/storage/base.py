@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from ignis.clock import Clock
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
@@ -568,6 +569,9 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def local_dir(self) -> str | None:
         """The directory that all users of the store on this machine share, for lock files; None when there is none."""
+
+    lock_clock: Clock | None = None
+    """By which this process judges whether what it holds has ended; None = the machine's, which goes on while it sleeps."""
 
     def now_s(self) -> float:
         """Seconds since 1970 by the clock that ends what is stored here. Where all users of the store are on one machine

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ignis.clock import Clock
 from ignis.errors import (
     ClosedError,
     ConfigError,
@@ -47,7 +48,7 @@ from ignis.storage.checks import (
     check_scope,
     draw_incarnation,
 )
-from ignis.storage.clock import process_clock
+from ignis.storage.clock import StoreClock, process_clock
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.identities import without_repeats
 from ignis.storage.memory_at_once import MemoryAtOnce
@@ -158,11 +159,14 @@ class MemoryStore(Store):
     Args:
         name: stores of the same name share their content as long as the process lives; empty = private to this one.
         client_id, farm_id: scope of all names.
+        clock: by which everything ends and ages here; None = a clock of the machine that nobody can set.
     """
 
     in_process = True
 
-    def __init__(self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local") -> None:
+    def __init__(
+        self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local", clock: Clock | None = None
+    ) -> None:
         check_application(client_id, farm_id)
         self.url = f"memory://{name}"
         if name:
@@ -176,6 +180,13 @@ class MemoryStore(Store):
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
         self.clock = process_clock()
         self.expired_log = ExpiredLog()
+        if clock is not None:
+            self.lock_clock = clock
+            self.clock = StoreClock(
+                round((clock() - clock.steady_s()) * 1000),
+                rising_ms=lambda: round(clock.steady_s() * 1000),
+                wall_ms=lambda: round(clock() * 1000),
+            )
         self.closed = False
         self.waiting = 0
         self._forks = _forks[0]

@@ -31,9 +31,9 @@ def test_requests_that_publish_while_coroutines_handle(app: ignis.Ignis) -> None
         seen.append(event["n"])
         return event["n"] % 100 != 99
 
-    async def request(publisher: ignis.Publisher[dict[str, Any]], n: int) -> bytes:
+    async def request(publisher: ignis.Publisher[dict[str, Any]], n: int) -> str:
         if n % 10 == 0:
-            return (await queue.apublish({"n": n}, key=str(n))).id.encode()
+            return (await queue.apublish({"n": n}, key=str(n))).id
         return await (await publisher.asend({"n": n}, key=str(n)))
 
     async def main() -> None:
@@ -56,7 +56,7 @@ def test_a_cancelled_waiter_does_not_take_its_message_along(app: ignis.Ignis) ->
         async with queue.publisher() as publisher:
             receipt = publisher.send(1)
 
-            async def wait() -> bytes:
+            async def wait() -> str:
                 return await receipt
 
             waiting = asyncio.create_task(wait())

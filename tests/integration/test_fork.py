@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def in_child(work: Callable[[], Any]) -> int:
 CALLS: dict[str, Callable[[ignis.Ignis, ignis.Queue[Any]], Any]] = {
     "publish": lambda app, queue: queue.publish(2),
     "publish_many": lambda app, queue: queue.publish_many([2]),
+    "apublish": lambda app, queue: asyncio.run(queue.apublish(2)),
     "publisher": lambda app, queue: queue.publisher().send(2).result(),
     "fire": lambda app, queue: queue.main.fire(),
     "peek": lambda app, queue: queue.main.peek(),
@@ -60,6 +62,19 @@ def test_every_call_in_the_child_is_refused(embedded_url: str, new_app: MakeApp,
     assert in_child(work) == 0
     queue.publish(3)
     assert sorted(one.message for one in queue.main.fire(10)) == [1, 3], "the parent goes on"
+
+
+def test_a_publisher_of_coroutines_stays_the_parents(embedded_url: str, new_app: MakeApp) -> None:
+    queue = new_app(embedded_url).queue("jobs", int)
+    asyncio.run(queue.apublish(1))
+
+    def work() -> None:
+        with pytest.raises(ForkedHandleError):
+            asyncio.run(queue.apublish(2))
+
+    assert in_child(work) == 0
+    asyncio.run(queue.apublish(3))
+    assert sorted(one.message for one in queue.main.fire(10)) == [1, 3]
 
 
 def test_the_child_opens_its_own(embedded_url: str, new_app: MakeApp) -> None:

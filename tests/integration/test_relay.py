@@ -419,3 +419,32 @@ def test_a_directory_that_is_open_to_others_is_refused(tmp_path: Path, mode: int
         app.queue("q", bytes).open()
     with ignis.Ignis("relay://relative") as app, pytest.raises(errors.ConfigError, match="not absolute"):
         app.queue("q", bytes).open()
+
+
+def test_coroutines_hear_when_the_relay_has_stored(here: Place, queue: ignis.Queue[bytes]) -> None:
+    here.start_relay()
+
+    async def main() -> list[ignis.Published]:
+        return list(await asyncio.gather(*(queue.apublish(b"%d" % n) for n in range(50))))
+
+    published = asyncio.run(main())
+    assert len({one.id for one in published}) == 50
+    assert {(type(one.id), one.shard, one.pointer) for one in published} == {(str, -1, 0)}
+    assert sorted(here.stored()) == sorted(b"%d" % n for n in range(50))
+    assert queue.published == 50
+
+
+def test_a_coroutine_does_not_wait_for_ever_for_a_relay(here: Place) -> None:
+    options = {"store": {"timeout_s": 0.05}, "publisher": {"close_timeout_s": 0.05}}
+    late = pytest.raises(errors.RelayAbsentError, match=r"is not durable within 0\.05 s")
+    with ignis.Ignis(here.url, **options) as app, late:  # type: ignore[arg-type]
+        asyncio.run(app.queue("q", bytes).apublish(b"x"))
+
+
+def test_a_closed_producer_publishes_again(here: Place, queue: ignis.Queue[bytes]) -> None:
+    here.start_relay()
+    for n in range(3):
+        queue.publish(b"%d" % n)
+        assert asyncio.run(queue.apublish(b"a%d" % n)).id
+        queue.app.close()
+    assert sorted(here.stored()) == sorted([b"0", b"1", b"2", b"a0", b"a1", b"a2"])

@@ -153,3 +153,15 @@ def test_a_second_handle_of_a_job_says_so(spark: Any, embedded_url: str, caplog:
     assert second.commit() == (0, 1, 0)
     assert resume(spark, embedded_url, "q", "j").claimed == 0
     assert not caplog.records
+
+
+@pytest.mark.parametrize("count", [0, 1, 1_000])
+def test_ids_of_messages_are_the_text_that_everything_else_gives(count: int) -> None:
+    from ignis.native import encode_record, id_text, new_id
+    from ignis.spark.columns import message_batch
+    from ignis.storage.columns import columns_of
+
+    ids = [new_id() for _ in range(count)]
+    batch = message_batch(3, columns_of({n: encode_record(b"", id=id) for n, id in enumerate(ids)}))
+    batch.validate(full=True)
+    assert batch.column("_id").to_pylist() == [id_text(id) for id in ids]

@@ -22,14 +22,15 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"places", "urls"}),
+    frozenset({"clock", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "log_limit", "main_guard", "native", "stop_signals"}),
+    frozenset({"pydantic_models"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),
     frozenset({"array_queue", "locks", "magazine", "middleware", "outcome"}),
     frozenset({"clearing", "handler", "leader", "publisher", "sweep_clock"}),
-    frozenset({"workers"}),
+    frozenset({"async_publisher", "workers"}),
     frozenset({"acknowledger", "depths", "recovery"}),
     frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),
@@ -49,9 +50,10 @@ LEAVES: dict[str, frozenset[str]] = {
     "relay": frozenset(),
     "spark": frozenset(),
     "supervisor": frozenset({"metrics"}),
+    "testing": frozenset(),
 }
 
-DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pyspark", "starlette")
+DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}

@@ -354,16 +354,7 @@ def _key() -> Expression:
     return functions.when(functions.length("_key") > 0, functions.col("_key").cast("string"))
 
 
-def _uuid() -> Expression:
-    digits = functions.lower(functions.hex("_id"))
-    parts = [
-        functions.substring(digits, start, length) for start, length in ((1, 8), (9, 4), (13, 4), (17, 4), (21, 12))
-    ]
-    return functions.concat_ws("-", *parts)
-
-
 _ENVELOPE: dict[str, Callable[[], Expression]] = {
     **{name: functools.partial(functions.col, f"_{name}") for name in ENVELOPE},
-    "id": _uuid,
     "key": _key,
 }

@@ -136,6 +136,7 @@ TAKES: dict[str, tuple[str, ...]] = {
     "encode_record": ("buffer", "=flags:codec", "=key:bytes", "=meta:bytes", "=attempts:int"),
     "crc32c": ("buffer", "int"),
     "new_id": (),
+    "id_text": ("bytes",),
     "shard_for_key": ("bytes", "small"),
     "unpack_segment": ("segment", "int", "int", "int", "int", "int", "bytes"),
     "segment_info": ("segment",),

@@ -24,6 +24,7 @@ from ignis.native import (
     PackedBatch,
     Record,
     encode_record,
+    id_text,
     pack,
     shard_for_key,
 )
@@ -225,7 +226,7 @@ def test_packing_keeps_order_per_key_and_channel(
     where = tmp_path_factory.mktemp("intakes")
     boxes = [Outbox(capacity=64, max_message_bytes=256, path=where / f"{n}", bell=where / "bell") for n in range(3)]
     intakes = [Intake.open(where / f"{n}") for n in range(3)]
-    sent: dict[bytes, tuple[int, int, bytes]] = {}
+    sent: dict[str, tuple[int, int, bytes]] = {}
     for n, (which, body, key) in enumerate(messages):
         receipt = boxes[which].send(body, 7, 0, key)  # the producer's opinion of the shard does not count
         sent[receipt.id] = (which, n, key)
@@ -237,7 +238,7 @@ def test_packing_keeps_order_per_key_and_channel(
         assert batch.count <= chunk_records
         for data in batch.records():
             record = Record(data)
-            which, n, key = sent.pop(record.id)
+            which, n, key = sent.pop(id_text(record.id))
             assert record.key == key
             if key:
                 assert shard == shard_for_key(key, shards)

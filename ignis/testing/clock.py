@@ -1,0 +1,67 @@
+"""A clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+
+from ignis.clock import Clock
+from ignis.config import check_number, shown
+from ignis.errors import ConfigError
+
+__all__ = ["ManualClock"]
+
+_LOOK_S = 0.02
+
+
+class ManualClock(Clock):
+    """For ``Ignis("memory://", clock=...)``: times to live, the age of claims, locks, the schedules of shovel, sweeper and
+    refresher, and the expiry of queues go by it. Thread-safe.
+
+    Not by it go what a handler may take (``timeout_s``), waits for locks, renewals of claims and the pace of a shovel: they
+    are about the machine. Ids and the time at which a message was published are the machine's as well.
+
+    Args:
+        start: where it stands first: seconds since 1970, or a datetime with a time zone; None = now.
+
+    Raises ConfigError.
+    """
+
+    by_hand = True
+
+    def __init__(self, start: float | dt.datetime | None = None) -> None:
+        super().__init__()
+        if isinstance(start, dt.datetime):
+            if start.tzinfo is None:
+                raise ConfigError(f"start = {shown(start)} has no time zone")
+            start = start.timestamp()
+        self._start_s = time.time() if start is None else check_number(start, "start", above=True)
+        self._passed_s = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        return self._start_s + self._passed_s
+
+    def steady_s(self) -> float:
+        """Seconds since it was made."""
+        return self._passed_s
+
+    def advance(self, seconds: float | dt.timedelta) -> float:
+        """Moves it on by so much, 0 or more; returns seconds since 1970. Threads that wait for what is due now notice it
+        within a few hundredths of a second. Raises ConfigError: it never goes back."""
+        by_s = seconds.total_seconds() if isinstance(seconds, dt.timedelta) else seconds
+        with self._lock:
+            self._passed_s += check_number(by_s, "seconds", 0)
+            return self()
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        until_s = None if timeout_s is None else self._passed_s + timeout_s
+        while not event.wait(_LOOK_S):
+            if until_s is not None and self._passed_s >= until_s:
+                return event.is_set()
+        return True
+
+    def __repr__(self) -> str:
+        at = dt.datetime.fromtimestamp(self(), dt.timezone.utc)
+        return f"<ManualClock {at:%Y-%m-%d %H:%M:%S} UTC, {self._passed_s:g} s after its start>"

@@ -1,0 +1,283 @@
+"""Handlers run in the caller's thread, until nothing waits, and what they raise is raised."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Coroutine, Generator, Sequence
+from typing import Any, NamedTuple, cast
+
+from ignis.acknowledger import Acknowledger
+from ignis.app import Ignis
+from ignis.clock import Clock
+from ignis.config import check_whole, shown
+from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
+from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
+from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
+from ignis.publisher import flush_publishers
+from ignis.queue import Queue
+from ignis.storage.base import MOST_FRUITLESS, Claim, group_pointers
+from ignis.workers import Chunk
+
+__all__ = ["Drained", "adrain", "drain"]
+
+_LIMIT = 10_000
+
+Call = tuple[Runner, Coroutine[Any, Any, Any]]
+"""A coroutine to be awaited, and what has to know when it is cancelled by us and not by itself."""
+Steps = Generator[Call, Any, "Drained"]
+"""Gives calls of coroutine handlers and takes their outcomes."""
+
+_Passes = dict[str, float]
+_schedules: weakref.WeakKeyDictionary[Clock, weakref.WeakKeyDictionary[Ignis, _Passes]] = weakref.WeakKeyDictionary()
+"""When what is done by a clock was done last here, in the clock's seconds."""
+
+
+class Drained(NamedTuple):
+    """What became of the messages that `drain` handled."""
+
+    done: int = 0
+    dropped: int = 0
+    sidelined: int = 0
+
+
+def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMIT) -> Drained:
+    """Handles everything that waits, and what handlers publish meanwhile, in this thread and without any other.
+
+    Middleware, attempts, ``ignore`` and outcomes are those of a running application; a coroutine handler runs in an event
+    loop of its own, and one with ``pool="process"`` here as well. Before that, open publishers are flushed and, with a
+    `ManualClock`, what is due by it is done: sweeps, returns from the sideline, the refresher's pass.
+
+    Args:
+        target: an application that is not started, or one of its queues.
+        raises: whether what sends a message to the sideline is raised, once it is there: what the handler raised,
+            UnreadableMessageError, HandlerTimeoutError. Not for a handler that answers ``False``. What still waits is left
+            to the next call.
+        limit: most messages: a handler that feeds its own queue would go on for ever.
+
+    Raises ConfigError: the application runs, it has no handler, or a coroutine handler is called from a running event loop,
+    where `adrain` goes; WaitTimeoutError: more than ``limit``.
+    """
+    steps = _steps(target, raises, limit, not _in_loop())
+    loop: asyncio.AbstractEventLoop | None = None
+    try:
+        wanted = next(steps)
+        while True:
+            loop = loop or asyncio.new_event_loop()
+            wanted = steps.send(loop.run_until_complete(wanted[1]))
+    except StopIteration as end:
+        return cast(Drained, end.value)
+    finally:
+        steps.close()
+        if loop is not None:
+            _close(loop)
+
+
+async def adrain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMIT) -> Drained:
+    """`drain` for tests that are coroutines: coroutine handlers run in their event loop, the others where they are."""
+    steps = _steps(target, raises, limit, True)
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(await _awaited(*wanted))
+    except StopIteration as end:
+        return cast(Drained, end.value)
+    finally:
+        steps.close()
+
+
+async def _awaited(runner: Runner, call: Coroutine[Any, Any, Any]) -> Any:
+    """In a task of its own: a handler that cancels itself has failed, one that is cancelled with us has no outcome."""
+    task = asyncio.ensure_future(call)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        runner.cancelling = True
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+    return task.result()
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """As `asyncio.run` does at its end."""
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+
+
+def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool) -> Steps:
+    if not isinstance(target, (Ignis, Queue)):
+        raise ConfigError(f"{shown(target)} is neither an application nor a queue")
+    check_whole(limit, "limit", 1)
+    app = target if isinstance(target, Ignis) else target.app
+    if app.running:
+        raise ConfigError("the application runs: its own threads handle the messages; stop it before drain()")
+    total: Counter[str] = Counter()
+    if app.templates:
+        app.refresh()  # the queues that a pattern fits
+    _run_due(app, target)
+    handling = [queue for queue in _chosen(target) if queue.spec is not None and queue.spec.concurrency]
+    if not handling:
+        raise ConfigError(f"{target!r} has no handler")
+    if not may_await and any(queue.spec is not None and queue.spec.pool == "async" for queue in handling):
+        raise ConfigError("an event loop runs in this thread; write `await adrain(...)` for coroutine handlers")
+    drains = [_QueueDrain(queue, cast(HandlerSpec, queue.spec)) for queue in handling]
+    found = True
+    while found:
+        found = False
+        for queue in app.queues():
+            if queue.opened:
+                flush_publishers(queue.main)
+        for one in drains:
+            while claims := one.claim():
+                found = True
+                counts = yield from one.handle(claims)
+                total.update(counts)
+                if raises and one.caught is not None:
+                    raise one.caught
+                if sum(total.values()) > limit:
+                    raise WaitTimeoutError(
+                        f"more than {limit:,} messages were handled and {one.queue.main.pending():,} wait in queue "
+                        f"{one.queue.name!r} (limit): does a handler publish to its own queue?"
+                    )
+    return Drained(total["done"], total["dropped"], total["sidelined"])
+
+
+def _chosen(target: Ignis | Queue[Any]) -> list[Queue[Any]]:
+    return target.queues() if isinstance(target, Ignis) else [target]
+
+
+def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
+    """What threads of a running application would have done by now, by a clock that is set by hand."""
+    clock = app.clock
+    if not clock.by_hand:
+        return
+    last = _schedules.setdefault(clock, weakref.WeakKeyDictionary()).setdefault(app, {})
+    now_s = clock.steady_s()
+
+    def due(what: str, every_s: float, first_s: float) -> bool:
+        if now_s < (last[what] + every_s if what in last else first_s):
+            return False
+        last[what] = now_s
+        return True
+
+    sweeper, refresher = app.sweeper_settings, app.refresher.settings
+    if due("refresher", refresher.interval_s, refresher.initial_delay_s):
+        app.refresh()
+    for queue in _chosen(target):
+        if due(f"sweeper {queue.name}", sweeper.interval_s, sweeper.initial_delay_s):
+            queue.open()
+            queue.sweep()
+        every_s = queue.settings.shovel_interval_s
+        if every_s and due(f"shovel {queue.name}", every_s, every_s):
+            queue.shovel.run_once()
+
+
+class _QueueDrain:
+    """One queue's messages, one after the other, or in batches for a batch handler."""
+
+    def __init__(self, queue: Queue[Any], spec: HandlerSpec) -> None:
+        self.queue = queue
+        self.caught: BaseException | None = None
+        """What the last messages went to the sideline for."""
+        self._raised: BaseException | None = None
+        self._counts: Counter[str] = Counter()
+        self._numbers = itertools.count(1)
+        self._spec = dataclasses.replace(spec)
+        layer: Middleware = self._note_async if spec.pool == "async" else self._note
+        self._runner: Runner = queue.make_runner(self._spec, None, layer)
+        self._acker = Acknowledger(queue, spec.name, queue.app.consumer_settings, self._counts, lambda: None, list)
+
+    def _note(self, ctx: Context, call_next: Any) -> Any:
+        """The outermost layer: the runner makes text of what a handler raises."""
+        try:
+            return call_next(ctx)
+        except BaseException as exc:
+            self._raised = exc
+            raise
+
+    async def _note_async(self, ctx: Context, call_next: Any) -> Any:
+        try:
+            answer = call_next(ctx)
+            return await answer if inspect.isawaitable(answer) else answer
+        except BaseException as exc:
+            self._raised = exc
+            raise
+
+    def claim(self) -> list[Claim]:
+        main, store = self.queue.main, self.queue.app.store
+        for _ in range(MOST_FRUITLESS):
+            result = main.store.fire(main.name, self._spec.batch_size or 1, store.owner)
+            if result.claims or not result.more:
+                break
+        return result.claims
+
+    def handle(self, claims: Sequence[Claim]) -> Generator[Call, Any, Counter[str]]:
+        """Calls the handler and stores what became of the messages; counts them."""
+        records: list[bytes] = []
+        places: list[tuple[int, list[int]]] = []
+        self._raised = self.caught = None
+        for claim in claims:
+            for pointer, record in zip(claim.pointers, claim.records, strict=True):
+                if record is None:
+                    self._acker.add_corrupt(claim.shard, pointer)
+                else:
+                    places.append((claim.shard, [pointer]))
+                    records.append(record)
+        outcomes: list[Any] = []
+        try:
+            if records:
+                outcomes = yield from self._call(records)
+        except BaseException:  # whoever drains was cancelled or interrupted: no outcome
+            self.queue.main.store.reload(self.queue.name, group_pointers((at, one) for at, [one] in places))
+            raise
+        chunk = Chunk(next(self._numbers), places, records, sum(map(len, records)))
+        counts: Counter[str] = Counter(sidelined=sum(map(len, (one.pointers for one in claims))) - len(records))
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, Failure):
+                self._acker.add_failed(chunk, index, outcome)
+                self.caught = self.caught or self._error_of(outcome)
+                counts["sidelined"] += 1
+            else:
+                self._acker.add_done(chunk, index, 1)
+                counts["dropped" if outcome is DROPPED else "done"] += 1
+        self._acker.settle()
+        return counts
+
+    def _call(self, records: list[bytes]) -> Generator[Call, Any, list[Any]]:
+        runner = self._runner
+        if self._spec.pool == "async":
+            if self._spec.batch_size is None:
+                return [(yield runner, runner.run_async(records[0]))]
+            outcomes: list[Any] = yield runner, runner.run_batch_async(records)
+            return outcomes
+        return [runner.run(records[0])] if self._spec.batch_size is None else list(runner.run_batch(records))
+
+    def _error_of(self, failure: Failure) -> BaseException | None:
+        if failure.reason == REASON_TIMEOUT:
+            return HandlerTimeoutError(f"queue {self.queue.name!r}: {failure.error}")
+        if failure.reason == REASON_UNREADABLE:
+            return UnreadableMessageError(f"queue {self.queue.name!r}: {failure.error}")
+        if failure.reason == REASON_EXCEPTION:
+            return self._raised or IgnisError(f"queue {self.queue.name!r}: {failure.error}")
+        return None  # the handler's own answer
