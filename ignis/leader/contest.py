@@ -202,10 +202,9 @@ class Contest:
 
     def _put(self, path: str, wanted: Assignment) -> None:
         found = self._session.get(path)
-        if found is not None and not found.mine:
-            # Of an earlier leader: it would end with that one's session. One with children can only be written over.
-            if self._session.delete(path):
-                found = None
+        # Of an earlier leader: it would end with that one's session. One with children can only be written over.
+        if found is not None and not found.mine and self._session.delete(path):
+            found = None
         if found is None:
             self._session.create(path, wanted.encode())
         elif Assignment.decode(found.data) != wanted:
