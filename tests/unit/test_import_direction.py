@@ -22,7 +22,7 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"places", "urls"}),
+    frozenset({"file_lock", "places", "urls"}),
     frozenset({"config", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
     frozenset({"message"}),
     frozenset({"storage"}),
