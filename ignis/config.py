@@ -435,6 +435,7 @@ class AutoscalerSettings(_Settings):
     )
     interval_s: float = _setting(5, "time between looks at the queues", 0.01, 3_600)
     cool_down_s: float = _setting(60, "fewer workers only after so long without need of them", 0, 86_400)
+    command_timeout_s: float = _setting(60, "a command of `ignis autoscale` that takes longer is ended", 0.1, 3_600)
     scope: str = _setting("autoscaler", "name of the leadership: of those who share it, one acts")
 
     def __post_init__(self) -> None:

@@ -7,8 +7,8 @@ without taking it for a moment, which would keep away whoever tries at that mome
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import errno
+import fcntl
 import os
 import struct
 from pathlib import Path
