@@ -418,7 +418,12 @@ class SupervisorSettings(_Settings):
     stable_after_s: float = _setting(60, "a process that ran so long begins the waits anew when it dies", 0, 86_400)
     start_timeout_s: float = _setting(120, "a process that does not consume after so long is killed", 1, 3_600)
     kill_after_s: float = _setting(10, "how long beyond its stop timeout a process may take to end", 0, 3_600)
-    silent_after_s: float = _setting(30, "a process that says nothing for so long is reported as unhealthy", 1, 3_600)
+    silent_after_s: float = _setting(
+        30, "a process that says nothing for so long is unhealthy, and another works beside it", 1, 3_600
+    )
+    silent_kill_after_s: float = _setting(
+        300, "a process that says nothing for so long is killed, and what it held given back; 0 = never", 0, 86_400
+    )
 
 
 @dataclass(frozen=True)

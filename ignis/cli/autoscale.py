@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from typing import Any
 
@@ -105,8 +104,7 @@ def autoscale(
             endpoint = scale_endpoint(bind, lambda: store, scaler, public=public_bind)
             closing.callback(endpoint.close)
             if state.json:
-                render.document({"event": "started", "url": endpoint.url})
-                sys.stdout.flush()  # a pipe's reader waits for this line, and the next comes at the end
+                render.event({"event": "started", "url": endpoint.url})
             else:
                 render.remark(f"serving {endpoint.url}/scale")
         scaler.start()
