@@ -16,9 +16,14 @@ import pytest
 
 import ignis
 from ignis import file_lock
-from ignis.errors import StaleEpochError
+from ignis.broker import users as users_file
+from ignis.broker.users import User, editing, load_users
+from ignis.errors import LockHeldError, StaleEpochError
 from ignis.file_lock import FileLock, is_locked
 from ignis.leader import make_leader
+from ignis.relay import Relay
+from ignis.relay.directory import RelayDirectory
+from ignis.spark.pipeline.runs import Runs
 from tests.support import WAIT_S, eventually
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -186,3 +191,96 @@ def test_a_member_whose_file_was_deleted_is_seen_again(embedded_url: str, new_ap
     assert len(other.status().members or ()) == 2
     leader.relinquish()
     other.relinquish()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_relay_whose_lock_lost_its_name_locks_it_anew(what: str, new_app: MakeApp, tmp_path: Path) -> None:
+    directory = RelayDirectory(tmp_path / "relay")
+    relay = Relay(new_app(f"embedded://{tmp_path}/store"), directory.path, scan=0.05)
+    running = threading.Thread(target=relay.run)
+    running.start()
+    try:
+        eventually(lambda: relay.running)
+        change(directory.path / "relay.lock", what)
+        eventually(directory.relay_present)
+        with pytest.raises(LockHeldError):
+            directory.lock(0)
+    finally:
+        relay.request_stop()
+        running.join(WAIT_S)
+    assert not directory.relay_present()
+
+
+def test_a_relay_gives_way_to_one_that_began_meanwhile(new_app: MakeApp, tmp_path: Path) -> None:
+    directory = RelayDirectory(tmp_path / "relay")
+    relay = Relay(new_app(f"embedded://{tmp_path}/store"), directory.path, scan=0.05)
+    ended: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            relay.run()
+        except LockHeldError as exc:
+            ended.append(exc)
+
+    running = threading.Thread(target=run)
+    running.start()
+    eventually(lambda: relay.running)
+    other = FileLock.take(directory.path / "new")  # a file that is locked when it gets the name
+    assert other is not None
+    (directory.path / "new").replace(directory.path / "relay.lock")
+    running.join(WAIT_S)
+    assert not running.is_alive()
+    assert "another relay runs" in str(ended[0])
+    other.close()
+
+
+def test_an_editor_whose_lock_lost_its_name_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "users"
+    with editing(path) as users:
+        users.users.append(User("ann", ["all:*"]))
+    first = editing(path)
+    first.__enter__().users.clear()
+    (tmp_path / "users.lock").unlink()
+    with editing(path) as others:
+        others.users.append(User("bob", ["all:*"]))
+    with pytest.raises(LockHeldError, match="is not changed"):
+        first.__exit__(None, None, None)
+    assert [one.name for one in load_users(path).users] == ["ann", "bob"]
+    monkeypatch.setattr(users_file, "_LOCK_S", 0.1)
+    with editing(path), pytest.raises(LockHeldError, match="another process edits it"), editing(path):
+        pass
+
+
+def test_a_pipeline_whose_lock_lost_its_name_records_nothing(tmp_path: Path) -> None:
+    first, second = Runs(tmp_path, "p"), Runs(tmp_path, "p")
+    with first.locked():
+        run = first.begin("ingest")
+        with pytest.raises(LockHeldError), second.locked():
+            pass
+        (tmp_path / "p" / "lock").unlink()
+        with second.locked():
+            with pytest.raises(LockHeldError, match="another process may run pipeline 'p'"):
+                first.finish(run, {})
+            second.finish(run, {})
+    assert first.get("ingest", run.id) is not None
+
+
+def test_a_store_is_not_alone_because_a_file_was_deleted(tmp_path: Path, new_app: MakeApp) -> None:
+    """Who believes to be alone recovers what others work on, and says at its end that all is flushed."""
+    url = f"embedded://{tmp_path}/store"
+    script = (
+        "import sys, ignis; app = ignis.Ignis(sys.argv[1]); q = app.queue('q', int, durability='none')\n"
+        "q.publish(1); print('there', flush=True); input(); app.close()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"there\n"
+        for path in (tmp_path / "store").glob("*lock*"):
+            path.unlink()
+        app = new_app(url)
+        app.queue("q", int, durability="none").publish(2)
+        app.close()
+        assert not (tmp_path / "store/none/clean").exists(), "the other one is still at work"
+        other.communicate(b"\n", WAIT_S)
+    assert other.returncode == 0
+    assert (tmp_path / "store/none/clean").exists()
