@@ -189,7 +189,8 @@ class Supervisor:
                 one.excuse(pause_s)
 
     def _over(self) -> bool:
-        return not self._living and (self._stopping or (self._burst and self._target == 0))
+        done = self._stopping or (self._burst and self._target == 0)
+        return done and all(one.unkillable for one in self._living)
 
     def _obey(self) -> None:
         try:

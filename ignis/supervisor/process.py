@@ -26,6 +26,8 @@ LOCKED = "locked"
 STOPPING = "stopping"
 GONE = "gone"
 
+_UNKILLABLE_S = 30.0
+
 
 @dataclass(frozen=True)
 class WorkerCommand:
@@ -76,7 +78,7 @@ class WorkerProcess:
         self.pid = self.popen.pid
         self.began_at = self.heard_at = time.monotonic()
         self.stop_by = float("inf")
-        self.killed = False
+        self.killed_at = float("inf")
         self._order = 0
 
     def hear(self) -> list[dict[str, Any]]:
@@ -135,7 +137,7 @@ class WorkerProcess:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
-        self.killed = True
+        self.killed_at = min(self.killed_at, time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
 
@@ -160,6 +162,16 @@ class WorkerProcess:
         self.stop_by += pause_s
         if self.state == STARTING:
             self.began_at += pause_s
+
+    @property
+    def killed(self) -> bool:
+        """Whether `kill` was called."""
+        return self.killed_at != float("inf")
+
+    @property
+    def unkillable(self) -> bool:
+        """Killed long ago, and there still: the system does not let it end, as with a disk that does not answer."""
+        return time.monotonic() > self.killed_at + _UNKILLABLE_S
 
     @property
     def silent_s(self) -> float:

@@ -200,6 +200,22 @@ def test_what_is_healthy(states: list[str], silent: int, failures: int, healthy:
     assert supervisor.healthy is healthy
 
 
+def test_one_that_cannot_be_killed_keeps_nobody_from_ending() -> None:
+    """As one that waits for a disk that does not answer."""
+    supervisor = Supervisor(WorkerCommand(["--help"]), 1)
+    one = WorkerProcess(WorkerCommand(["--help"]), 1)
+    try:
+        supervisor._living = [one]
+        supervisor._stopping = True
+        one.kill()
+        assert not supervisor._over()
+        one.killed_at -= 60
+        assert supervisor._over()
+    finally:
+        one.popen.wait(WAIT_S)
+        one.link.close()
+
+
 def test_a_supervisor_that_was_stopped_blames_nobody() -> None:
     """As by a debugger or a container's pause: what it did not hear in that time was perhaps not said either."""
     settings = SupervisorSettings(silent_after_s=30, silent_kill_after_s=60, start_timeout_s=60)
