@@ -282,7 +282,7 @@ static void take_role(ign_owner *owner, uint64_t attach_pos)
      * attach_pos itself. */
     atomic_store_explicit(&owner->attach_pos, attach_pos, memory_order_release);
     atomic_store_explicit(&owner->start_time, ign_process_start_time(getpid()), memory_order_relaxed);
-    atomic_store_explicit(&owner->pid_namespace, ign_pid_namespace(), memory_order_relaxed);
+    atomic_store_explicit(&owner->namespaces, ign_process_namespaces(), memory_order_relaxed);
     atomic_store_explicit(&owner->pid, (uint32_t)getpid(), memory_order_relaxed);
     atomic_store_explicit(&owner->state, IGN_OWNER_ATTACHED, memory_order_release);
 }
@@ -470,8 +470,9 @@ int ign_region_owner_state(ign_region *region, ign_role role)
         return IGN_EMPTY;
     if (state == IGN_OWNER_DETACHED)
         return IGN_E_CLOSED;
-    /* A pid of another namespace names somebody else here: nothing can be proven, so count it as alive. */
-    if (atomic_load_explicit(&owner->pid_namespace, memory_order_relaxed) != ign_pid_namespace())
+    /* A pid of another namespace names somebody else here, and in another time namespace /proc says other start times:
+     * nothing can be proven, so count it as alive. */
+    if (atomic_load_explicit(&owner->namespaces, memory_order_relaxed) != ign_process_namespaces())
         return IGN_OK;
     uint32_t pid = atomic_load_explicit(&owner->pid, memory_order_relaxed);
     uint64_t start_time = atomic_load_explicit(&owner->start_time, memory_order_relaxed);

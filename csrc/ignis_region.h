@@ -53,7 +53,7 @@ typedef struct ign_owner {
     alignas(IGN_LINE_BYTES) _Atomic uint32_t state;
     _Atomic uint32_t pid;
     _Atomic uint64_t start_time;
-    _Atomic uint64_t pid_namespace;
+    _Atomic uint64_t namespaces; /* ign_process_namespaces() */
     _Atomic uint64_t attach_pos; /* forward ring position at which this owner began */
 } ign_owner;
 

@@ -136,10 +136,14 @@ uint64_t ign_process_start_time(int64_t pid)
     return start == 0 ? 1 : start; /* pid 1 of a machine can have started at tick 0 */
 }
 
-uint64_t ign_pid_namespace(void)
+enum { FIRST_TIME_NAMESPACE = 0xEFFFFFFAu }; /* PROC_TIME_INIT_INO */
+
+uint64_t ign_process_namespaces(void)
 {
     struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+    uint64_t pid = stat("/proc/self/ns/pid", &st) == 0 ? (uint32_t)st.st_ino : 0;
+    uint64_t time = stat("/proc/self/ns/time", &st) == 0 ? (uint32_t)st.st_ino : FIRST_TIME_NAMESPACE;
+    return pid | (time ^ FIRST_TIME_NAMESPACE) << 32;
 }
 
 #elif defined(__APPLE__)
@@ -154,7 +158,7 @@ uint64_t ign_process_start_time(int64_t pid)
     return info.pbi_start_tvsec * 1000000u + info.pbi_start_tvusec;
 }
 
-uint64_t ign_pid_namespace(void) { return 0; }
+uint64_t ign_process_namespaces(void) { return 0; }
 
 #else
 #error "process start times are not known on this system"

@@ -84,8 +84,9 @@ static inline void ign_cpu_relax(void)
 
 /* When the process started, in the kernel's own unit; with the pid it names one process for ever. 0: no such process. */
 uint64_t ign_process_start_time(int64_t pid);
-/* Inode of the process's pid namespace, 0 where there are none: pids of another namespace say nothing here. */
-uint64_t ign_pid_namespace(void);
+/* Of the process: the inode of its pid namespace, and above it what tells its time namespace from the machine's own, 0 there.
+ * 0 where there are none. Pids of another pid namespace, and start times of another time namespace, say nothing here. */
+uint64_t ign_process_namespaces(void);
 
 /* Rises by one in every child after fork(): handles remember it and refuse. Call ign_fork_watch() once before. */
 extern _Atomic uint32_t ign_fork_counter;

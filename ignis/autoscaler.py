@@ -3,7 +3,8 @@
 Anything with ``workers()`` and ``scale_to(count)`` is a target: `ignis.supervisor.LocalProcesses`, a function
 (`FunctionTarget`), an orchestrator's client. More workers are asked for at once, fewer only after a while without need
 of them. Who is removed is the target's to do without harm: worker processes are locked from claiming first, end when they
-have nothing in hand, and are unlocked when work comes meanwhile.
+have nothing in hand, and are unlocked when work comes meanwhile. A target that only remembers what it was told may have
+``forget()``: it is called when this autoscaler acts again after another one may have acted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.leader import Leadership, make_leader
 from ignis.pausing import PAUSED
-from ignis.storage.base import QueueRecord, Store
+from ignis.storage.base import Fence, QueueRecord, Store
 
 __all__ = ["Autoscaler", "Decision", "FunctionTarget", "QueueLoad", "Target", "queue_loads"]
 
@@ -32,32 +33,46 @@ log = logging.getLogger("ignis.autoscaler")
 class Target(Protocol):
     """What can be scaled. Both calls return soon."""
 
-    def workers(self) -> int:
-        """How many there are or are being made; those on their way out do not count."""
+    def workers(self) -> int | None:
+        """How many there are or are being made; those on their way out do not count. None = not known: then it is told what
+        the load is worth."""
 
     def scale_to(self, count: int) -> None:
         """Makes it so many, in its own time."""
 
 
 class FunctionTarget:
-    """A function as a target: called with the number of workers whenever another one is wanted.
+    """A function as a target: called with the number of workers whenever another one is wanted, and once by every
+    autoscaler that comes to act without knowing how many there are. Used by one autoscaler.
 
     Args:
-        fn: what it raises is logged, and the call repeated at the next look.
-        workers: how many there are at first.
+        fn: what it raises is logged, and the call repeated at the next look. After that, and after another autoscaler has
+            acted, the number counts as unknown: ``fn`` must be one that may be called twice with the same number.
+        workers: how many there are at first; None = not known.
+        ask: returns how many there are; asked at every look in place of what is remembered.
     """
 
-    def __init__(self, fn: Callable[[int], object], workers: int = 0) -> None:
+    def __init__(
+        self, fn: Callable[[int], object], workers: int | None = None, *, ask: Callable[[], int] | None = None
+    ) -> None:
         self._fn = fn
-        self._workers = workers
+        self._ask = ask
+        self.known = workers
+        """The number as it was told or answered last. Asks nobody."""
 
-    def workers(self) -> int:
-        return self._workers
+    def workers(self) -> int | None:
+        if self._ask is not None:
+            self.known = self._ask()
+        return self.known
 
     def scale_to(self, count: int) -> None:
-        if count != self._workers:
-            self._fn(count)
-            self._workers = count
+        self.known = None  # if this fails, nobody knows how far it came
+        self._fn(count)
+        self.known = count
+
+    def forget(self) -> None:
+        """Another may have changed the number."""
+        self.known = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +92,10 @@ class QueueLoad:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one look came to: ``wanted`` workers where there were ``workers``."""
+    """What one look came to: ``wanted`` workers where there were ``workers``; None = not known."""
 
     wanted: int
-    workers: int
+    workers: int | None
     loads: tuple[QueueLoad, ...]
 
 
@@ -135,6 +150,8 @@ class Autoscaler:
         self._looking = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._under: Fence | None = None
+        self._replaced = False
         self.leading = False
         self.errors = 0
         self.last: Decision | None = None
@@ -164,37 +181,60 @@ class Autoscaler:
     def run_once(self) -> Decision | None:
         """One look, and what follows from it; None when another one acts. Raises the store's and the target's errors."""
         with self._looking:
-            self.leading = self._leader.try_lead() is not None
-            if not self.leading:
-                self._needs.clear()  # what was needed before another acted says nothing
+            fence = self._office()
+            if fence is None:
                 return None
             _, workers, loads = self.look()
             wanted = self._wanted(loads, workers)
+            if wanted == workers:
+                self.last = Decision(wanted, workers, loads)
+                return self.last
+            # The look took its time, and the target checks no epoch as the store does.
+            if not self._leader.confirm(fence):
+                self._lost()
+                return None
             self.last = Decision(wanted, workers, loads)
-            if wanted != workers:
-                waiting = sum(one.due for one in loads)
-                log.info("%d worker(s) wanted instead of %d: %d message(s) wait", wanted, workers, waiting)
-                self._target.scale_to(wanted)
+            waiting, before = sum(one.due for one in loads), "an unknown number" if workers is None else workers
+            log.info("%d worker(s) wanted instead of %s: %d message(s) wait", wanted, before, waiting)
+            self._target.scale_to(wanted)
             return self.last
 
-    def look(self) -> tuple[int, int, tuple[QueueLoad, ...]]:
+    def _office(self) -> Fence | None:
+        """The authority to act; None when another has it. After another had it nothing counts that was known before."""
+        fence = self._leader.try_lead()
+        if fence is None or not self._leader.confirm(fence):
+            self._lost()
+            return None
+        if self._replaced or (self._under is not None and fence != self._under):
+            self._needs.clear()
+            forget = getattr(self._target, "forget", None)
+            if forget is not None:
+                forget()
+        self.leading, self._under, self._replaced = True, fence, False
+        return fence
+
+    def _lost(self) -> None:
+        self.leading, self._replaced = False, True
+        self._needs.clear()
+
+    def look(self) -> tuple[int, int | None, tuple[QueueLoad, ...]]:
         """(workers that the load of this moment is worth, workers that there are, loads). Changes nothing."""
         queues = self._queues() if callable(self._queues) else self._queues
         loads = tuple(queue_loads(self._store, queues))
         workers = self._target.workers()
         return self.need(loads, workers), workers, loads
 
-    def need(self, loads: Iterable[QueueLoad], workers: int) -> int:
+    def need(self, loads: Iterable[QueueLoad], workers: int | None) -> int:
         """How many workers the load is worth, within the limits, whatever was before."""
         settings = self._settings
         need = sum(math.ceil(one.due / settings.messages_per_worker) for one in loads)
         if settings.max_age_s and any(one.due and (one.oldest_age_s or 0) > settings.max_age_s for one in loads):
-            need = max(need, workers + 1)
+            need = max(need, (workers or 0) + 1)
         return min(max(need, settings.min_workers), settings.max_workers)
 
-    def _wanted(self, loads: Iterable[QueueLoad], workers: int) -> int:
+    def _wanted(self, loads: Iterable[QueueLoad], workers: int | None) -> int:
         now, need = self._clock(), self.need(loads, workers)
-        if not self._needs:
+        if not self._needs and workers is not None:
             # It begins as if all that there are had been needed until now.
             self._needs.append((now, workers))
         self._needs.append((now, need))
@@ -202,7 +242,10 @@ class Autoscaler:
             self._needs.popleft()
         # Fewer only when nothing in all that time was worth more.
         lately = max(one for _, one in self._needs)
-        wanted = need if need >= workers else min(workers, max(need, lately))
+        if workers is None:
+            wanted = lately
+        else:
+            wanted = need if need >= workers else min(workers, max(need, lately))
         return min(max(wanted, self._settings.min_workers), self._settings.max_workers)
 
     def report(self) -> dict[str, Any]:
@@ -211,7 +254,7 @@ class Autoscaler:
         return {
             "leading": self.leading,
             "wanted": None if last is None else last.wanted,
-            "workers": self._target.workers(),
+            "workers": self._target.known if isinstance(self._target, FunctionTarget) else self._target.workers(),
             "errors": self.errors,
             "queues": [] if last is None else [asdict(one) for one in last.loads],
         }

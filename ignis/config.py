@@ -433,7 +433,12 @@ class SupervisorSettings(_Settings):
     stable_after_s: float = _setting(60, "a process that ran so long begins the waits anew when it dies", 0, 86_400)
     start_timeout_s: float = _setting(120, "a process that does not consume after so long is killed", 1, 3_600)
     kill_after_s: float = _setting(10, "how long beyond its stop timeout a process may take to end", 0, 3_600)
-    silent_after_s: float = _setting(30, "a process that says nothing for so long is reported as unhealthy", 1, 3_600)
+    silent_after_s: float = _setting(
+        30, "a process that says nothing for so long is unhealthy, and another works beside it", 1, 3_600
+    )
+    silent_kill_after_s: float = _setting(
+        300, "a process that says nothing for so long is killed, and what it held given back; 0 = never", 0, 86_400
+    )
 
 
 @dataclass(frozen=True)
@@ -450,6 +455,7 @@ class AutoscalerSettings(_Settings):
     )
     interval_s: float = _setting(5, "time between looks at the queues", 0.01, 3_600)
     cool_down_s: float = _setting(60, "fewer workers only after so long without need of them", 0, 86_400)
+    command_timeout_s: float = _setting(60, "a command of `ignis autoscale` that takes longer is ended", 0.1, 3_600)
     scope: str = _setting("autoscaler", "name of the leadership: of those who share it, one acts")
 
     def __post_init__(self) -> None:

@@ -265,5 +265,6 @@ def _of_supervisor(figures: Stats | None) -> Iterable[Metric]:
 def _of_autoscaler(figures: Stats | None) -> Iterable[Metric]:
     if figures:
         yield GaugeMetricFamily("ignis_autoscaler_leading", "1 while this one acts.", value=float(figures["leading"]))
-        yield GaugeMetricFamily("ignis_autoscaler_workers", "Workers of its target.", value=figures["workers"])
+        if figures["workers"] is not None:  # else nobody knows
+            yield GaugeMetricFamily("ignis_autoscaler_workers", "Workers of its target.", value=figures["workers"])
         yield GaugeMetricFamily("ignis_autoscaler_wanted", "Workers wanted.", value=figures["wanted"] or 0)

@@ -154,10 +154,10 @@ class Queue(Generic[M]):
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
-            self._unused = False
             self._main.registration = self._registration
             self._registration.opened()
             self.set_local_pause(PAUSED in record.extra)
+            self._unused = False
 
     def _declared(self) -> tuple[Magazine[M], Magazine[M]]:
         """Both magazines. Where nobody chose a number of shards they keep what they have: somebody may have declared more
@@ -193,14 +193,14 @@ class Queue(Generic[M]):
         """Whether the store was asked for it already."""
         return self._main is not None
 
+    def _new_registration(self) -> Registration:
+        settings = self.app.refresher_settings
+        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
+
     def note_removed(self) -> None:
         """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
         else has made the queue again."""
         self._registration.note_removed()
-
-    def _new_registration(self) -> Registration:
-        settings = self.app.refresher_settings
-        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
 
     @property
     def unused(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ignis.broker.access import Credentials
 from ignis.broker.passwords import hash_password, split_token, token_matches, verify_password
 from ignis.broker.permissions import Permissions
+from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.throttle import Throttle
 from ignis.broker.users import User, Users, load_users
 from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
@@ -69,6 +70,8 @@ class UsersFile:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._throttled = RepeatedLog(log, logging.WARNING, clock)
+        self._denied = RepeatedLog(log, logging.WARNING, clock)
         self._peers = Throttle(_FREE_FAILURES_PEER, clock=clock)
         self._names = Throttle(_FREE_FAILURES_USER, clock=clock)
         self._nobody = hash_password("nobody has this password")
@@ -90,14 +93,14 @@ class UsersFile:
         name = credentials.user
         waits = (self._peers.wait_s(peer), self._names.wait_s(name) if name else 0.0)
         if max(waits) > 0:
-            log.warning("login from %s refused for %.0f s more: too many failures", peer, max(waits))
+            self._throttled("login from %s refused for %.0f s more: too many failures", peer, max(waits))
             raise TooManyRequestsError(_FREE_FAILURES_PEER, _FREE_FAILURES_PEER, "failed logins")
         user = self._proved(credentials)
         if user is None:
             self._peers.failed(peer)
             if name:
                 self._names.failed(name)
-            log.warning("login from %s refused", peer)
+            self._denied("login from %s refused", peer)
             raise UnauthenticatedError(_REFUSED)
         self._peers.succeeded(peer)
         self._names.succeeded(user.name)

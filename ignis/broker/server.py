@@ -33,6 +33,7 @@ from ignis.broker.payloads import Connect
 from ignis.broker.permissions import FREE
 from ignis.broker.protocol import BrokerMachine
 from ignis.broker.receiving import Receiving
+from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.session import Session
 from ignis.broker.threads import Threads
 from ignis.broker.unread import Unread
@@ -115,6 +116,7 @@ class Broker:
         """Of requests of all connections that wait for the store or are at it."""
         self.connections_seen = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
+        self.say_broken, self.say_displaced = RepeatedLog(log, logging.INFO), RepeatedLog(log, logging.INFO)
         self.sidelined = 0  # held by too many connections that were lost
         self.delivered = self.refused = 0  # of connections and queues that are gone
         self.sessions: set[Session] = set()

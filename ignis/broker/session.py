@@ -148,7 +148,7 @@ class Session(asyncio.BufferedProtocol):
     def _displaced(self) -> None:
         """Its place is another's now. A TLS connection would wait for the client's answer to its end."""
         limit = self.broker.settings.max_unauthenticated
-        log.info("%s has not said who it is, and others want its place", self.peer)
+        self.broker.say_displaced("%s has not said who it is, and others want its place", self.peer)
         self.end(TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated"))
         if self._fd < 0:
             self.abort()
@@ -179,7 +179,7 @@ class Session(asyncio.BufferedProtocol):
 
     def _broken(self, exc: IgnisError) -> None:
         self.broker.protocol_errors += 1
-        log.info("%s: %s", self.peer, exc)
+        self.broker.say_broken("%s: %s", self.peer, exc)
         self.end(exc)
 
     def eof_received(self) -> bool:

@@ -6,9 +6,9 @@ JSON, mode 0600, replaced as a whole. It has hashes of passwords and digests of 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +17,15 @@ import msgspec
 from ignis.broker import passwords
 from ignis.broker.permissions import Rule
 from ignis.config import check_name
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, LockHeldError
+from ignis.file_lock import FileLock
 
 __all__ = ["Token", "User", "Users", "editing", "load_users"]
 
 VERSION = 1
 MAX_BYTES = 16 << 20
+_LOCK_S = 10.0
+_POLL_S = 0.02
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,19 +101,32 @@ def load_users(path: str | os.PathLike[str]) -> Users:
 def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
     """The users, to be changed; written back at the end of the block, unless it raises. One editor at a time.
 
-    The file is made when it is not there. Durable on return. Raises ConfigError as `load_users`, OSError.
+    The file is made when it is not there. Durable on return. Raises ConfigError as `load_users`, LockHeldError when another
+    edits it for over 10 s or has begun to because the lock's file was removed, OSError.
     """
     target = Path(path)
-    lock = os.open(f"{target}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    lock = _lock(target)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         users = load_users(target) if target.exists() else Users()
         yield users
         for user in users.users:
             user.check()
+        if not lock.valid:
+            raise LockHeldError(f"users file {target} is not changed: {lock.path} was removed, and another may edit it")
         _replace(target, msgspec.json.format(msgspec.json.encode(users), indent=2) + b"\n")
     finally:
-        os.close(lock)
+        lock.close()
+
+
+def _lock(target: Path) -> FileLock:
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        found = FileLock.take(f"{target}.lock")
+        if found is not None:
+            return found
+        if time.monotonic() >= deadline:
+            raise LockHeldError(f"users file {target}: another process edits it for over {_LOCK_S:g} s")
+        time.sleep(_POLL_S)
 
 
 def _replace(target: Path, data: bytes) -> None:

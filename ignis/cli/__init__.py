@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None = ``sys.argv[1:]``.
     """
+    _open_standard_streams()
     if argv is None and (answered := answer(cli)) is not None:
         return answered
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -110,6 +111,22 @@ def _usage(exc: click.UsageError, as_json: bool) -> int:
 
 def _asked_for_debug(arguments: Sequence[str]) -> bool:
     return "--log-level=debug" in arguments or ("--log-level", "debug") in itertools.pairwise(arguments)
+
+
+def _open_standard_streams() -> None:
+    """Those that are closed, as some that start services leave them, become /dev/null. Otherwise the next file that is
+    opened, a store's perhaps, would get the number, and what is printed would go into it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _pipe_closed() -> int:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,6 +12,7 @@ import click
 from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.command import PLACE, Command
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ConfigError
@@ -22,8 +20,6 @@ from ignis.leader import make_leader
 from ignis.stop_signals import stop_signals
 
 __all__ = ["autoscale"]
-
-_COMMAND_TIMEOUT_S = 60.0
 
 
 @click.command()
@@ -42,9 +38,11 @@ _COMMAND_TIMEOUT_S = 60.0
     metavar="COMMAND",
     help="Run this when another number is wanted; {} in it stands for the number.",
 )
+@click.option("--count", metavar="COMMAND", help="Run this to learn how many there are: it prints the number.")
 @click.option(
-    "--workers", default=0, show_default=True, type=click.IntRange(min=0), help="How many there are at first."
+    "--workers", type=click.IntRange(min=0), metavar="N", help="How many there are at first.  [default: not known]"
 )
+@click.option("--command-timeout", "command_timeout_s", metavar="TIME", help="The longest that a command may take.")
 @click.option("--once", is_flag=True, help="One look; prints what is wanted and changes nothing.")
 @click.option("--bind", metavar="[HOST:]PORT", help="Serve /scale and /scale/QUEUE there; HOST is loopback by default.")
 @click.option("--public-bind", is_flag=True, help="Allow --bind an address that others can reach.")
@@ -55,7 +53,8 @@ def autoscale(
     /,
     queues: tuple[str, ...],
     command: str | None,
-    workers: int,
+    count: str | None,
+    workers: int | None,
     once: bool,
     bind: str | None,
     public_bind: bool,
@@ -63,26 +62,38 @@ def autoscale(
 ) -> int:
     """Watches what waits in the QUEUEs (default: all) and scales what handles them, until SIGTERM, SIGINT or SIGHUP.
 
-    With --exec a command makes the number so; with --bind an orchestrator reads the figures, as KEDA's metrics-api
-    scaler does. Worker processes of this machine are scaled by ignis worker --autoscale. Of several that share
-    autoscaler.scope one acts; all of them serve the figures.
+    With --exec a command makes the number so: whenever it changes, and once when this autoscaler comes to act and does
+    not know how many there are; with --count it asks. A command ends with us at the latest. With --bind an orchestrator
+    reads the figures, as KEDA's metrics-api scaler does. Worker processes of this machine are scaled by ignis worker
+    --autoscale. Of several that share autoscaler.scope one acts; all of them serve the figures.
     """
     state.log_to_stderr("info")
     file = load_file(state.config)
     settings = resolve(AutoscalerSettings, given, file)
     if not (once or command or bind):
         raise click.UsageError("nothing to do: give --exec, --bind or --once")
-    if command is not None and "{}" not in command:
-        raise ConfigError(f"--exec {command!r} does not say where the number goes: write {{}} there")
+    if command is not None and PLACE not in command:
+        raise ConfigError(f"--exec {command!r} does not say where the number goes: write {PLACE} there")
+    if count is not None and workers is not None:
+        raise click.UsageError("--workers says how many there are, --count asks: give one of them")
     from ignis.supervisor.endpoint import scale_endpoint
 
-    target = FunctionTarget(_Command(command) if command is not None and not once else _nothing, workers)
     with state.store() as store, contextlib.ExitStack() as closing:
         for name in queues:
             queue_record(store, name)
         leader = make_leader(store, settings.scope, resolve(LeaderSettings, {}, file))
+        closing.callback(leader.close)
+        timeout_s = settings.command_timeout_s
+        telling = None if command is None else Command("--exec", command, timeout_s, lambda: leader.fence is not None)
+        asking = None if count is None else Command("--count", count, timeout_s)
+        target = FunctionTarget(
+            _nothing if telling is None else telling.tell, workers, ask=None if asking is None else asking.ask
+        )
         scaler = Autoscaler(store, target, queues=queues or None, settings=settings, leader=leader)
         closing.callback(scaler.close)
+        for one in (telling, asking):
+            if one is not None:
+                closing.callback(one.close)  # before the autoscaler, which waits for what it has begun
         if once:
             return _show(state, Decision(*scaler.look()))
         stop = threading.Event()
@@ -93,8 +104,7 @@ def autoscale(
             endpoint = scale_endpoint(bind, lambda: store, scaler, public=public_bind)
             closing.callback(endpoint.close)
             if state.json:
-                render.document({"event": "started", "url": endpoint.url})
-                sys.stdout.flush()  # a pipe's reader waits for this line, and the next comes at the end
+                render.event({"event": "started", "url": endpoint.url})
             else:
                 render.remark(f"serving {endpoint.url}/scale")
         scaler.start()
@@ -112,17 +122,6 @@ def _show(state: State, decision: Decision) -> int:
     render.table(["queue", "pending", "oldest"], rows, right=["pending", "oldest"])
     render.line(f"{decision.wanted} worker(s) wanted")
     return exit_codes.OK
-
-
-class _Command:
-    """Runs the user's command with the number in it; a failure is the autoscaler's to log and to repeat."""
-
-    def __init__(self, text: str) -> None:
-        self._parts = shlex.split(text)
-
-    def __call__(self, count: int) -> None:
-        parts = [part.replace("{}", str(count)) for part in self._parts]
-        subprocess.run(parts, check=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_TIMEOUT_S)
 
 
 def _nothing(count: int) -> None:

@@ -8,7 +8,6 @@ import gc
 import os
 import signal
 import ssl
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def broker(
     finally:
         loop.close()
     if state.json:
-        render.document({"event": "stopped", "pid": os.getpid()})
+        render.event({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK
 
 
@@ -172,8 +171,7 @@ def _announce(state: State, made: Broker, health: Endpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
         shown = {} if health is None else {"health": health.url}
-        render.document({"event": "started", **made.status(), "port": made.port, **shown})
-        sys.stdout.flush()
+        render.event({"event": "started", **made.status(), "port": made.port, **shown})
     else:
         shown_at = "" if health is None else f"; {health.url}/healthz"
         render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")

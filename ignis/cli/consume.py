@@ -202,7 +202,7 @@ class _Take:
             if corrupt:
                 # As every consumer does: it has no body to print.
                 items = [Transfer(shard, at, corrupt_record(name, shard, at), shard) for shard, at in corrupt]
-                magazines.transfer(name, name + SIDELINE_SUFFIX, items, self._record.message_expiry_s)
+                magazines.transfer(name, name + SIDELINE_SUFFIX, items)
                 render.warning(f"{len(corrupt)} corrupt message(s) went to the sideline")
 
 

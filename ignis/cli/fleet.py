@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,10 +100,9 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         queues = running_queues(app)
         if state.json:
             owner = app.store.owner
-            render.document(
+            render.event(
                 {"event": "started", "pid": os.getpid(), "owner": owner, "url": redacted(app.url), "queues": queues}
             )
-            sys.stdout.flush()
         else:
             render.remark(
                 f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}; SIGTERM or Ctrl-C drains"
@@ -117,7 +115,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         worker = Worker(app, given.queues or None, limits=limits, link=link, on_started=announce)
         worker.run(given.stop_timeout)
     if state.json and not supervised:
-        render.document({"event": "stopped", "pid": os.getpid(), "why": worker.why})
+        render.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
     return exit_codes.OK
 
 
@@ -148,8 +146,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
             document = {"event": "started", "pid": os.getpid(), "queues": supervisor.queues, "processes": pids}
             if endpoint is not None:
                 document["health"] = endpoint.url
-            render.document(document)
-            sys.stdout.flush()
+            render.event(document)
         else:
             names = ", ".join(supervisor.queues)
             render.remark(
@@ -177,7 +174,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
             closing.callback(endpoint.close)
         code = supervisor.run()
     if state.json:
-        render.document({"event": "stopped", "pid": os.getpid(), "code": code})
+        render.event({"event": "stopped", "pid": os.getpid(), "code": code})
     return code
 
 

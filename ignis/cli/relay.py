@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import signal
-import sys
 import threading
 from types import FrameType
 
@@ -60,7 +59,7 @@ def relay(state: State, directory: str) -> int:
             announcer.join(_ANNOUNCER_S)  # a daemon: a standard output that nobody reads must not keep us
     figures = running.stats()
     if state.json:
-        render.document({"event": "stopped", "pid": os.getpid(), **figures})
+        render.event({"event": "stopped", "pid": os.getpid(), **figures})
     else:
         render.remark(f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)")
     return exit_codes.OK
@@ -73,8 +72,7 @@ def _announce(state: State, running: Relay, ended: threading.Event) -> None:
             return
     directory, url = str(running.directory.path), redacted(running.app.url)
     if state.json:
-        render.document({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
-        sys.stdout.flush()
+        render.event({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
     else:
         render.remark(f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops")
 

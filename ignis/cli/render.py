@@ -6,6 +6,9 @@ Results go to stdout. Errors, progress and remarks go to stderr, so that a pipe 
 from __future__ import annotations
 
 import datetime as dt
+import logging
+import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +26,7 @@ __all__ = [
     "describe",
     "document",
     "error",
+    "event",
     "line",
     "moment",
     "number",
@@ -37,6 +41,11 @@ __all__ = [
     "warning",
 ]
 
+log = logging.getLogger("ignis.cli")
+
+_EVENT_S = 2.0
+_EVENT_BYTES = 512
+"""What a pipe that can be written to takes without waiting."""
 _encode = msgspec.json.Encoder().encode
 _SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
 NONE = "-"
@@ -50,6 +59,27 @@ def on_terminal() -> bool:
 def document(value: object) -> None:
     """One JSON value on a line of its own."""
     sys.stdout.write(to_json(value) + "\n")
+
+
+def event(value: object) -> None:
+    """`document` for what a service says of itself, sent at once. A standard output that is closed, full, or that nobody
+    reads is logged and keeps the service from nothing; it waits at most 2 s."""
+    data = (to_json(value) + "\n").encode()
+    try:
+        sys.stdout.flush()
+        try:
+            descriptor = sys.stdout.fileno()
+        except (OSError, ValueError):  # it is no file
+            sys.stdout.write(data.decode())
+            return
+        poller = select.poll()
+        poller.register(descriptor, select.POLLOUT)
+        while data:
+            if not poller.poll(_EVENT_S * 1_000):
+                raise TimeoutError(f"nobody reads it for {_EVENT_S:g} s")
+            data = data[os.write(descriptor, data[:_EVENT_BYTES]) :]
+    except (OSError, ValueError) as exc:
+        log.warning("standard output cannot be written, going on without it: %s", exc)
 
 
 def to_json(value: object) -> str:

@@ -107,6 +107,15 @@ class Leadership(abc.ABC):
         """The current authority, or None when not leading. Asks nobody: to be looked at before each small step."""
         return self._fence
 
+    def confirm(self, fence: Fence) -> bool:
+        """Whether the store has seen no later office than the one under ``fence``. For what acts outside of the store, where
+        nothing checks the epoch. When it has seen one, this instance has been replaced without noticing: it gives the lead
+        up, and `try_lead` stands anew. Raises what the store raises."""
+        if self.fence == fence and self._store.locks.epoch(self.scope) <= fence.epoch:
+            return True
+        self.relinquish()
+        return False
+
     def lead(self) -> Fence:
         """`try_lead`, or LockHeldError that names who leads."""
         fence = self.try_lead()

@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 from ignis.config import LeaderSettings
 from ignis.errors import CoordinatorError
-from ignis.leader.paths import Assignment, Member, Paths, deal, new_prefix, sequence_of
+from ignis.leader.paths import Assignment, Member, Paths, deal, new_prefix, sequence_of, shown
 from ignis.leader.session import Session
 from ignis.storage.base import Store
 
 __all__ = ["Contest", "Seen"]
 
 log = logging.getLogger("ignis.leader")
+
+_MOST_SHOWN = 10
 
 
 class Seen(NamedTuple):
@@ -64,6 +66,10 @@ class Contest:
         self._old_prefixes: set[str] = set()
         self._assigned: set[str] = set()
         self._strangers: tuple[str, ...] = ()
+        self._not_ours: set[str] = set()
+        """Below the communicator, with children: no assignments, and not to be removed."""
+        self._untold: set[str] = set()
+        """Members whose assignment cannot be written."""
         self.members: tuple[str, ...] = ()
         """As the leader saw them last."""
 
@@ -94,14 +100,15 @@ class Contest:
             self.renew()
             self._watch()
             return 0
-        position = names.index(mine)
-        if not position:
-            return epoch
-        # Only the one before us matters: no crowd is woken when a leader goes.
-        before = self._paths.contender(names[position - 1])
-        if self._session.exists(before, self._watch) is None:
-            self._watch()
-        return 0
+        # Only the one before us matters: no crowd is woken when a leader goes. What ends with no session is no instance's.
+        for name in reversed(names[: names.index(mine)]):
+            before = self._session.exists(self._paths.contender(name), self._watch)
+            if before is None:
+                self._watch()
+                return 0
+            if not before.lasting:
+                return 0
+        return epoch
 
     def _places(self) -> list[str]:
         """The leader's first."""
@@ -119,6 +126,11 @@ class Contest:
         """Makes this instance a member."""
         path = self._paths.member(self._instance)
         node = self._session.exists(path, self._watch)
+        if node is not None and node.lasting:
+            # No instance's, and it would never end. One with children stays: the name is listed all the same.
+            if not self._session.delete(path):
+                return
+            node = None
         if node is None:
             mine = Member(self._owner, self._farm_id, time.time_ns() // 1_000_000)
             self._session.create(path, mine.encode())
@@ -162,21 +174,36 @@ class Contest:
         members = sorted(self._session.children(self._paths.members, self._watch))
         self.members = tuple(members)
         shares = deal(self._settings.partitions, [self._instance, *(one for one in members if one != self._instance)])
-        for name in self._session.children(self._paths.communicator):
-            if name not in shares:
-                self._session.delete(self._paths.assigned(name))
+        there = self._session.children(self._paths.communicator)
+        self._not_ours.intersection_update(there)
+        for name in there:
+            if name not in shares and name not in self._not_ours:
+                if not self._session.delete(self._paths.assigned(name)):
+                    self._not_ours.add(name)
                 self._assigned.discard(name)
         # The own last: who becomes active finds the others told.
         for name in reversed(list(shares)):
-            self._put(self._paths.assigned(name), Assignment(self._instance, epoch, shares[name], since_ms))
-            self._assigned.add(name)
+            self._tell(name, Assignment(self._instance, epoch, shares[name], since_ms))
         self._check_farms(members)
+
+    def _tell(self, name: str, given: Assignment) -> None:
+        """One member that cannot be told keeps nobody else from being told."""
+        try:
+            self._put(self._paths.assigned(name), given)
+        except CoordinatorError as exc:
+            if exc.retryable or name == self._instance:
+                raise
+            if name not in self._untold:
+                log.warning("%s is not told its share: %s", shown(name), exc)
+            self._untold.add(name)
+        else:
+            self._untold.discard(name)
+            self._assigned.add(name)
 
     def _put(self, path: str, wanted: Assignment) -> None:
         found = self._session.get(path)
-        if found is not None and not found.mine:
-            # Of an earlier leader: it would end with that one's session.
-            self._session.delete(path)
+        # Of an earlier leader: it would end with that one's session. One with children can only be written over.
+        if found is not None and not found.mine and self._session.delete(path):
             found = None
         if found is None:
             self._session.create(path, wanted.encode())
@@ -192,7 +219,8 @@ class Contest:
         if strangers and strangers != self._strangers:
             log.error(
                 "instances of farm %s are in one election with those of %s, and only one of the farms is swept: "
-                "give each a chroot of its own (leader.zookeeper)", ", ".join(strangers), self._farm_id,
+                "give each a chroot of its own (leader.zookeeper)",
+                ", ".join(map(shown, strangers[:_MOST_SHOWN])), self._farm_id,
             )  # fmt: skip
         self._strangers = strangers
 
@@ -215,10 +243,10 @@ class Contest:
             found = self._session.get(self._paths.assigned(one))
             given = Assignment.decode(found.data) if found is not None else None
             if given is not None and given.balancer_id == one:
-                active, since_ms = one, given.since_ms or None
-        for name in self._places()[:1]:
+                active, since_ms = one, given.began_ms
+        for name in self._places():
             first = self._session.get(self._paths.contender(name))
-            if first is not None:
+            if first is not None and not first.lasting:
                 epoch = first.czxid + self._settings.epoch_base
-                return Seen(first.data.decode("utf-8", "replace"), active, since_ms, epoch, members)
+                return Seen(shown(first.data.decode("utf-8", "replace")), active, since_ms, epoch, members)
         return Seen("", active, since_ms, 0, members)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
+import logging
 import os
 import re
 import threading
 from pathlib import Path
 
+from ignis.file_lock import FileLock, is_locked
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
 from ignis.storage.base import Fence, Store
 from ignis.storage.os_errors import store_errors
 
 __all__ = ["FileLeader"]
 
+log = logging.getLogger("ignis.leader")
+
 _TEXT = re.compile(r"(?P<leader>.+) epoch (?P<epoch>\d+) since (?P<since_ms>\d+)\Z")
 _USUAL = ("local", "ignis")
 
 
 class FileLeader(Leadership):
-    """Leads while it holds ``flock`` on a file of the store's directory, whose text names the holder.
+    """Leads while it holds the lock of a file in the store's directory, whose text names the holder.
 
     The kernel releases the lock when its holder dies, however it dies, and not while the holder is merely slow or
-    stopped: nobody takes over from a stopped process.
+    stopped: nobody takes over from a stopped process. Who holds the lock of a file that was deleted, replaced or moved leads
+    no more, for others lock another file.
 
     Each instance that is in the contest keeps a lock on a file of its own as well, by which the others see it.
 
@@ -47,9 +51,14 @@ class FileLeader(Leadership):
         self._path = self._directory / f"leader-{scope}{mark}.lock"
         self._members = f"member-{scope}{mark}+"
         self._lock = threading.Lock()
-        self._fd: int | None = None
-        self._member_fd: int | None = None
-        self._member_path: Path | None = None
+        self._held: FileLock | None = None
+        self._member: FileLock | None = None
+
+    @property
+    def fence(self) -> Fence | None:
+        """Also None once the locked file is no longer the one by that name."""
+        held, fence = self._held, self._fence
+        return fence if held is not None and held.valid else None
 
     def start(self) -> None:
         with self._lock:
@@ -58,27 +67,23 @@ class FileLeader(Leadership):
     def try_lead(self) -> Fence | None:
         """See `Leadership`. Raises StoreFullError, StoreUnreachableError where the lock's file cannot be made, too."""
         with self._lock:
-            if self._fd is not None:
-                return self._fence
+            if self._held is not None:
+                if self._held.valid:
+                    return self._fence
+                log.warning("leadership of %s is given up: %s was deleted, moved or replaced", self.scope, self._path)
+                self._release()
             self._join()
             with store_errors(f"leader's lock {self._path}"):
-                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.close(fd)
-                    return None
-                except OSError:
-                    os.close(fd)
-                    raise
-            self._fd = fd
+                held = FileLock.take(self._path)
+            if held is None:
+                return None
+            self._held = held
             try:
                 fence = self._take_office()
                 assert self.since_s is not None
                 text = f"{self._store.owner} epoch {fence.epoch} since {int(self.since_s * 1000)}\n"
                 with contextlib.suppress(OSError):  # only for show: on a full disk it leads without a name
-                    os.ftruncate(fd, 0)
-                    os.pwrite(fd, text.encode(), 0)
+                    held.write(text)
                 self._there(tidy=True)
             except BaseException:
                 self._release()
@@ -91,51 +96,52 @@ class FileLeader(Leadership):
             self._leave()
 
     def _release(self) -> None:
-        fd, self._fd, self._fence, self.since_s = self._fd, None, None, None
-        if fd is not None:
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, 0)
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+        held, self._held, self._fence, self.since_s = self._held, None, None, None
+        if held is not None:
+            held.release()
 
     def _join(self) -> None:
         """Makes this instance seen. Only for show: on a full disk it leads unseen."""
         forget_after_fork(self)
-        if self._member_fd is not None:
-            return
+        if self._member is not None:
+            if self._member.valid:
+                return
+            self._member.close()
+            self._member = None
         # The number keeps candidates of one process apart.
         path = self._directory / f"{self._members}{os.getpid()}-{id(self):x}.lock"
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            member = FileLock.take(path)
+            if member is None:
+                return
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.pwrite(fd, self._store.owner.encode(), 0)
+                member.write(self._store.owner)
             except OSError:
-                os.close(fd)
+                member.close()
                 raise
-            self._member_fd, self._member_path = fd, path
+            self._member = member
 
     def _leave(self) -> None:
-        fd, path, self._member_fd, self._member_path = self._member_fd, self._member_path, None, None
+        member, self._member = self._member, None
         forget_after_fork(self, holds=False)
-        if fd is not None and path is not None:
+        if member is not None:
             with contextlib.suppress(OSError):
-                path.unlink()
-            os.close(fd)
+                member.path.unlink()
+            member.close()
 
     def forget(self) -> None:
         """In a child after ``fork``: the locks are the parent's, and the child must not keep them beyond its death."""
         super().forget()
-        fds = self._fd, self._member_fd
-        self._fd = self._member_fd = self._member_path = None
+        held = self._held, self._member
+        self._held = self._member = None
         self._lock = threading.Lock()
-        for fd in fds:
-            if fd is not None:
-                os.close(fd)
+        for one in held:
+            if one is not None:
+                one.close()
 
     def status(self) -> LeaderStatus:
         try:
-            text = self._path.read_text("utf-8").strip() if _is_locked(self._path) else ""
+            text = self._path.read_text("utf-8", "replace").strip() if is_locked(self._path) else ""
         except OSError:
             text = ""
         found = _TEXT.match(text)
@@ -148,7 +154,7 @@ class FileLeader(Leadership):
             since_ms=int(found["since_ms"]) if found else None,
             epoch=int(found["epoch"]) if found else self._store.locks.epoch(self.scope),
             members=self._there(),
-            here=self._fd is not None,
+            here=self.fence is not None,
         )
 
     def _there(self, *, tidy: bool = False) -> tuple[str, ...]:
@@ -156,20 +162,8 @@ class FileLeader(Leadership):
         names = []
         for path in sorted(self._directory.glob(f"{self._members}*.lock")):
             with contextlib.suppress(OSError):
-                if path == self._member_path or _is_locked(path):
-                    names.append(path.read_text("utf-8"))
+                if is_locked(path):
+                    names.append(path.read_text("utf-8", "replace"))
                 elif tidy:
                     path.unlink()
         return tuple(names)
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether anybody, this process included, holds the file's lock. Raises OSError when it is not there."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

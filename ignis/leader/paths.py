@@ -22,10 +22,13 @@ import msgspec
 
 from ignis.config import check_name
 
-__all__ = ["SWEEPER", "Assignment", "Member", "Paths", "deal", "sequence_of"]
+__all__ = ["SWEEPER", "Assignment", "Member", "Paths", "deal", "new_prefix", "sequence_of", "shown"]
 
 SWEEPER = "sweeper"
-_SEQUENCE = re.compile(r"lock-(\d+)\Z")
+_SEQUENCE = re.compile(r"lock-([0-9]{1,19})\Z")
+_SHOWN_CHARS = 200
+_LATEST_MS = 253_402_300_799_999
+"""The end of the year 9999."""
 
 
 class Assignment(msgspec.Struct, frozen=True, rename="camel"):
@@ -35,6 +38,11 @@ class Assignment(msgspec.Struct, frozen=True, rename="camel"):
     epoch: int = 0
     partitions: list[int] = []
     since_ms: int = 0
+
+    @property
+    def began_ms(self) -> int | None:
+        """``since_ms`` where it is a time; None for 0 and for what nobody's clock says."""
+        return self.since_ms if 0 < self.since_ms <= _LATEST_MS else None
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
@@ -102,6 +110,12 @@ def sequence_of(name: str) -> int:
     """The place in the contest; names without one come last."""
     found = _SEQUENCE.search(name)
     return int(found[1]) if found else 1 << 62
+
+
+def shown(text: str) -> str:
+    """What another program wrote, for a log or a terminal: one line, of bounded length, without control characters."""
+    cut = text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
 
 
 def deal(partitions: int, members: Sequence[str]) -> dict[str, list[int]]:

@@ -20,8 +20,10 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
@@ -51,12 +53,14 @@ _CLOSE_AWAY_S = 1.0
 
 
 class Node(NamedTuple):
-    """A node: what it holds, the transaction that made it, when that was, and whether this session did."""
+    """A node: what it holds, the transaction that made it, when that was, and whether this session did; ``lasting``:
+    it ends with no session."""
 
     data: bytes
     czxid: int
     created_at_ms: int
     mine: bool
+    lasting: bool
 
 
 class Session:
@@ -150,8 +154,14 @@ class Session:
     # -- nodes
 
     def get(self, path: str, watch: Poke | None = None) -> Node | None:
-        """The node, or None when there is none. ``watch`` is called once when it changes or ends."""
-        found = self._ask(path, lambda client: client.get_async(self._full(path), watch=watch), NoNodeError)
+        """The node, or None when there is none; without data where we may not read it. ``watch`` is called once when it
+        changes or ends."""
+        try:
+            found = self._ask(path, lambda client: client.get_async(self._full(path), watch=watch), NoNodeError)
+        except CoordinatorError as exc:
+            if isinstance(exc.__cause__, NoAuthError):
+                return self.exists(path, watch)
+            raise
         return None if found is None else self._node(*found)
 
     def exists(self, path: str, watch: Poke | None = None) -> Node | None:
@@ -185,19 +195,20 @@ class Session:
         return self._ask(path, lambda client: client.set_async(self._full(path), data), NoNodeError) is not None
 
     def delete(self, path: str) -> bool:
-        """Removes a node without children; False when there is none."""
-        done = self._ask(path, lambda client: client.delete_async(self._full(path)), NoNodeError)
+        """Removes a node; False when there is none, or when it has children, which are not ours."""
+        done = self._ask(path, lambda client: client.delete_async(self._full(path)), NoNodeError, NotEmptyError)
         return done is not None
 
     def _full(self, path: str) -> str:
         return self.address.root + path
 
-    def _node(self, data: bytes, stat: Any) -> Node:
+    def _node(self, data: bytes | None, stat: Any) -> Node:
         client_id = self._client.client_id
         mine = client_id is not None and stat.ephemeralOwner == client_id[0]
-        return Node(data, stat.czxid, stat.ctime, mine)
+        # A node may have no data at all, which is not the same as none of any length.
+        return Node(data or b"", stat.czxid, stat.ctime, mine, lasting=not stat.ephemeralOwner)
 
-    def _ask(self, path: str, call: Callable[[Any], Any], absent: type[Exception]) -> Any:
+    def _ask(self, path: str, call: Callable[[Any], Any], *absent: type[Exception]) -> Any:
         """The answer; None for ``absent``. Raises CoordinatorUnreachableError, CoordinatorError."""
         if not self.connected:
             raise CoordinatorUnreachableError(self.absence())
@@ -211,6 +222,8 @@ class Session:
             raise CoordinatorError(f"{self.address!r} does not accept the user of leader.user") from exc
         except KazooException as exc:
             raise CoordinatorError(f"{self.address!r} refuses {self._full(path)}: {type(exc).__name__}") from exc
+        except Exception as exc:  # the driver cannot make sense of a path or an answer
+            raise CoordinatorError(f"{self._full(path)} cannot be used: {type(exc).__name__}: {exc}") from exc
 
 
 if TYPE_CHECKING:

@@ -105,6 +105,8 @@ class ZooKeeperLeader(Leadership):
         self._dirty = True
         """Something may have changed since the last full look began."""
         self._trouble = ""
+        """Why this instance takes no part now; "" after a look that came to its end."""
+        self._failing_s: float | None = None
         self._refusal = ""
         self.assignment: Assignment | None = None
         self.losses = 0
@@ -204,12 +206,14 @@ class ZooKeeperLeader(Leadership):
         self._forked, self._wanted, self._office, self._thread = True, False, None, None
 
     def stats(self) -> dict[str, Any]:
-        """``available``: whether ZooKeeper answers; ``unavailable_s``: for how long it has not."""
+        """``available``: whether ZooKeeper answers and this instance can take part; ``trouble``: why not;
+        ``unavailable_s``: for how long ZooKeeper has not answered."""
         away_s = 0.0 if self._session.connected else max(0.0, time.time() - self._session.since_s)
         return {
             **super().stats(),
             "instance": self.instance,
-            "available": self._session.connected,
+            "available": self._session.connected and not self._trouble,
+            "trouble": self._refusal or self._trouble,
             "unavailable_s": round(away_s, 3),
             "losses": self.losses,
             "refused_epochs": self.refused,
@@ -284,20 +288,41 @@ class ZooKeeperLeader(Leadership):
                 self._contest.leave()
                 self.assignment = None
                 self._left.set()
-        except CoordinatorError as exc:
-            self._dirty = True
-            if self._session.connected:
-                self._set_trouble(str(exc))
-                if not exc.retryable:
-                    self._settled.set()  # an answer, if not the one that was hoped for
-                if not self._wanted:
-                    self._left.set()  # what cannot be removed ends with the session
-            return min(_RETRY_S, self.refresh_s)
-        except Exception:
-            self._dirty = True
-            log.exception("election of %s failed, trying again", self.scope)
-            return _RETRY_S
+                self._set_trouble("")
+        except Exception as exc:
+            return self._failed(exc)
+        self._failing_s = None
         return min(self.refresh_s, self._timeout_s / 3) if self._office is not None else self.refresh_s
+
+    def _failed(self, exc: Exception) -> float:
+        """A look that did not come to its end. Returns when to look again."""
+        self._dirty = True
+        if self._session.connected:
+            text = str(exc)
+            if not isinstance(exc, CoordinatorError):
+                text = f"the election of {self.scope} fails: {type(exc).__name__}: {exc}"
+                if text != self._trouble:
+                    log.error("unexpected, trying again", exc_info=exc)
+            self._set_trouble(text)
+            if not (isinstance(exc, CoordinatorError) and exc.retryable):
+                self._settled.set()  # an answer, if not the one that was hoped for
+            if not self._wanted:
+                self._left.set()  # what cannot be removed ends with the session
+            self._step_aside()
+        return min(_RETRY_S, self.refresh_s)
+
+    def _step_aside(self) -> None:
+        """Who cannot act must not hold the first place for ever: another may be able to."""
+        now_s = time.monotonic()
+        if self._failing_s is None:
+            self._failing_s = now_s
+        if self._wanted and now_s - self._failing_s >= self._timeout_s:
+            self._failing_s = None
+            held = self._office is not None
+            self._give_up("it cannot be carried on")
+            if not held:
+                self._contest.renew()  # elected perhaps, and never in office
+            self._settled.set()
 
     def _set_trouble(self, text: str) -> None:
         """Says it once."""

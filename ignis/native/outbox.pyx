@@ -82,6 +82,19 @@ cdef int complete_future(object future, Receipt receipt) except -1:
     return 0
 
 
+cdef int _check_timeout(object timeout) except -1:
+    """Raises ConfigError for what is no number of seconds. The exact types first: whoever waits for receipts does so often."""
+    if type(timeout) is float or type(timeout) is int:
+        if timeout >= 0:
+            return 0
+    elif timeout is None:
+        return 0
+    elif isinstance(timeout, (float, int)) and not isinstance(timeout, bool) and timeout >= 0:
+        return 0
+    raise _errors.ConfigError(f"timeout = {repr(timeout)[:80]} is not a number of seconds, 0 or more")
+
+
+
 @cython.final
 @cython.no_gc         # a collector that counted receipts would cost more than the sending; see traverse_waiting
 @cython.freelist(4096)
@@ -118,6 +131,7 @@ cdef class Receipt:
 
     cdef int _await_done(self, object timeout) except -1:
         cdef Outbox outbox = self._of()
+        _check_timeout(timeout)
         if outbox._settled < self._sequence:
             outbox.wait_settled(self._sequence, timeout)
         return 0
@@ -125,8 +139,12 @@ cdef class Receipt:
     def result(self, timeout=30.0) -> str:
         """Waits until the message is durable and returns its id.
 
+        Args:
+            timeout: seconds, 0 or more; None is 30 s, a day is the most.
+
         Raises:
-            What the store raised, when it refused the message. WaitTimeoutError, ForkedHandleError.
+            What the store raised, when it refused the message. WaitTimeoutError, ForkedHandleError. ConfigError: no such
+            timeout can be.
         """
         self._await_done(timeout)
         error = self._outbox._error_of(self._sequence)

@@ -25,9 +25,11 @@ from ignis.errors import (
     NativeError,
     QueueNotFoundError,
     RegionIOError,
+    StoreError,
     StoreFailedError,
     UnreadableMessageError,
 )
+from ignis.file_lock import FileLock
 from ignis.native import Bell, process_start_time
 from ignis.relay.carrier import Carrier, Load, Outcome
 from ignis.relay.directory import RelayDirectory
@@ -80,6 +82,7 @@ class Relay:
         self.settings = resolve(RelaySettings, settings, app.file)
         self.roster = Roster(self.directory, app, self.settings.max_channels)
         self._bell: Bell | None = None
+        self._lock: FileLock
         self._stopping = False
         self._running = False
         self._turns = 0
@@ -104,12 +107,13 @@ class Relay:
         Raises:
             LockHeldError: another relay runs on the directory. StoreUnreachableError, StoreFormatError: no store.
             StoreFailedError: the store must be opened anew; what it does not have waits in the channels.
+        LockHeldError later: the lock's file was deleted or replaced, and another relay has begun meanwhile.
         """
         if str(self.app.url).startswith("relay:"):
             raise ConfigError(
                 f"the relay's own store cannot be {redacted(self.app.url)}: give it the store that keeps the messages"
             )
-        lock = self.directory.lock()
+        self._lock = self.directory.lock()
         try:
             self.app.store.queues.list()  # opens it: without a store there is no relay
             self._bell = self._open_bell()
@@ -133,7 +137,7 @@ class Relay:
             self.roster.close()
             if self._bell is not None:
                 self._bell.close()
-            os.close(lock)
+            self._lock.close()
             log.info("relay stopped after %d messages", self._figures["messages"])
 
     def request_stop(self) -> None:
@@ -184,7 +188,22 @@ class Relay:
 
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self.settings.scan_s
+        self._keep_the_lock()
         self.roster.scan()
+
+    def _keep_the_lock(self) -> None:
+        """The lock of a file without its name keeps no other relay away, and no producer sees it. What is in a channel is
+        safe meanwhile: it belongs to the relay that has taken it up."""
+        if self._lock.valid:
+            return
+        try:
+            found = self.directory.lock(0)
+        except StoreError as exc:
+            log.warning("%s is gone and cannot be made: %s", self._lock.path, exc)
+            return
+        log.warning("%s was deleted, moved or replaced; it is locked anew", self._lock.path)
+        self._lock.close()
+        self._lock = found
 
     # -- messages
 

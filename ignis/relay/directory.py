@@ -2,7 +2,7 @@
 
 ::
 
-    relay.lock         held (flock) by the relay as long as it lives; the kernel lets go of it, however the relay ends
+    relay.lock         locked by the relay as long as it lives; the kernel lets go of it, however the relay ends
     relay.json         what the relay says of itself, and the queues' settings for producers
     bell               what producers ring when the relay may be asleep
     channels/          one file per producer's channel: messages that no store has yet
@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
+from ignis.file_lock import FileLock, is_locked
 from ignis.storage.os_errors import store_errors
 
 __all__ = ["CHANNEL_SUFFIX", "RelayDirectory"]
@@ -57,42 +57,29 @@ class RelayDirectory:
 
     # -- the relay's lock
 
-    def lock(self) -> int:
-        """Takes the relay's lock; returns the descriptor that holds it. Raises LockHeldError: another relay lives;
-        StoreUnreachableError, StoreFullError: no descriptor, or no room for it."""
-        with store_errors(f"relay directory {self.path}"):
-            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        deadline = time.monotonic() + _LOCK_TRIES_S
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return descriptor
-                except BlockingIOError:
-                    # A producer that looks whether we are there holds it for a moment.
-                    if time.monotonic() >= deadline:
-                        raise LockHeldError(f"another relay runs on {self.path}{self._who()}") from None
-                time.sleep(0.01)
-        except BaseException:
-            os.close(descriptor)
-            raise
+    def lock(self, timeout_s: float = _LOCK_TRIES_S) -> FileLock:
+        """Takes the relay's lock. Raises LockHeldError: another relay lives; StoreUnreachableError, StoreFullError: no
+        descriptor, or no room for it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with store_errors(f"relay directory {self.path}"):
+                found = FileLock.take(self._lock)
+            if found is not None:
+                return found
+            # Where looking takes the lock, a producer that looks whether we are there has it for a moment.
+            if time.monotonic() >= deadline:
+                raise LockHeldError(f"another relay runs on {self.path}{self._who()}")
+            time.sleep(0.01)
 
     def relay_present(self) -> bool:
         """Whether a process holds the relay's lock at this moment."""
         try:
             with store_errors(f"relay directory {self.path}"):
-                descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                return is_locked(self._lock)
         except StoreUnreachableError as exc:
             if isinstance(exc.__cause__, FileNotFoundError):
                 return False
             raise
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
 
     def _who(self) -> str:
         pid = self.read_state().get("pid")

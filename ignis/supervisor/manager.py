@@ -11,6 +11,7 @@ import logging
 import os
 import queue as queues_
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ log = logging.getLogger("ignis.supervisor")
 
 _LOOK_S = 0.05
 _BURIAL_S = 15.0
+_KILLED_S = 5.0
+_LEAST_END_S = 1.0
+_PAUSE_S = 2.0
+"""A look that took longer: this process was stopped, and perhaps all were."""
 _USAGE = 2
 _INTERRUPTED = 130
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -73,7 +78,9 @@ class Supervisor:
         self._target = processes
         self._first_target = processes
         self._living: list[WorkerProcess] = []
-        self._old: list[WorkerProcess] = []
+        self._generation = 0
+        self._looked_at = time.monotonic()
+        self._silent: set[int] = set()
         self._asked: queues_.SimpleQueue[str] = queues_.SimpleQueue()
         self._numbers = iter(range(1, 1 << 62))
         self._stopping = False
@@ -98,7 +105,8 @@ class Supervisor:
         self._asked.put("stop")
 
     def reload(self) -> None:
-        """Replaces the processes one by one: each ends only when its successor consumes."""
+        """Replaces the processes one by one: each ends only when its successor consumes. Those that are locked from claiming
+        end as soon as they have nothing in hand, and are not unlocked again."""
         self._asked.put("reload")
 
     def dump(self) -> None:
@@ -135,14 +143,16 @@ class Supervisor:
 
     @property
     def healthy(self) -> bool:
-        """Whether as many processes as wanted consume and speak."""
+        """Whether as many processes as wanted consume and speak. Those that begin count while one consumes and none has
+        failed lately: more workers are no reason to end them all."""
         living = list(self._living)
-        speaking = [
-            one
-            for one in living
-            if one.state == RUNNING and time.monotonic() - one.heard_at < self._settings.silent_after_s
-        ]
-        return not self._stopping and len(speaking) >= min(self._target, max(1, self._first_target))
+        there = speaking = sum(one.state == RUNNING and not self._is_silent(one) for one in living)
+        if speaking and not self._failures:
+            there += sum(one.state == STARTING and one.replaces is None for one in living)
+        return not self._stopping and there >= self._target
+
+    def _is_silent(self, one: WorkerProcess) -> bool:
+        return one.silent_s >= self._settings.silent_after_s
 
     def describe(self) -> dict[str, Any]:
         """For people and for the health endpoint."""
@@ -159,8 +169,10 @@ class Supervisor:
         signal, 2 when the processes cannot even begin (a wrong option or setting; they have said which)."""
         with self._signals():
             try:
+                self._looked_at = time.monotonic()
                 while not self._over():
                     self._obey()
+                    self._look_at_the_clock()
                     self._listen()
                     self._reap()
                     self._adjust()
@@ -169,8 +181,16 @@ class Supervisor:
                 self._end()
         return self._code
 
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        pause_s, self._looked_at = now - self._looked_at, now
+        if pause_s > _PAUSE_S:
+            for one in self._living:
+                one.excuse(pause_s)
+
     def _over(self) -> bool:
-        return not self._living and (self._stopping or (self._burst and self._target == 0))
+        done = self._stopping or (self._burst and self._target == 0)
+        return done and all(one.unkillable for one in self._living)
 
     def _obey(self) -> None:
         try:
@@ -181,7 +201,7 @@ class Supervisor:
             self._stop()
         elif asked == "reload" and not self._stopping:
             log.info("reloading %d process(es), one by one", len(self._living))
-            self._old = [one for one in self._living if one.state in (STARTING, RUNNING)]
+            self._generation += 1
         elif asked == "dump":
             log.warning("supervisor: %s", self.describe())
             for one in self._living:
@@ -198,7 +218,7 @@ class Supervisor:
                 one.kill()
             return
         log.info("stopping %d process(es); a second signal ends at once", len(self._living))
-        self._stopping, self._old = True, []
+        self._stopping = True
         for one in self._living:
             one.stop(self._stop_timeout_s + self._settings.kill_after_s)
 
@@ -215,20 +235,23 @@ class Supervisor:
             elif event["event"] == "started":
                 self._ever_ready = True
                 log.info("process %d consumes: %s", one.pid, ", ".join(event["queues"]))
+            elif event["event"] == "ending":
+                one.end_within(max(self._settings.kill_after_s, _LEAST_END_S))
         self.totals.note(one.number, one.status)
 
     def _reap(self) -> None:
         for one in list(self._living):
             code = one.popen.poll()
             if code is None:
-                if one.overdue(self._settings.start_timeout_s):
-                    log.warning("process %d (%s) takes too long: killed", one.pid, one.state)
+                why = one.overdue(self._settings.start_timeout_s, self._settings.silent_kill_after_s)
+                if why and not one.killed:
+                    log.warning("process %d (%s) %s: killed", one.pid, one.state, why)
                     one.kill()
-                    one.stop_by = float("inf")
                 continue
             self._hear(one)  # what it had said before its end still counts
             self.totals.close(one.number)
             self._living.remove(one)
+            self._silent.discard(one.number)
             one.link.close()
             self._bury(one, code)
             one.state = GONE
@@ -272,9 +295,16 @@ class Supervisor:
             if one.idle:
                 one.stop(self._stop_timeout_s + self._settings.kill_after_s)
         self._replace_old()
-        serving = [one for one in self._living if one.state in (STARTING, RUNNING) and one.replaces is None]
+        serving = [
+            one
+            for one in self._living
+            if one.state in (STARTING, RUNNING) and one.replaces is None and not self._gone_silent(one)
+        ]
         missing = self._target - len(serving)
-        for one in [one for one in self._living if one.state == LOCKED][: max(0, missing)]:
+        usable = [
+            one for one in self._living if one.state == LOCKED and not (self._is_old(one) or self._is_silent(one))
+        ]
+        for one in usable[: max(0, missing)]:
             log.info("process %d is unlocked: there is work", one.pid)
             one.unlock()
             missing -= 1
@@ -288,6 +318,21 @@ class Supervisor:
                 log.info("process %d is locked: it claims nothing more and ends when it is idle", one.pid)
                 one.lock()
 
+    def _gone_silent(self, one: WorkerProcess) -> bool:
+        """Whether it runs and says nothing: stopped, or its handler keeps the interpreter. Another one works beside it then;
+        when it speaks again, there is one too many."""
+        silent = one.state == RUNNING and self._is_silent(one)
+        if silent and one.number not in self._silent:
+            log.warning("process %d has said nothing for %.3g s: another one works beside it", one.pid, one.silent_s)
+            self._silent.add(one.number)
+        elif not silent:
+            self._silent.discard(one.number)
+        return silent
+
+    def _is_old(self, one: WorkerProcess) -> bool:
+        """Whether it has the code and the settings from before the last reload."""
+        return one.generation < self._generation
+
     def _replace_old(self) -> None:
         """The reload in progress: a successor beside one old process, and when that consumes, the old one drains."""
         successor = next((one for one in self._living if one.replaces is not None), None)
@@ -296,15 +341,15 @@ class Supervisor:
                 successor.replaces.stop(self._stop_timeout_s + self._settings.kill_after_s)
                 successor.replaces = None
             return
-        self._old = [one for one in self._old if one in self._living]
-        draining = any(one.state == STOPPING for one in self._old)
-        waiting = [one for one in self._old if one.state in (STARTING, RUNNING)]
+        old = [one for one in self._living if self._is_old(one)]
+        draining = any(one.state == STOPPING for one in old)
+        waiting = [one for one in old if one.state in (STARTING, RUNNING) and not self._is_silent(one)]
         if waiting and not draining and time.monotonic() >= self._start_at:
             self._start(replaces=waiting[0])
 
     def _start(self, replaces: WorkerProcess | None = None) -> None:
         try:
-            one = WorkerProcess(self._command, next(self._numbers), replaces=replaces)
+            one = WorkerProcess(self._command, next(self._numbers), self._generation, replaces=replaces)
         except OSError as exc:
             self._failures += 1
             self._start_at = time.monotonic() + self._settings.restart_wait_max_s
@@ -324,8 +369,10 @@ class Supervisor:
         for one in self._living:
             one.kill()
         for one in self._living:
-            with contextlib.suppress(Exception):
-                one.popen.wait(5.0)
+            try:
+                one.popen.wait(_KILLED_S)
+            except subprocess.TimeoutExpired:
+                log.warning("process %d was killed and has not ended after %g s", one.pid, _KILLED_S)
             one.link.close()
             if one.owner:
                 self.undertaker.bury(one.owner, "its supervisor ended it")

@@ -26,6 +26,8 @@ LOCKED = "locked"
 STOPPING = "stopping"
 GONE = "gone"
 
+_UNKILLABLE_S = 30.0
+
 
 @dataclass(frozen=True)
 class WorkerCommand:
@@ -56,6 +58,7 @@ class WorkerProcess:
 
     command: WorkerCommand
     number: int
+    generation: int = 0
     state: str = STARTING
     owner: str = ""
     started: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +78,7 @@ class WorkerProcess:
         self.pid = self.popen.pid
         self.began_at = self.heard_at = time.monotonic()
         self.stop_by = float("inf")
+        self.killed_at = float("inf")
         self._order = 0
 
     def hear(self) -> list[dict[str, Any]]:
@@ -133,13 +137,46 @@ class WorkerProcess:
             self.popen.send_signal(number)
 
     def kill(self) -> None:
+        self.killed_at = min(self.killed_at, time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             self.popen.kill()
 
-    def overdue(self, start_timeout_s: float) -> bool:
-        """Whether it should have ended, or started, by now."""
+    def end_within(self, timeout: float) -> None:
+        """It has said that it ends: killed by `overdue` when it takes longer than ``timeout`` seconds."""
+        self.stop_by = min(self.stop_by, time.monotonic() + timeout)
+
+    def overdue(self, start_timeout_s: float, silent_kill_after_s: float) -> str:
+        """Why it should have ended, started or spoken by now; "" = it should not."""
         now = time.monotonic()
-        return now > self.stop_by or (self.state == STARTING and now > self.began_at + start_timeout_s)
+        if now > self.stop_by:
+            return "takes too long to end"
+        if self.state == STARTING and now > self.began_at + start_timeout_s:
+            return "takes too long to start"
+        if self.state in (RUNNING, LOCKED) and silent_kill_after_s and self.silent_s > silent_kill_after_s:
+            return f"has said nothing for {self.silent_s:.3g} s"
+        return ""
+
+    def excuse(self, pause_s: float) -> None:
+        """The supervisor itself did nothing for so long: perhaps this process could not either."""
+        self.heard_at += pause_s
+        self.stop_by += pause_s
+        if self.state == STARTING:
+            self.began_at += pause_s
+
+    @property
+    def killed(self) -> bool:
+        """Whether `kill` was called."""
+        return self.killed_at != float("inf")
+
+    @property
+    def unkillable(self) -> bool:
+        """Killed long ago, and there still: the system does not let it end, as with a disk that does not answer."""
+        return time.monotonic() > self.killed_at + _UNKILLABLE_S
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago it spoke."""
+        return time.monotonic() - self.heard_at
 
     @property
     def finished(self) -> int:
@@ -159,7 +196,7 @@ class WorkerProcess:
             "number": self.number,
             "state": self.state,
             "age_s": round(self.age_s, 3),
-            "silent_s": round(time.monotonic() - self.heard_at, 3),
+            "silent_s": round(self.silent_s, 3),
             "rss_bytes": self.status.get("rss_bytes"),
             "in_flight": sum(one.get("in_flight", 0) for one in counts),
             "paused": any(one.get("paused", False) for one in counts),

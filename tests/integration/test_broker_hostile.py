@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import re
 import socket
 import threading
@@ -21,6 +22,7 @@ from ignis.broker.access import Credentials, Principal
 from ignis.broker.auth import KnownUser
 from ignis.broker.commands import Command
 from ignis.broker.payloads import Connect, Failure, Subscribe, pack, pack_connect, pack_send, pack_send_batch, unpack
+from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.users import User
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
@@ -131,8 +133,12 @@ def test_heads_and_values_are_bounded(memory_url: str) -> None:
     ids=["instance", "software", "short process", "pid", "farm_id", "password"],
 )
 def test_an_odd_connect_is_told_so_and_is_one_line_of_the_log(
-    narrow: RunningBroker, odd: dict[int, Any], caplog: pytest.LogCaptureFixture
+    narrow: RunningBroker, odd: dict[int, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    say = RepeatedLog(
+        logging.getLogger("ignis.broker"), logging.INFO
+    )  # the test before may have had this second's line
+    monkeypatch.setattr(narrow.broker, "say_broken", say)
     fields = ["ignis", "local", "wire", "", "", "", "", None]
     hello = pack_connect(Connect("", "", ""))[: -len(pack(Connect("", "", "")))]
     caplog.set_level("INFO")
@@ -148,6 +154,28 @@ def test_an_odd_connect_is_told_so_and_is_one_line_of_the_log(
     assert "\n" not in text
     assert "secretpw" not in text + failure.message
     assert lines[0].exc_info is None
+
+
+def test_connects_that_are_odd_all_the_time_do_not_fill_the_log(
+    narrow: RunningBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    say = RepeatedLog(logging.getLogger("ignis.broker"), logging.INFO, lambda: now_s[0])
+    monkeypatch.setattr(narrow.broker, "say_broken", say)
+    caplog.set_level("INFO")
+    before = narrow.broker.protocol_errors
+    for _ in range(100):
+        with Wire(narrow.port) as wire:
+            wire.raw(b"\xff\xff\xff\xff")
+            assert wire.failure().fatal
+            assert wire.closed()
+    assert narrow.broker.protocol_errors - before == 100
+    assert len([one for one in caplog.records if one.name == "ignis.broker"]) == 1
+    now_s[0] += 1
+    with Wire(narrow.port) as wire:
+        wire.raw(b"\xff\xff\xff\xff")
+        assert wire.failure().fatal
+    assert "(99 more like this were not logged)" in caplog.text
 
 
 def test_what_follows_good_frames_is_told_as_well(narrow: RunningBroker) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -262,3 +263,50 @@ def test_channels_of_another_version_are_set_aside(here: Place) -> None:
     label = Label(VERSION + 1, "q", "raw", "ignis", "local")
     with pytest.raises(errors.ConfigError, match=f"has version {VERSION + 1}, this relay reads version {VERSION}"):
         Label.parse(label.encoded())
+
+
+def test_a_producer_with_a_clock_of_its_own_is_alive(here: Place, tmp_path: Path) -> None:
+    """In a time namespace every start time in /proc is another: what cannot be compared proves no death, and a channel whose
+    producer lives is not removed."""
+    wrapper = ("unshare", "--time", "--boottime", "1000", "--fork")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*wrapper, "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("no time namespaces here: nobody has checked that a living producer stays alive for the relay")
+    code = (
+        "import sys, ignis\n"
+        "publisher = ignis.Ignis(sys.argv[1]).queue('q', bytes).publisher()\n"
+        "for word in (b'first', b'second'):\n"
+        "    publisher.send(word).result(30)\n"
+        "    print(word.decode(), flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "publisher.close()\n"
+    )
+    relay = Relay(ignis.Ignis(here.store_url), here.directory, scan=0.05)
+    scans, plain = [0], relay.directory.channel_files
+
+    def counted() -> list[Path]:
+        scans[0] += 1
+        return plain()
+
+    relay.directory.channel_files = counted  # type: ignore[method-assign]
+    running = threading.Thread(target=relay.run)
+    running.start()
+    try:
+        start = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+        producer = here.popen(["-c", start, *wrapper, sys.executable, "-c", code, here.url])
+        assert say(producer) == "first"
+        seen = scans[0]
+        eventually(lambda: scans[0] > seen + 3)
+        assert (relay.stats()["finished"], len(here.channels)) == (0, 1)
+        assert producer.stdin is not None
+        producer.stdin.write("\n")
+        producer.stdin.flush()
+        assert say(producer) == "second"
+        finish(producer)
+    finally:
+        relay.request_stop()
+        running.join(WAIT_S)
+        relay.app.close()
+    assert sorted(here.stored()) == [b"first", b"second"]

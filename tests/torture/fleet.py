@@ -370,7 +370,9 @@ def autoscaling(messages: int, *, most: int = 4, server: str = "") -> Outcome:
         ledger = Ledger()
         scene.prepare(ledger)
         config = scene.directory / "ignis.toml"
-        config.write_text(config.read_text().replace("2000", str(max(1, messages // 50))))
+        text = config.read_text().replace("2000", str(max(1, messages // 50)))
+        # Longer than a process takes to start on a busy machine, or it is called off before it has consumed anything.
+        config.write_text(text.replace("cool_down_s = 2", "cool_down_s = 10"))
         workers = _Workers(scene, "--processes", "1", "--autoscale", str(most))
         children: list[Child] = []
         try:

@@ -195,3 +195,74 @@ def test_queues_may_be_asked_for_each_time(memory_app: ignis.Ignis) -> None:
 def test_limits_that_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match=r"autoscaler.max_workers = 2 is below min_workers = 3"):
         AutoscalerSettings(min_workers=3, max_workers=2)
+
+
+def test_who_comes_to_act_does_not_believe_what_it_knew(embedded_url: str, new_app: MakeApp) -> None:
+    """Told 3 once, then another made it 9: with 3 wanted again, the target is told."""
+    apps = [new_app(embedded_url) for _ in range(2)]
+    queue = apps[0].queue("jobs", int)
+    queue.publish_many(range(25))
+    cluster: list[int] = []
+    scalers = [scaler_of(app, FunctionTarget(cluster.append, workers=1), max_workers=20) for app in apps]
+    scalers[0].run_once()
+    assert cluster == [3]
+    scalers[0].stop()
+    queue.publish_many(range(65))
+    scalers[1].run_once()
+    assert cluster == [3, 9]
+    assert scalers[0].run_once() is None
+    scalers[1].stop()
+    queue.main.delete(queue.main.fire(100))
+    queue.publish_many(range(25))
+    decision = scalers[0].run_once()
+    assert decision is not None
+    assert (decision.wanted, decision.workers, cluster) == (3, None, [3, 9, 3])
+    scalers[0].run_once()
+    assert cluster == [3, 9, 3], "once"
+    scalers[0].stop()
+
+
+def test_a_target_that_answers_is_believed(memory_app: ignis.Ignis) -> None:
+    there, told = [4], []
+    target = FunctionTarget(told.append, ask=lambda: there[0])
+    clock = Clock()
+    scaler = scaler_of(memory_app, target, clock)
+    scaler.run_once()
+    assert told == [], "fewer only after a while"
+    there[0] = 0
+    scaler.run_once()
+    assert told == [1]
+    assert scaler.report()["workers"] == 1
+
+
+def test_after_a_failure_nobody_knows_the_number(memory_app: ignis.Ignis) -> None:
+    told: list[int] = []
+
+    def scale(count: int) -> None:
+        told.append(count)
+        if len(told) == 1:
+            raise OSError("it may have been done, or not")
+
+    queue = memory_app.queue("jobs", int)
+    queue.publish_many(range(25))
+    scaler = scaler_of(memory_app, FunctionTarget(scale, workers=1))
+    with pytest.raises(OSError, match="may have been done"):
+        scaler.run_once()
+    queue.main.delete(queue.main.fire(100))
+    scaler.run_once()
+    assert told == [3, 3], "as many as were needed lately"
+
+
+def test_a_leader_that_was_replaced_during_its_look_tells_nothing(memory_app: ignis.Ignis) -> None:
+    """The store has seen a later office: of the two that believe to lead, one acts."""
+    target = Asked()
+    names = ["jobs"]
+    memory_app.queue("jobs", int).publish_many(range(25))
+
+    def queues() -> list[str]:
+        memory_app.store.locks.next_epoch("autoscaler")
+        return names
+
+    scaler = Autoscaler(memory_app.store, target, queues=queues, settings=AutoscalerSettings(messages_per_worker=10))
+    assert scaler.run_once() is None
+    assert (target.asked, scaler.leading) == ([], False)

@@ -401,3 +401,17 @@ def test_the_throttle_remembers_a_bounded_number_of_keys(clock: Clock) -> None:
     assert len(throttle) == 100
     assert throttle.wait_s("key999") > 0
     assert throttle.wait_s("key0") == 0
+
+
+def test_logins_that_fail_all_the_time_do_not_fill_the_log(
+    users: UsersFile, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    credentials = Credentials(token="wrong")
+    for _ in range(300):
+        with pytest.raises((UnauthenticatedError, TooManyRequestsError)):
+            users.authenticate(credentials)
+    assert 1 <= len(caplog.records) <= 2, "one line of each kind"
+    clock.now += 3_600
+    with pytest.raises(UnauthenticatedError):
+        users.authenticate(credentials)
+    assert "more like this were not logged" in caplog.records[-1].getMessage()

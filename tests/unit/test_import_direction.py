@@ -22,7 +22,7 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"clock", "places", "urls"}),
+    frozenset({"clock", "file_lock", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "log_limit", "main_guard", "native", "stop_signals"}),
     frozenset({"pydantic_models"}),
     frozenset({"handler_log", "message"}),

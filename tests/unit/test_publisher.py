@@ -19,6 +19,7 @@ import ignis
 from ignis.errors import (
     ChannelFullError,
     ClosedError,
+    ConfigError,
     ForkedHandleError,
     InvalidMessageError,
     MessageTooLargeError,
@@ -461,3 +462,15 @@ def test_a_flusher_that_ends_leaves_nobody_waiting(
         publisher.close(WAIT_S)
     publisher.close(WAIT_S)
     assert stored(queue) == [1]
+
+
+@pytest.mark.parametrize("timeout", ["x", float("nan"), -1, -0.5, [], True], ids=repr)
+def test_a_receipt_refuses_a_timeout_that_is_none(memory_app: ignis.Ignis, timeout: Any) -> None:
+    """Whether it is done or not."""
+    with memory_app.queue("jobs", int).publisher(linger_s=1.0) as publisher:
+        receipt = publisher.send(1)
+        for _ in range(2):
+            for wait in (receipt.result, receipt.exception):
+                with pytest.raises(ConfigError, match="is not a number of seconds, 0 or more"):
+                    wait(timeout)
+            assert receipt.result(WAIT_S) == receipt.result(None) == receipt.result(float("inf"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import fcntl
 import os
 import secrets
 import time
@@ -20,6 +19,7 @@ import msgspec
 
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
+from ignis.file_lock import FileLock
 from ignis.spark.pipeline.files import File
 
 __all__ = ["Run", "Runs"]
@@ -69,19 +69,25 @@ class Runs:
     def __init__(self, folder: str | os.PathLike[str], pipeline: str) -> None:
         self.folder = Path(folder) / pipeline
         self.pipeline = pipeline
+        self._lock: FileLock | None = None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out. Raises LockHeldError when one is at work; a dead one holds nothing."""
+        """Keeps other processes out. Raises LockHeldError when one is at work; a dead one holds nothing. Within, what writes a
+        record raises it too once the lock's file was removed or replaced, for then another may be at work."""
         for folder in (self.folder.parent, self.folder):
             if not folder.exists():
                 folder.mkdir(0o700, parents=True, exist_ok=True)
-        with open(self.folder / "lock", "ab", opener=_private) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise LockHeldError(f"another process runs pipeline {self.pipeline!r} (it holds {file.name})") from None
+        path = self.folder / "lock"
+        lock = FileLock.take(path)
+        if lock is None:
+            raise LockHeldError(f"another process runs pipeline {self.pipeline!r} (it holds {path})")
+        self._lock = lock
+        try:
             yield
+        finally:
+            self._lock = None
+            lock.close()
 
     def begin(
         self,
@@ -139,6 +145,8 @@ class Runs:
         return self.folder / f"{run.kind}-{run.id}.json"
 
     def _write(self, run: Run) -> None:
+        if self._lock is not None and not self._lock.valid:
+            raise LockHeldError(f"{self._lock.path} was removed: another process may run pipeline {self.pipeline!r}")
         path = self.path(run)
         fresh = path.with_suffix(".new")
         with open(fresh, "wb", opener=_private) as file:

@@ -53,7 +53,7 @@ _REPLAY_PAGES = 24
 """Address space for what one replayed transaction copies of the B-tree and of LMDB's list of free pages."""
 _CHECKPOINT_S = 1.0
 """How often the ``sync`` environment is made steady, which bounds what recovery has to run again."""
-_MINE_BEFORE_FORMAT = {"lock", "lost+found"}
+_MINE_BEFORE_FORMAT = {"lost+found"}
 
 
 class Data:
@@ -227,7 +227,8 @@ class Directory:
                 if strangers and not (self.path / "FORMAT").exists():
                     raise StoreFormatError(f"{self.path} is not a store and not empty: it has {min(strangers)!r}")
             self._check_private()
-            return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # The directory itself: a file in it can be deleted, and whoever comes next would believe to be alone.
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as exc:
             raise store_error(f"directory {self.path}", exc) from exc
 
