@@ -20,7 +20,7 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, functions
 from ignis.spark.draining import Drained, retire
-from ignis.spark.offsets import check_incarnations
+from ignis.spark.offsets import check_incarnations, incarnations
 from ignis.spark.pipeline.checks import (
     PROBLEMS,
     REASON_ENCODING,
@@ -181,7 +181,7 @@ class _Export:
         runs = [ClaimedRun(shard, first, last, 0) for shard, first, last in self._run.pointers]
         with watched(self._progress, self._spark, "commit", "deleting the messages"), self._where.app() as app:
             check_incarnations(
-                app.store.magazines,
+                incarnations(app.store.magazines, self._description.queue.name),
                 self._description.queue.name,
                 {str(shard): self._run.incarnations.get(str(shard), 0) for shard, _, _ in self._run.pointers},
                 f"export run {self._run.id}, whose files are in place in {self._place},",
