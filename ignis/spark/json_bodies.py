@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, InvalidMessageError
 from ignis.spark._pyspark import StructType
 
 __all__ = ["check_json", "json_objects", "json_values"]
@@ -54,9 +54,14 @@ def json_objects(batch: pa.RecordBatch) -> pa.Array:
 
 
 def json_values(column: pa.Array) -> pa.Array:
-    """The values of a column as JSON; null where the column is."""
+    """The values of a column as JSON; null where the column is. Raises InvalidMessageError: a date that Python has not."""
     fitted = _fitting(column.type)
-    values = column.to_pylist()
+    try:
+        values = column.to_pylist()
+    except (ValueError, OverflowError) as exc:
+        raise InvalidMessageError(
+            f"a date or moment is outside of the years 1 to 9999 ({exc}): cast it to string"
+        ) from exc
     return pa.array([None if value is None else _encode(fitted(value)) for value in values], pa.binary())
 
 

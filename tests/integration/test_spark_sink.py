@@ -33,7 +33,7 @@ def rows(spark: Any, count: int, parts: int = 3) -> Any:
 
 
 def write(df: Any, url: str, **options: Any) -> None:
-    df.write.format("ignis").options(url=url, queue="q", **options).mode("append").save()
+    df.write.format("ignis").options(**{"url": url, "queue": "q", **options}).mode("append").save()
 
 
 def stored(app: Any) -> Counter[str]:
@@ -175,6 +175,8 @@ class TestColumns:
             write(spark.range(3), embedded_url)
         with pytest.raises(Exception, match="no JSON is made"):
             write(spark.sql("select interval 1 day as i"), embedded_url)
+        with pytest.raises(Exception, match="outside of the years 1 to 9999"):
+            write(spark.sql("select make_date(10000, 1, 1) as day"), embedded_url, queue="later")
 
 
 class TestStream:
