@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import Column as Expression
-from ignis.spark._pyspark import DataFrame, SparkSession, arrow_udf, functions
+from ignis.spark._pyspark import DataFrame, SparkSession, StringType, arrow_udf, functions
+from ignis.spark.columns import WHOLE_MOMENTS
 from ignis.spark.pipeline import csv_lines
 from ignis.spark.pipeline.csv_lines import CsvLines, fields_of_line
 from ignis.spark.pipeline.description import Column, Csv, Ingest
@@ -374,7 +375,17 @@ def _parquet(spark: SparkSession, ingest: Ingest, paths: Sequence[str]) -> DataF
 
 def _read_parquet(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Column], paths: Sequence[str]) -> DataFrame:
     rows = _parquet(spark, ingest, paths)
-    raw = functions.to_json(functions.struct(*map(_quoted, rows.columns)), {"ignoreNullFields": "false"})
+    # A folder of an export that stands for the empty text, see `folders`.
+    empty = functions.contains(functions.col("_metadata.file_path"), functions.lit("=%2500/"))
+    text = {field.name for field in rows.schema.fields if isinstance(field.dataType, StringType)}
+    values = {
+        name: functions.when((_quoted(name) == "\0") & empty, "").otherwise(_quoted(name))
+        if name in text
+        else _quoted(name)
+        for name in rows.columns
+    }
+    whole = functions.struct(*(value.alias(name) for name, value in values.items()))
+    raw = functions.to_json(whole, {**WHOLE_MOMENTS, "ignoreNullFields": "false"})
     return rows.select(
         raw.alias(RAW),
         functions.lit(None).cast("binary").alias(RAW_BYTES),
@@ -383,7 +394,7 @@ def _read_parquet(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Colu
         functions.col("_metadata.row_index").alias(ORDER),
         functions.lit(1).alias(LINES),
         functions.lit(None).cast("string").alias(MALFORMED),
-        *(_quoted(column.source or name).cast("string").alias(name) for name, column in schema.items()),
+        *(values[column.source or name].cast("string").alias(name) for name, column in schema.items()),
     )
 
 
