@@ -248,7 +248,7 @@ class _Export:
         part = self._part
         # Rebalancing makes files of about one size: small partitions share a task, large ones are split over several.
         # As columns: names in a hint are parsed as SQL, and some are none.
-        rows = rows.hint("rebalance", *(functions.col(name) for name in part.partition_by))
+        rows = rows.hint("rebalance", *(functions.col(f"`{name}`") for name in part.partition_by))
         writer = rows.write.mode("overwrite").option("compression", part.compression)
         if part.rows_per_file:
             writer = writer.option("maxRecordsPerFile", part.rows_per_file)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import operator
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ _VALID = "_valid"
 _WHITE = " \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _END = secrets.token_hex(8)
+_ESCAPED_NAME = re.compile(r'["\\\x00-\x1f]')
 
 UNSPLIT = {"spark.sql.files.maxPartitionBytes": str(1 << 50), "spark.sql.files.openCostInBytes": str(1 << 50)}
 """Settings under which a task reads whole files."""
@@ -263,16 +265,20 @@ def _values(wanted: Sequence[tuple[str, bool]]) -> Any:
     """
     names = [f"c{index}" for index in range(len(wanted))]
     places = {name: place for place, (name, _) in zip(names, wanted, strict=True)}
+    # The decoder of structs takes no names that JSON writes with a backslash.
+    escaped = any(_ESCAPED_NAME.search(name) for name in places)
 
     def values(texts: pa.Array) -> pa.Array:
-        fields = [
-            (place, msgspec.Raw, msgspec.field(name=name, default=msgspec.Raw())) for name, place in places.items()
-        ]
-        row = msgspec.defstruct("Row", fields)
+        row: Any = dict[str, msgspec.Raw]
+        if not escaped:
+            fields = [
+                (place, msgspec.Raw, msgspec.field(name=name, default=msgspec.Raw())) for name, place in places.items()
+            ]
+            row = msgspec.defstruct("Row", fields)
         found = _decoded_rows(texts.to_pylist(), row)
         columns = []
         for name, as_json in wanted:
-            value_of = operator.attrgetter(places[name])
+            value_of = operator.methodcaller("get", name, b"") if escaped else operator.attrgetter(places[name])
             raws = [b"" if one is None else bytes(value_of(one)) for one in found]
             given = pa.array(raws, pa.binary()).cast(pa.string())
             columns.append(_null_or_json(given) if as_json else _plain_texts(given))
