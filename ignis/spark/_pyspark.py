@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import AccumulatorParam, TaskContext
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
     from pyspark.sql.datasource import (
         DataSource,
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
+        from py4j.protocol import Py4JJavaError
         from pyspark import AccumulatorParam, TaskContext
-        from pyspark.errors import AnalysisException
+        from pyspark.errors import AnalysisException, PySparkException
         from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
         from pyspark.sql.datasource import (
             DataSource,
@@ -58,6 +60,8 @@ __all__ = [
     "DataSourceStreamReader",
     "InputPartition",
     "IntegralType",
+    "Py4JJavaError",
+    "PySparkException",
     "ReadLimit",
     "ReadMaxRows",
     "SparkSession",
