@@ -141,7 +141,10 @@ def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool
         raise ConfigError(f"{target!r} has no handler")
     if not may_await and any(queue.spec is not None and queue.spec.pool == "async" for queue in handling):
         raise ConfigError("an event loop runs in this thread; write `await adrain(...)` for coroutine handlers")
-    drains = [_QueueDrain(queue, cast(HandlerSpec, queue.spec)) for queue in handling]
+    for queue in handling:
+        queue.open()  # says whether it is paused
+    claiming = [] if app.paused else [queue for queue in handling if not queue.paused]
+    drains = [_QueueDrain(queue, cast(HandlerSpec, queue.spec)) for queue in claiming]
     found = True
     while found:
         found = False
@@ -190,7 +193,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
             queue.sweep()
         every_s = queue.settings.shovel_interval_s
         if every_s and due(f"shovel {queue.name}", every_s, every_s):
-            queue.shovel.run_once()
+            queue.shovel.run_scheduled()
 
 
 class _QueueDrain:

@@ -1,27 +1,25 @@
-"""The examples of docs/testing.md run as they are written, with what they promise."""
+"""The examples of docs/testing.md do what they promise: as many tests as stand there, and no warning."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.doc_blocks import blocks
 from tests.support import WAIT_S
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 
 pytestmark = pytest.mark.integration
 
 
 def test_the_page(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == len(re.findall(r"^```python$", PAGE.read_text("utf-8"), re.MULTILINE))
-    for name, code in blocks:
+    files = {block.words["file"]: block.text for block in blocks("docs/testing.md") if "file" in block.words}
+    for name, code in files.items():
         (tmp_path / name).write_text(code, "utf-8")
-    expected = sum(code.count("\ndef test_") + code.startswith("def test_") for _, code in blocks)
+    expected = sum(line.startswith("def test_") for code in files.values() for line in code.splitlines())
+    assert expected
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)],
         cwd=tmp_path,

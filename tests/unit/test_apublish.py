@@ -106,6 +106,10 @@ def test_a_message_over_the_limit_names_the_setting(memory_app: ignis.Ignis) -> 
 
 def test_a_cancelled_coroutine_leaves_nothing_behind(queue: ignis.Queue[int], door: Gatekeeper) -> None:
     async def main() -> None:
+        door.open()
+        await queue.apublish(-1)  # the first one opens the store, in a thread
+        door.close()
+        door.waiting.clear()
         tasks = [asyncio.create_task(queue.apublish(n)) for n in range(10)]
         await asyncio.to_thread(door.waiting.wait, WAIT_S)
         for one in tasks[:5]:
@@ -116,7 +120,7 @@ def test_a_cancelled_coroutine_leaves_nothing_behind(queue: ignis.Queue[int], do
         assert [type(one) for one in done] == [asyncio.CancelledError] * 5 + [ignis.Published] * 5
 
     asyncio.run(main())
-    assert sorted(one.message for one in queue.main.peek(100)) == list(range(10))
+    assert sorted(one.message for one in queue.main.peek(100)) == list(range(-1, 10))
     assert queue._awaited is not None
     assert queue._awaited._places == {}
 
@@ -154,6 +158,7 @@ def test_closing_the_application_waits_for_what_is_on_its_way(app: ignis.Ignis) 
     queue = app.queue("jobs", int)
 
     async def main() -> list[ignis.Published]:
+        await queue.apublish(-1)  # the first one opens the store, in a thread
         tasks = [asyncio.create_task(queue.apublish(n)) for n in range(20)]
         await asyncio.sleep(0)
         app.close()

@@ -106,6 +106,19 @@ def test_a_failure_comes_back_after_the_shovels_time(timed: ignis.Ignis, clock: 
         assert drain(queue) == Drained(sidelined=1)
 
 
+def test_a_message_comes_back_so_often_and_no_more(timed: ignis.Ignis, clock: ManualClock) -> None:
+    """As with the schedule of a started application, and not as by hand."""
+    queue = timed.queue("jobs", int, shovel_interval="5m", max_returns=2)
+    queue.handler(lambda message: False)
+    queue.publish(0)
+    found = [drain(queue)]
+    for _ in range(4):
+        clock.advance(300)
+        found.append(drain(queue))
+    assert found == [Drained(sidelined=1)] * 3 + [Drained()] * 2
+    assert queue.sideline.pending() == 1
+
+
 def test_a_queue_without_a_schedule_is_not_shovelled(timed: ignis.Ignis, clock: ManualClock) -> None:
     queue = timed.queue("jobs", int, shovel_interval_s=0)
     queue.handler(lambda message: False)

@@ -287,6 +287,22 @@ def test_queues_that_a_pattern_fits(store_url: str, new_app: Any) -> None:
     assert seen == [1]
 
 
+def test_what_is_paused_waits(app: ignis.Ignis) -> None:
+    queue, other = app.queue("jobs", int), app.queue("others", int)
+    queue.handler(lambda message: None)
+    other.handler(lambda message: None)
+    queue.publish(1)
+    other.publish(1)
+    queue.pause()
+    assert drain(app) == Drained(done=1)
+    assert (queue.main.pending(), other.main.pending()) == (1, 0)
+    app.pause()
+    queue.resume()
+    assert drain(queue) == Drained()
+    app.resume()
+    assert drain(queue) == Drained(done=1)
+
+
 def test_what_is_refused(queue: ignis.Queue[int]) -> None:
     with pytest.raises(ConfigError, match="has no handler"):
         drain(queue)
