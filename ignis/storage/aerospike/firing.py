@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
+from ignis.storage.aerospike.trickle import Riding, Trickle
 from ignis.storage.base import Claim, FireResult, Pointers
 from ignis.storage.runs import Runs, difference, runs_of
 
@@ -50,8 +52,10 @@ class _Taken:
     def __init__(self) -> None:
         self.live: dict[int, tuple[list[int], list[bytes | None]]] = {}
         self.holes: list[tuple[int, int]] = []
+        self.sealed: list[tuple[int, int]] = []
         self.expired: list[tuple[int, int]] = []
         self.voids: list[tuple[int, int]] = []
+        self.back: Counter[int] = Counter()
         self.strangers: list[tuple[int, int]] = []
 
     def count(self) -> int:
@@ -61,9 +65,10 @@ class _Taken:
 class Firing:
     """See the module. Thread-safe."""
 
-    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
+    def __init__(self, connection: Connection, catalogue: Catalogue, trickle: Trickle) -> None:
         self._connection = connection
         self._catalogue = catalogue
+        self._trickle = trickle
         self.resurrected_seen = 0
         self.holes = Holes(connection, catalogue)
 
@@ -89,15 +94,16 @@ class Firing:
             if room <= 0:
                 more = True
                 break
-            spans = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
+            spans, riding = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
             # Without a claim the round has still shown where the backlog is; others may take it first, now and then.
             fruitless = 0 if spans else fruitless + 1
-            if not spans:
+            if not spans and (riding is None or not magazine.trickle.young):
                 todo = self._with_backlog(magazine, order)
                 continue
-            taken = self._take(magazine, spans, owner)
+            taken = self._taken(magazine, spans, owner, riding)
             cut = self._cut(magazine, spans, taken, max_bytes, bool(merged))
             if cut:
+                self._trickle.forget(magazine, _places(cut))
                 surplus = self._give_back(magazine, cut, taken)
                 more = True
             expired += len(taken.expired)
@@ -109,6 +115,9 @@ class Firing:
                 break
             todo = self._with_backlog(magazine, order)
         more = more or bool(self._with_backlog(magazine, order))
+        if more:
+            # A backlog: batches of their own are quicker than reads beside each claim.
+            magazine.trickle.on_until = 0.0
         with magazine.lock:
             if merged:
                 magazine.next_shard = next(reversed(merged)) + 1
@@ -156,22 +165,46 @@ class Firing:
         left = {shard: difference(runs_of(many), runs_of(renewed.get(shard, []))) for shard, many in pointers.items()}
         return {shard: Runs(runs) for shard, runs in left.items() if runs}
 
+    def settle(self, magazine: Magazine) -> None:
+        """Writes what claims have left to the next one, see `trickle`."""
+        self.holes.remember(magazine, self._trickle.flush(magazine), {})
+
+    def leave(self, magazine: Magazine, places: list[tuple[int, int]], owner: str) -> None:
+        """Nobody of this process looks at these holes any more: a record that comes joins the claim, for the sweeper."""
+        if places:
+            now_ms = int(time.time() * 1000)
+            self._connection.operate(
+                "holes", self._catalogue.data_keys(magazine, places), _stamp(now_ms, owner), _STAMPED, allowed=ANY
+            )
+
     # -- the first call: pointers
 
-    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> list[_Span]:
-        """Moves the fire pointers. Shards that get no share are only looked at."""
+    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> tuple[list[_Span], Riding | None]:
+        """Moves the fire pointers. Shards that get no share are only looked at. Also returns what travelled along."""
         shares = self._shares(magazine, todo, count)
-        how = policy("update", ttl=layout.TTL_KEEP, only_if=expressions.has_unfired)
+        how = policy("update", ttl=layout.TTL_NEVER, only_if=expressions.has_unfired)
         entries = []
         for shard in todo:
             key = self._catalogue.pointers_key(magazine, shard)
             share = shares[shard]
             entries.append(write_entry(key, expressions.claim(share), how) if share else read_entry(key))
-        # A record that too many want at this moment is left to the next round.
-        self._connection.send("claim", entries, allowed=(OK, FILTERED, NOT_FOUND, BUSY))
+        riding = None
+        magazine.trickle.looked_at = time.monotonic()
+        if self._trickle.on(magazine) or magazine.trickle.loaded:
+            looked = [shard for shard in todo if shares[shard]] if self._trickle.on(magazine) else []
+            riding = self._trickle.board(magazine, looked)
+            try:
+                self._connection.send("claim", entries + riding.entries, allowed=ANY)
+            except BaseException:
+                self._trickle.missed(magazine, riding)
+                raise
+            self._trickle.landed(magazine, riding)
+            self._connection.check("claim", entries, _CLAIMED)
+        else:
+            self._connection.send("claim", entries, allowed=_CLAIMED)
         if any(entry.result == NOT_FOUND for entry in entries):
             self._catalogue.missing(magazine)
-            return []
+            return [], riding
         spans, seen = [], {}
         for shard, entry in zip(todo, entries, strict=True):
             if entry.result != OK:
@@ -187,7 +220,7 @@ class Firing:
         self._catalogue.saw(magazine, seen)
         if not spans and any(entry.result == BUSY for entry in entries):
             time.sleep(_BUSY_PAUSE_S)
-        return spans
+        return spans, riding
 
     @staticmethod
     def _shares(magazine: Magazine, todo: list[int], count: int) -> dict[int, int]:
@@ -211,40 +244,51 @@ class Firing:
 
     # -- the second call: records
 
-    def _take(self, magazine: Magazine, spans: list[_Span], owner: str) -> _Taken:
-        """Stamps and reads the claimed records and counts them as fired."""
-        wanted = [(span.shard, pointer) for span in spans for pointer in range(span.first, span.last + 1)]
-        counters = [
-            write_entry(
-                self._catalogue.counters_key(magazine, span.shard),
-                [expressions.increment(layout.FIRE_COUNTER, span.last - span.first + 1)],
-                policy(ttl=layout.TTL_NEVER),
-            )
-            for span in spans
-        ]
+    def _taken(self, magazine: Magazine, spans: list[_Span], owner: str, riding: Riding | None) -> _Taken:
+        """The claimed records: from what was read along with the claim, and by a call for the rest."""
+        wanted, taken = _places(spans), _Taken()
+        if riding is not None:
+            now_ms = int(time.time() * 1000)
+            got, entries, wanted = self._trickle.sort(magazine, wanted, riding, owner, now_ms)
+            self._sort_out(magazine, got, entries, now_ms, taken)
+        if wanted:
+            self._take(magazine, wanted, owner, taken)
+        for span in spans:
+            taken.live.setdefault(span.shard, ([], []))
+        return taken
+
+    def _take(self, magazine: Magazine, wanted: list[tuple[int, int]], owner: str, taken: _Taken) -> None:
+        """Stamps and reads claimed records and counts them as fired."""
+        counted = Counter(shard for shard, _ in wanted)
+        rides = len(wanted) <= _RIDE
         now_ms = int(time.time() * 1000)
         ops = _stamp(now_ms, owner)
         keys = self._catalogue.data_keys(magazine, wanted)
-        taken = _Taken()
         try:
-            if len(wanted) <= _RIDE:
+            if rides:
+                counters = [
+                    write_entry(
+                        self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, count)],
+                        policy(ttl=layout.TTL_NEVER),
+                    )
+                    for shard, count in counted.items()
+                ]  # fmt: skip
                 entries = [write_entry(key, ops, _STAMPED) for key in keys]
                 self._connection.send("take", entries + counters, allowed=ANY)
             else:
-                entries = self._connection.operate(
-                    "take", self._catalogue.data_keys(magazine, wanted), ops, _STAMPED, allowed=ANY
-                )
-                self._connection.send("count", counters, allowed=ANY)
+                entries = self._connection.operate("take", keys, ops, _STAMPED, allowed=ANY)
         except IgnisError:
             # Claimed, and nobody else gets them: this process looks at them again, as at holes.
             self.holes.remember(magazine, wanted, {})
             raise
         self._sort_out(magazine, wanted, entries, now_ms, taken)
+        empty = Counter(shard for shard, _ in (*taken.holes, *taken.sealed))
+        # What rode along is put right where there was less than was claimed.
+        self.count(magazine, {shard: -count for shard, count in empty.items()} if rides else counted - empty)
         failed = [entry.result for entry in entries if entry.result not in {OK, NOT_FOUND}]
         if len(failed) == len(entries):
             self.holes.remember(magazine, wanted, {})
             raise self._connection.error(failed[0], "take")
-        return taken
 
     def _sort_out(
         self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: _Taken
@@ -262,12 +306,14 @@ class Firing:
                 taken.holes.append(place)
                 continue
             bins = entry.record[2]
-            if bins[layout.DATA] is None and bins[layout.SEALED] is None:
-                taken.holes.append(place)
-                continue
-            if bins[layout.SEALED] is not None:
-                if bins[layout.SEALED] == layout.VOID:
-                    taken.voids.append(place)
+            sealed = bins.get(layout.SEALED)
+            if sealed == layout.VOID:
+                taken.voids.append(place)
+            if bins.get(layout.DATA) is None:
+                if sealed is None:
+                    taken.holes.append(place)
+                elif sealed != layout.VOID:
+                    taken.sealed.append(place)
                 continue
             record, expires_at_ms, life = layout.decode(f"{prefix}{place[1]}", bins)
             if life is not None and born and life != born:
@@ -280,9 +326,13 @@ class Firing:
 
     def _retire(self, magazine: Magazine, taken: _Taken) -> None:
         """Removes what is not handed out: run out, deleted before, or of an earlier life of the magazine."""
-        gone = taken.expired + taken.voids + taken.strangers
-        if not gone:
+        gone = taken.expired + taken.strangers
+        if taken.voids:
+            live = {(shard, pointer) for shard, (pointers, _) in taken.live.items() for pointer in pointers}
+            gone += [place for place in taken.voids if place not in live]
+        if not gone and not taken.voids:
             return
+        gone = list(dict.fromkeys(gone))
         if taken.strangers:
             self.resurrected_seen += len(taken.strangers)
             log.warning("%d record(s) of an earlier life of %s were dropped", len(taken.strangers), magazine.name)
@@ -306,7 +356,7 @@ class Firing:
         for shard, _ in taken.voids:
             voids[shard] = voids.get(shard, 0) + 1
         if voids:
-            self._connection.send("voids", _uncount(self._catalogue, magazine, voids, voids), allowed=(OK, NOT_FOUND))
+            self._connection.send("voids", _uncount(self._catalogue, magazine, {}, voids), allowed=(OK, NOT_FOUND))
             with magazine.lock:
                 for shard, count in voids.items():
                     # Seen before they were taken off: without this the shard looks emptier than it is.
@@ -344,7 +394,7 @@ class Firing:
             write_entry(
                 self._catalogue.pointers_key(magazine, span.shard),
                 [expressions.write(layout.FIRE_POINTER, span.first - 1), *expressions.READ_POINTERS],
-                policy("update", ttl=layout.TTL_KEEP, only_if=expressions.fire_pointer_is(span.last)),
+                policy("update", ttl=layout.TTL_NEVER, only_if=expressions.fire_pointer_is(span.last)),
             )
             for span in cut
         ]
@@ -356,7 +406,9 @@ class Firing:
                 surplus += [(span.shard, pointer) for pointer in range(span.first, span.last + 1)]
                 continue
             back[span.shard] = span.last - span.first + 1
-            for places in (taken.holes, taken.expired, taken.voids, taken.strangers):
+            empty = [pointer for shard, pointer in (*taken.holes, *taken.sealed) if shard == span.shard]
+            taken.back[span.shard] += sum(pointer >= span.first for pointer in empty)
+            for places in (taken.holes, taken.sealed, taken.expired, taken.voids, taken.strangers):
                 places[:] = [place for place in places if place[0] != span.shard or place[1] < span.first]
             with magazine.lock:
                 view = magazine.views[span.shard]
@@ -365,7 +417,11 @@ class Firing:
                 view.fire_seen = min(view.fire_seen, span.first - 1)
                 view.seen_at = 0.0
         if back:
-            self._connection.send("give_back", _uncount(self._catalogue, magazine, back, {}), allowed=(OK, NOT_FOUND))
+            # Holes and tombstones were not counted as fired.
+            counted = {shard: count - taken.back[shard] for shard, count in back.items()}
+            self._connection.send(
+                "give_back", _uncount(self._catalogue, magazine, counted, {}), allowed=(OK, NOT_FOUND)
+            )
         return surplus
 
     # -- holes
@@ -388,19 +444,35 @@ class Firing:
         self._sort_out(magazine, places, entries, now_ms, taken)
         still = {place: due[place] for place in taken.holes}
         taken.holes = []
-        self.holes.filled += len(due) - len(still)
-        grace, now = self._connection.options.hole_grace_s, time.monotonic()
-        old = [place for place, (since, _) in still.items() if now - since >= grace]
-        # Kept until the tombstone is there: a record that comes just before it is claimed by the next look.
-        self.holes.keep(magazine, {place: (since, min(2 * pause, grace)) for place, (since, pause) in still.items()})
-        if old:
-            self.holes.seal(magazine, old)
+        filled = [place[0] for place in places if place not in still]
+        self.holes.filled += len(filled)
+        self.count(magazine, Counter(filled))
+        self.holes.later(magazine, still)
         return taken
 
+    def count(self, magazine: Magazine, fired: dict[int, int]) -> None:
+        """Changes fire counters. They count what had a record, as Java's do: Java fires only while more was loaded than
+        fired, and a pointer whose producer died was never counted as loaded."""
+        changes = [
+            write_entry(
+                self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, count)],
+                policy(ttl=layout.TTL_NEVER),
+            )
+            for shard, count in fired.items()
+            if count
+        ]  # fmt: skip
+        if changes:
+            self._connection.send("count", changes, allowed=ANY)
 
+
+_CLAIMED = (OK, FILTERED, NOT_FOUND, BUSY)
 _STAMPED = policy(ttl=layout.TTL_KEEP)
 """Where there is no record yet the stamp makes one, which the producer's write completes."""
 _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED)]
+
+
+def _places(spans: Sequence[_Span]) -> list[tuple[int, int]]:
+    return [(span.shard, pointer) for span in spans for pointer in range(span.first, span.last + 1)]
 
 
 def _stamp(now_ms: int, owner: str) -> list[Any]:
@@ -419,7 +491,7 @@ def _uncount(catalogue: Catalogue, magazine: Magazine, fired: dict[int, int], vo
     return counters + [
         write_entry(
             catalogue.pointers_key(magazine, shard), [expressions.increment(layout.VOIDS, -count)],
-            policy("update", ttl=layout.TTL_KEEP),
+            policy("update", ttl=layout.TTL_NEVER),
         )
         for shard, count in voids.items()
     ]  # fmt: skip
