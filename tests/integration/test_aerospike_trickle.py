@@ -224,6 +224,18 @@ def test_a_message_deleted_as_it_is_claimed_is_counted_once(bench: Bench) -> Non
     assert bench.producer.metadata("m")[0].pending == 1
 
 
+def test_what_is_deleted_while_it_waits_is_never_handed_out_as_well(bench: Bench) -> None:
+    """Its deleter has looked at the pointers, the consumer's look comes in between, the tombstone after that."""
+    bench.look()
+    bench.producer.load_records("m", 0, numbered(1))
+    catalogue = bench.producer._catalogue  # type: ignore[attr-defined]
+    assert catalogue.mark_leaving(catalogue.get("m"), [0])[0].unfired == 1
+    before = bench.calls()
+    assert bench.look() == {0: [1]}
+    assert used(before, bench.calls())["take"] == 1
+    assert bench.bins(0, 1)["ign_owner"] == "me", "stamped before it was handed out, so the tombstone loses"
+
+
 def test_a_consumer_that_comes_and_goes_loses_nothing(bench: Bench, new_app: MakeApp) -> None:
     """One by one, with pauses of all lengths, while workers start and stop."""
     count = 300

@@ -183,6 +183,20 @@ class Catalogue:
         self._forget_voids(magazine, found)
         return found
 
+    def mark_leaving(self, magazine: Magazine, shards: list[int]) -> dict[int, ShardPointers]:
+        """`pointers` for who is going to delete or move messages that wait: claims from now on look at each record again
+        before they hand it out. One call."""
+        how = policy("update", ttl=layout.TTL_NEVER)
+        ops = [expressions.write(layout.LEAVING, int(time.time() * 1000)), *expressions.READ_POINTERS]
+        entries = [write_entry(self.pointers_key(magazine, shard), ops, how) for shard in shards]
+        self._connection.send("pointers", entries, allowed=(OK, NOT_FOUND))
+        if any(entry.result == NOT_FOUND for entry in entries):
+            self.missing(magazine)
+            return self.mark_leaving(magazine, shards)
+        found = {shard: ShardPointers.of(entry.record[2]) for shard, entry in zip(shards, entries, strict=True)}
+        self.saw(magazine, found)
+        return found
+
     def _forget_voids(self, magazine: Magazine, found: dict[int, ShardPointers]) -> None:
         """A Java consumer passes a deleted message without saying so. Where all is claimed no deleted one is left to claim."""
         over = [shard for shard, one in found.items() if one.voids > 0 and one.fire >= one.load]

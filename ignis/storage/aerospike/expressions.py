@@ -45,7 +45,8 @@ still_vacant = exp.Not(exp.BinExists(layout.DATA)).compile()
 
 _BEFORE = expression_operations.expression_read("before", _fire.compile())
 READ_POINTERS = [
-    read(name) for name in (layout.LOAD_POINTER, layout.FIRE_POINTER, layout.VOIDS, layout.BORN, layout.OURS)
+    read(name)
+    for name in (layout.LOAD_POINTER, layout.FIRE_POINTER, layout.VOIDS, layout.BORN, layout.OURS, layout.LEAVING)
 ]
 
 

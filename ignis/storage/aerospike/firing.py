@@ -13,11 +13,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ignis.errors import ConfigError, IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
+from ignis.storage.aerospike.claimed import Span, Taken, merge, places_of
 from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
@@ -35,31 +36,6 @@ quicker that a call for the counters of their own pays."""
 
 _BUSY_PAUSE_S = 0.002
 """Before the next round, when records that too many want at this moment were all that could have had something."""
-
-
-class _Span(NamedTuple):
-    """What one claim got of one shard: first..last, both included."""
-
-    shard: int
-    first: int
-    last: int
-    born: int
-
-
-class _Taken:
-    """What the records of one round turned out to be."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, tuple[list[int], list[bytes | None]]] = {}
-        self.holes: list[tuple[int, int]] = []
-        self.sealed: list[tuple[int, int]] = []
-        self.expired: list[tuple[int, int]] = []
-        self.voids: list[tuple[int, int]] = []
-        self.back: Counter[int] = Counter()
-        self.strangers: list[tuple[int, int]] = []
-
-    def count(self) -> int:
-        return sum(len(pointers) for pointers, _ in self.live.values())
 
 
 class Firing:
@@ -87,7 +63,7 @@ class Firing:
             expired += len(found.expired)
             self._retire(magazine, found)
             left -= found.count()
-            max_bytes -= _merge(merged, found)
+            max_bytes -= merge(merged, found)
         todo, fruitless = order, 0
         while left > 0 and todo and fruitless < 3:
             room = MAX_HOLES - magazine.holes
@@ -103,14 +79,14 @@ class Firing:
             taken = self._taken(magazine, spans, owner, riding)
             cut = self._cut(magazine, spans, taken, max_bytes, bool(merged))
             if cut:
-                self._trickle.forget(magazine, _places(cut))
+                self._trickle.forget(magazine, places_of(cut))
                 surplus = self._give_back(magazine, cut, taken)
                 more = True
             expired += len(taken.expired)
             self._retire(magazine, taken)
             self.holes.remember(magazine, taken.holes, holes)
             left -= taken.count()
-            max_bytes -= _merge(merged, taken)
+            max_bytes -= merge(merged, taken)
             if cut:
                 break
             todo = self._with_backlog(magazine, order)
@@ -179,7 +155,7 @@ class Firing:
 
     # -- the first call: pointers
 
-    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> tuple[list[_Span], Riding | None]:
+    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> tuple[list[Span], Riding | None]:
         """Moves the fire pointers. Shards that get no share are only looked at. Also returns what travelled along."""
         shares = self._shares(magazine, todo, count)
         how = policy("update", ttl=layout.TTL_NEVER, only_if=expressions.has_unfired)
@@ -216,7 +192,7 @@ class Firing:
             bins = entry.record[2]
             seen[shard] = after = ShardPointers.of(bins)
             if shares[shard] and after.fire > bins["before"]:
-                spans.append(_Span(shard, bins["before"] + 1, after.fire, after.born))
+                spans.append(Span(shard, bins["before"] + 1, after.fire, after.born))
         self._catalogue.saw(magazine, seen)
         if not spans and any(entry.result == BUSY for entry in entries):
             time.sleep(_BUSY_PAUSE_S)
@@ -244,9 +220,9 @@ class Firing:
 
     # -- the second call: records
 
-    def _taken(self, magazine: Magazine, spans: list[_Span], owner: str, riding: Riding | None) -> _Taken:
+    def _taken(self, magazine: Magazine, spans: list[Span], owner: str, riding: Riding | None) -> Taken:
         """The claimed records: from what was read along with the claim, and by a call for the rest."""
-        wanted, taken = _places(spans), _Taken()
+        wanted, taken = places_of(spans), Taken()
         if riding is not None:
             now_ms = int(time.time() * 1000)
             got, entries, wanted = self._trickle.sort(magazine, wanted, riding, owner, now_ms)
@@ -257,7 +233,7 @@ class Firing:
             taken.live.setdefault(span.shard, ([], []))
         return taken
 
-    def _take(self, magazine: Magazine, wanted: list[tuple[int, int]], owner: str, taken: _Taken) -> None:
+    def _take(self, magazine: Magazine, wanted: list[tuple[int, int]], owner: str, taken: Taken) -> None:
         """Stamps and reads claimed records and counts them as fired."""
         counted = Counter(shard for shard, _ in wanted)
         rides = len(wanted) <= _RIDE
@@ -291,7 +267,7 @@ class Firing:
             raise self._connection.error(failed[0], "take")
 
     def _sort_out(
-        self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: _Taken
+        self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: Taken
     ) -> None:
         shard, prefix, born = -1, "", 0
         pointers: list[int] = []
@@ -324,7 +300,7 @@ class Firing:
                 pointers.append(place[1])
                 records.append(record)
 
-    def _retire(self, magazine: Magazine, taken: _Taken) -> None:
+    def _retire(self, magazine: Magazine, taken: Taken) -> None:
         """Removes what is not handed out: run out, deleted before, or of an earlier life of the magazine."""
         gone = taken.expired + taken.strangers
         if taken.voids:
@@ -364,11 +340,9 @@ class Firing:
 
     # -- more bytes than asked for
 
-    def _cut(
-        self, magazine: Magazine, spans: list[_Span], taken: _Taken, max_bytes: int, has_some: bool
-    ) -> list[_Span]:
+    def _cut(self, magazine: Magazine, spans: list[Span], taken: Taken, max_bytes: int, has_some: bool) -> list[Span]:
         """Takes out of ``taken`` what is beyond ``max_bytes``; returns the parts of the spans that go back."""
-        cut: list[_Span] = []
+        cut: list[Span] = []
         for span in spans:
             pointers, records = taken.live[span.shard]
             keep = 0
@@ -381,14 +355,14 @@ class Firing:
                 max_bytes -= size
                 magazine.record_bytes += (size - magazine.record_bytes) / 16 if magazine.record_bytes else size
             if keep < len(pointers):
-                cut.append(_Span(span.shard, pointers[keep], span.last, span.born))
+                cut.append(Span(span.shard, pointers[keep], span.last, span.born))
                 del pointers[keep:], records[keep:]
             elif cut:
                 cut.append(span)
                 del pointers[:], records[:]
         return cut
 
-    def _give_back(self, magazine: Magazine, cut: list[_Span], taken: _Taken) -> list[tuple[int, int]]:
+    def _give_back(self, magazine: Magazine, cut: list[Span], taken: Taken) -> list[tuple[int, int]]:
         """Moves the fire pointers back, where nobody has claimed since; returns the places where somebody has."""
         entries = [
             write_entry(
@@ -426,10 +400,10 @@ class Firing:
 
     # -- holes
 
-    def _look_at_holes(self, magazine: Magazine, shards: set[int], owner: str, limit: int) -> _Taken:
+    def _look_at_holes(self, magazine: Magazine, shards: set[int], owner: str, limit: int) -> Taken:
         """Looks again at the holes whose time has come; what has arrived is claimed, what is too old is sealed."""
         due = self.holes.pick(magazine, shards, limit)
-        taken = _Taken()
+        taken = Taken()
         if not due:
             return taken
         now_ms = int(time.time() * 1000)
@@ -471,10 +445,6 @@ _STAMPED = policy(ttl=layout.TTL_KEEP)
 _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED)]
 
 
-def _places(spans: Sequence[_Span]) -> list[tuple[int, int]]:
-    return [(span.shard, pointer) for span in spans for pointer in range(span.first, span.last + 1)]
-
-
 def _stamp(now_ms: int, owner: str) -> list[Any]:
     return [expressions.write(layout.FIRED_AT, now_ms), expressions.write(layout.OWNER, str(owner)), *_READ]
 
@@ -495,18 +465,3 @@ def _uncount(catalogue: Catalogue, magazine: Magazine, fired: dict[int, int], vo
         )
         for shard, count in voids.items()
     ]  # fmt: skip
-
-
-def _merge(merged: dict[int, tuple[list[int], list[bytes | None]]], taken: _Taken) -> int:
-    """Adds what is live; returns its bytes."""
-    size = 0
-    for shard, (pointers, records) in taken.live.items():
-        if pointers:
-            size += sum(len(record or b"") for record in records)
-            known = merged.get(shard)
-            if known is None:
-                merged[shard] = (pointers, records)
-            else:
-                known[0].extend(pointers)
-                known[1].extend(records)
-    return size

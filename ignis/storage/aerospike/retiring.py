@@ -83,7 +83,7 @@ class Retiring:
         unsure = sorted({shard for shard, pointer in wanted if pointer > views[shard].fire_seen})
         if not unsure:
             return wanted, []
-        known = self._catalogue.pointers(magazine, unsure)
+        known = self._catalogue.mark_leaving(magazine, unsure)
         fired = [place for place in wanted if place[0] not in known or place[1] <= known[place[0]].fire]
         unfired = [
             place for place in wanted if place[0] in known and known[place[0]].fire < place[1] <= known[place[0]].load

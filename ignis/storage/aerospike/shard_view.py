@@ -25,12 +25,14 @@ class ShardPointers(NamedTuple):
     voids: int
     born: int
     ours: int
+    leaving: int = 0
 
     @classmethod
     def of(cls, bins: dict[str, Any]) -> ShardPointers:
         return cls(
             bins.get(layout.LOAD_POINTER) or 0, bins.get(layout.FIRE_POINTER) or 0,
             bins.get(layout.VOIDS) or 0, bins.get(layout.BORN) or 0, bins.get(layout.OURS) or 0,
+            bins.get(layout.LEAVING) or 0,
         )  # fmt: skip
 
     @property
@@ -56,6 +58,7 @@ class ShardView:
         "fire_seen",
         "gone",
         "holes",
+        "leaving",
         "low",
         "open",
         "seen_at",
@@ -78,6 +81,7 @@ class ShardView:
         self.holes: dict[int, tuple[float, float]] = {}
         self.open: frozenset[int] = frozenset()
         self.shared = False
+        self.leaving = 0
         self.settled = 0
         self.seen_fire = 0
         self.seen_at = 0.0
@@ -92,6 +96,7 @@ class ShardView:
         self.born = pointers.born
         # Never back: an answer that is older than another may come after it.
         self.shared = self.shared or pointers.ours != pointers.load
+        self.leaving = max(self.leaving, pointers.leaving)
         now = time.monotonic()
         if not self.seen_at:
             self.seen_fire, self.seen_at = pointers.claimed, now

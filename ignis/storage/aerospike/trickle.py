@@ -3,7 +3,9 @@
 A consumer that has emptied its queue looks again and again. Such a look is the claim itself, and in the same batch travel
 
 - reads of the records that the claim is going to get, if it gets any: they stand right behind the fire pointers. A record
-  is not changed once it is written, so that what was read holds if the claim succeeds;
+  is not changed once it is written, so that what was read holds if the claim succeeds. Only who deletes or moves messages that
+  wait changes one; he says so first in the pointers record (`LEAVING`), where the claim sees it, and then records are read
+  and stamped by a call of their own;
 - the stamps (fire time, owner) of what the look before has claimed, if it is still being worked on;
 - acknowledgements, which wait a few milliseconds for a look;
 - counts.
@@ -40,6 +42,9 @@ _SENT_S = 60.0
 _ON_S = 2.0
 """So long after a consumer has waited a look counts as one of a row."""
 _FRESH_MS = 30_000
+_LEAVING_MS = 120_000
+"""So long after somebody began to delete messages that wait what was read beside a claim does not count; longer than all
+attempts of such a call, and than clocks differ."""
 _YOUNG_S = 0.01
 _MOST_DEPTH = 8
 
@@ -175,7 +180,7 @@ class Trickle:
             young, state.young = state.young, {}
             for place in [*young, *claimed]:
                 entry = riding.reads.get(place)
-                if place[0] in behind:
+                if place[0] in behind or abs(now_ms - magazine.views[place[0]].leaving) < _LEAVING_MS:
                     rest.append(place)  # in the order of their pointers
                 elif entry is not None and entry.result == OK and _plain(entry.record[2], now_ms):
                     got.append(place)
