@@ -1,15 +1,18 @@
 """Queues on Aerospike, beside the same work done call by call, on one real server.
 
 Call by call is what the Java library does for each message: to publish, move the load pointer, write, count; to consume,
-read the pointers, move the fire pointer, count, stamp, read, remove. Same driver, same server, same run, taking turns.
+read the pointers, move the fire pointer, count, stamp, read, remove; by one thread and by several, which each have shards
+of their own. Same driver, same server, same run, taking turns.
 The server is the one that ``IGNIS_BENCH_AEROSPIKE=host:port/namespace`` names.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,7 @@ MESSAGES = 10_000
 SHARDS = 32
 BODY_BYTES = 256
 CONSUMERS = (1, 4, 8, 16, 32, 50)
+NAIVE = (1, 8, 50)
 BATCH = 1_000
 _LIMIT_S = 60.0
 _FACTOR = 8
@@ -46,8 +50,9 @@ class CallByCall:
         host, _, port = where.rpartition(":")
         self._operations = operations
         self._set = f"bench{os.getpid()}"
-        self._client = aerospike.client({"hosts": [(host, int(port))]})
+        self._client = aerospike.client({"hosts": [(host, int(port))], "max_conns_per_node": 2 * max(NAIVE)})
         self.calls = 0
+        self._counting = threading.Lock()
 
     def close(self) -> None:
         self._client.truncate(self._namespace, f"{self._set}_data_set", 0)
@@ -73,8 +78,9 @@ class CallByCall:
         count = 0
         while True:
             bins = self._client.get(self._key("meta", f"q_SHARD_{shard}_POINTERS"))[2]
-            self.calls += 1
             if bins.get("FIRE_POINTER", 0) >= bins["LOAD_POINTER"]:
+                with self._counting:
+                    self.calls += 6 * count + 1
                 return count
             pointer = self._raise(f"q_SHARD_{shard}_POINTERS", "FIRE_POINTER")
             self._raise(f"q_SHARD_{shard}_COUNTERS", "FIRE_COUNTER")
@@ -82,7 +88,6 @@ class CallByCall:
             self._client.put(key, {"fireTS": int(time.time() * 1000)})
             self._client.get(key)
             self._client.remove(key)
-            self.calls += 5
             count += 1
 
 
@@ -184,10 +189,13 @@ def run(options: Options, recorder: Recorder) -> None:
         Result(CallByCall.name, note="3 client calls a message"),
     ]
     drains = {count: Result("ignis on Aerospike", parameters={"consumers": count}) for count in CONSUMERS}
-    alone = Result(CallByCall.name, note="6 client calls a message, 1 consumer", parameters={"consumers": 1})
+    alone = {
+        count: Result(CallByCall.name, note="6 client calls a message", parameters={"consumers": count}) for count in NAIVE
+    }
     for _ in range(options.runs):
         publish_in_batches(address, publish[0])
-        _one_by_one(address, publish[1], alone)
+        for count, result in alone.items():
+            _one_by_one(address, publish[1], result, count)
         for count, result in drains.items():
             drain_with_consumers(address, count, result)
     shape = f"{MESSAGES:,} messages of {BODY_BYTES} bytes, {SHARDS} shards"
@@ -195,10 +203,14 @@ def run(options: Options, recorder: Recorder) -> None:
     factor = publish[0].throughput.median / publish[1].throughput.median
     Goal("publish against call by call", factor, _FACTOR).show()
 
-    rows = [("ignis on Aerospike", list(drains.values())), (CallByCall.name, [alone])]
+    naive = [alone.get(count) for count in CONSUMERS]
+    rows = [("ignis on Aerospike", list(drains.values())), (CallByCall.name, naive)]
     grid_table(f"Aerospike, drain by number of consumers, messages/s: {shape}", [str(n) for n in CONSUMERS], rows)
     one, most = drains[1].throughput.median, drains[CONSUMERS[-1]].throughput.median
-    Goal("drain against call by call, 1 consumer", one / alone.throughput.median, _FACTOR).show()
+    Goal("drain against call by call, 1 consumer", one / alone[1].throughput.median, _FACTOR).show()
+    for count in NAIVE[1:]:
+        factor = drains[count].throughput.median / alone[count].throughput.median
+        Goal(f"drain against call by call, {count} consumers each", factor, 1).show()
     Goal(f"{CONSUMERS[-1]} consumers against 1", most / one, 0.9).show()
     calls = max(result.extra["calls_per_message"] for result in drains.values())
     Goal("client calls a message, the most of all", calls, _CALLS_PER_MESSAGE, at_most=True, unit="").show()
@@ -208,17 +220,19 @@ def run(options: Options, recorder: Recorder) -> None:
         latency(options, address, delay)
     latency_table(f"Aerospike, publish to handled at {RATE:,} messages/s, two processes", [delay], show_rate=True)
     Goal("p99 from publish to handled, ns", delay.latency("p99"), _P99_NS, at_most=True, unit="").show()
-    recorder.write_all("aerospike", [*publish, alone, *drains.values(), delay])
+    recorder.write_all("aerospike", [*publish, *alone.values(), *drains.values(), delay])
 
 
-def _one_by_one(address: str, publish: Result, drain: Result) -> None:
-    peer, body, count = CallByCall(address), "x" * BODY_BYTES, MESSAGES // 5
+def _one_by_one(address: str, publish: Result, drain: Result, threads: int) -> None:
+    """As many shards as threads, if that is more."""
+    peer, body, count, shards = CallByCall(address), "x" * BODY_BYTES, MESSAGES // 5, max(SHARDS, threads)
     try:
         began = time.perf_counter()
         for n in range(count):
-            peer.publish(n % SHARDS, body)
+            peer.publish(n % shards, body)
         between, published = time.perf_counter(), peer.calls
-        done = sum(peer.drain(shard) for shard in range(SHARDS))
+        with ThreadPoolExecutor(threads) as pool:
+            done = sum(pool.map(peer.drain, range(shards)))
         ended = time.perf_counter()
     finally:
         calls = peer.calls

@@ -296,11 +296,9 @@ class Consumer:
             self._hand_out_again()
             with self._lock:
                 self._parked = bool(self._pauses)
-            if self._parked:
-                self._room.wait(0.5)
-                continue
-            want = self._wanted()
+            want = 0 if self._parked else self._wanted()
             if want <= 0:
+                self._rest()
                 self._room.wait(0.5)
                 continue
             room = max(1, self.settings.max_in_flight_bytes - self._bytes)
@@ -319,10 +317,16 @@ class Consumer:
                 self._waiting_for_load = True
                 try:
                     if not self._returned:
-                        self._magazines.wait(name, seen, self.settings.idle_poll_s)
+                        self._magazines.idle(name, seen, self.settings.idle_poll_s)
                 except IgnisError as exc:
                     self._rest_after(exc)
                 self._waiting_for_load = False
+        self._rest()
+
+    def _rest(self) -> None:
+        """No claim follows for now."""
+        with contextlib.suppress(IgnisError):
+            self._magazines.rest(self.queue.main.name)
 
     def _rest_after(self, exc: IgnisError) -> None:
         """What may pass is counted and waited for; anything else is raised."""

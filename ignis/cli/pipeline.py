@@ -54,7 +54,9 @@ def pipeline() -> None:
 @click.option("--all", "everything", is_flag=True, help="Read all files, also those that an earlier run has read.")
 @click.option("--new-run", is_flag=True, help="Give up an unfinished run instead of taking it up.")
 @click.option(
-    "--accept-changes", is_flag=True, help="Read rows again that a run has read by another description of the pipeline."
+    "--accept-changes",
+    is_flag=True,
+    help="Read rows again that a run has read by another description, or published longer ago than ids are remembered.",
 )
 @master_option
 @common_options

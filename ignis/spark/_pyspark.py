@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError
 
 if TYPE_CHECKING:
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark import AccumulatorParam, TaskContext
+    from pyspark.errors import AnalysisException, PySparkException
     from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
     from pyspark.sql.datasource import (
         DataSource,
@@ -20,11 +22,13 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.pandas.functions import arrow_udf
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-    from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
+    from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType, TimestampType
 else:
     try:
         import pyarrow as pa  # noqa: F401 - named here, because PySpark would miss it only later and less clearly
+        from py4j.protocol import Py4JJavaError
         from pyspark import AccumulatorParam, TaskContext
+        from pyspark.errors import AnalysisException, PySparkException
         from pyspark.sql import Column, DataFrame, SparkSession, Window, functions
         from pyspark.sql.datasource import (
             DataSource,
@@ -37,7 +41,7 @@ else:
         )
         from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-        from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType
+        from pyspark.sql.types import BinaryType, IntegralType, StringType, StructType, TimestampType
     except ImportError as exc:
         raise ConfigError(
             f"Spark stages need PySpark 4.2 or newer with pyarrow ({exc}): pip install 'ignis-mq[spark]'"
@@ -45,6 +49,7 @@ else:
 
 __all__ = [
     "AccumulatorParam",
+    "AnalysisException",
     "BinaryType",
     "Column",
     "DataFrame",
@@ -55,6 +60,8 @@ __all__ = [
     "DataSourceStreamReader",
     "InputPartition",
     "IntegralType",
+    "Py4JJavaError",
+    "PySparkException",
     "ReadLimit",
     "ReadMaxRows",
     "SparkSession",
@@ -62,6 +69,7 @@ __all__ = [
     "StructType",
     "SupportsTriggerAvailableNow",
     "TaskContext",
+    "TimestampType",
     "Window",
     "WriterCommitMessage",
     "arrow_udf",

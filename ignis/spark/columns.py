@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from ignis.errors import ConfigError
-from ignis.spark._pyspark import BinaryType, Column, DataFrame, functions
+from ignis.spark._pyspark import BinaryType, Column, DataFrame, StringType, functions
 from ignis.spark.ids import id_expression
 from ignis.spark.parsing import UNPARSED, parse_lines
 from ignis.storage.columns import RecordColumns
 
-__all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "message_batch", "to_messages"]
+__all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "WHOLE_MOMENTS", "message_batch", "to_messages"]
 
 ENVELOPE_SCHEMA = (
     "_id string, _key binary, _enqueued_at timestamp, _attempts int, _crashes int, _meta binary, _shard int, "
@@ -31,6 +31,13 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 _ID_PLACES = ((0, 0, 8), (8, 9, 4), (12, 14, 4), (16, 19, 4), (20, 24, 12))
 """Of each group of digits: where it begins among the digits, where in the text, and how many there are."""
 _ID_CHARS = 36
+
+
+WHOLE_MOMENTS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
+}
+"""Of ``to_json``, which would cut moments to milliseconds."""
 
 
 def _column(df: DataFrame, named: str | Column, what: str) -> Column:
@@ -54,8 +61,15 @@ def _as_bytes(df: DataFrame, column: Column) -> Column:
 def _id_column(df: DataFrame, id: str | Column | Sequence[str]) -> Column:
     """What `ignis.spark.ids` makes of one column, or the MD5 of several together."""
     if not isinstance(id, (str, Column)):
-        whole = functions.struct(*(_column(df, name, "id") for name in id))
-        return functions.unhex(functions.md5(functions.to_json(whole, {"ignoreNullFields": "false"})))
+        # Text as bytes: JSON would make one text of all that is no UTF-8.
+        named = [(name, _column(df, name, "id")) for name in id]
+        text = {name for name, column in named if issubclass(_type_of(df, column), StringType)}
+        whole = functions.struct(
+            *((column.cast("binary") if name in text else column).alias(name) for name, column in named)
+        )
+        return functions.unhex(
+            functions.md5(functions.to_json(whole, {**WHOLE_MOMENTS, "timeZone": "UTC", "ignoreNullFields": "false"}))
+        )
     column = _column(df, id, "id")
     return id_expression(column, _type_of(df, column))
 
@@ -81,7 +95,7 @@ def to_messages(
         names = df.columns if columns is None else columns
         if not names:
             raise ConfigError("columns is empty: there is nothing to make a body of")
-        body = functions.to_json(functions.struct(*(_column(df, name, "columns") for name in names)))
+        body = functions.to_json(functions.struct(*(_column(df, name, "columns") for name in names)), WHOLE_MOMENTS)
     wanted = [body.alias("body")]
     if key is not None:
         wanted.append(_as_bytes(df, _column(df, key, "key")).alias("key"))

@@ -279,9 +279,9 @@ class Drained:
             return count
 
     def _check_incarnations(self) -> None:
-        check_incarnations(
-            self._magazines, self.place.queue, self.incarnations, f"the drain {self.job}", "drain what is there now"
-        )
+        queue = self.place.queue
+        now = incarnations(self._magazines, queue)
+        check_incarnations(now, queue, self.incarnations, f"the drain {self.job}", "drain what is there now")
 
     def close(self) -> None:
         """Lets go without a decision: the messages stay claimed, for `resume` or the sweeper. Idempotent."""

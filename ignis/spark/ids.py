@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ignis.errors import InvalidMessageError
-from ignis.spark._pyspark import BinaryType, Column, IntegralType, StringType, functions
+from ignis.spark._pyspark import BinaryType, Column, IntegralType, StringType, TimestampType, functions
 
 __all__ = ["id_expression", "id_of", "ids_from_jvm", "ids_of_column"]
 
@@ -70,6 +70,8 @@ def id_expression(column: Column, kind: type) -> Column:
         return functions.when(functions.length(column) == 16, column).otherwise(functions.unhex(functions.md5(column)))
     if issubclass(kind, IntegralType):
         return column.cast("bigint")
+    if issubclass(kind, TimestampType):
+        column = functions.unix_micros(column)  # the text of a moment would depend on the session's time zone
     text = column.cast("string")
     hashed = functions.unhex(functions.md5(text.cast("binary")))
     if not issubclass(kind, StringType):

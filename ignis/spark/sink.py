@@ -1,8 +1,11 @@
 """``df.write.format("ignis")`` and ``writeStream``.
 
 Options: ``url``, ``queue``, ``client_id``, ``farm_id``, ``config``, the settings of ``[spark]`` and, for a queue that is not
-there yet, of ``[queue]``; ``value`` (default ``body``), ``key`` and ``id`` name columns, as the arguments of
-`ignis.spark.publish` do; ``job``, see `IgnisWriter`.
+there yet, of ``[queue]``; ``value``, ``key`` and ``id`` name columns, as the arguments of `ignis.spark.publish` do; ``job``, see
+`IgnisWriter`.
+
+A column of text or binary is the body as it stands: the one that ``value`` names, else ``body``. A ``value`` of another kind, or
+all columns where there is no ``body``, become JSON, and a queue that is made for them has the codec ``json``.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from ignis.spark._pyspark import (
     WriterCommitMessage,
 )
 from ignis.spark.ids import ids_of_column
+from ignis.spark.json_bodies import check_json, json_objects, json_values
 from ignis.spark.places import Place, make_place, split_options
 from ignis.spark.publishing import gathered, load_rows
 
@@ -33,6 +37,8 @@ __all__ = ["IgnisStreamWriter", "IgnisWriter", "Written"]
 
 log = logging.getLogger("ignis.spark")
 
+_BODIES = ("string", "binary")
+"""Columns that can be a body as they stand."""
 _BATCH_ID = "streaming.sql.batchId"
 _QUERY_ID = "sql.streaming.queryId"
 
@@ -47,12 +53,13 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Target:
-    """The queue and the columns that go into it."""
+    """The queue and the columns that go into it. ``value`` is None where all of them are the body, as a JSON object."""
 
     place: Place
-    value: str
+    value: str | None
     key: str | None
     id: str | None
+    schema: StructType
 
     @classmethod
     def of(cls, schema: StructType, options: Mapping[str, str], overwrite: bool) -> Target:
@@ -60,9 +67,11 @@ class Target:
         if overwrite:
             raise ConfigError("a queue is appended to: use mode('append')")
         names, rest = split_options(options, "value", "key", "id", "job")
-        value, key, id = options.get("value", "body"), options.get("key"), options.get("id")
+        value, key, id = options.get("value"), options.get("key"), options.get("id")
+        if value is None and "body" in schema.fieldNames():
+            value = "body"
         for what, name, kinds in (
-            ("value", value, ("string", "binary")),
+            ("value", value, (*_BODIES, "struct", "map", "array")),
             ("key", key, ("string", "binary")),
             ("id", id, ("string", "binary", "byte", "short", "integer", "long")),
         ):
@@ -72,7 +81,16 @@ class Target:
                 kind = schema[name].dataType.typeName()
                 if kind not in kinds:
                     raise ConfigError(f"{what} = {name!r} is a column of {kind}, expected {', '.join(kinds)}")
-        return cls(make_place(options=rest, codec="raw", **names), value, key, id)
+        raw = value is not None and schema[value].dataType.typeName() in _BODIES
+        if not raw:
+            check_json(schema if value is None else StructType([schema[value]]))
+        place = make_place(options=rest, codec="raw" if raw else "json", **names)
+        if not raw and place.codec != "json":
+            raise ConfigError(
+                f"queue {place.queue!r} has codec {place.codec!r}, and the rows would be JSON: name a value column of text or "
+                "binary with the bodies"
+            )
+        return cls(place, value, key, id, schema)
 
     def write(self, batches: Iterator[pa.RecordBatch], origin: Sequence[object]) -> Written:
         """Publishes a partition.
@@ -104,10 +122,16 @@ class Target:
         return Written(stored, duplicates)
 
     def _message_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        names = {"body": self.value, "key": self.key, "id": self.id}
-        return pa.RecordBatch.from_pydict(
-            {name: batch.column(column) for name, column in names.items() if column is not None}
-        )
+        columns = {
+            name: batch.column(column) for name, column in (("key", self.key), ("id", self.id)) if column is not None
+        }
+        if self.value is None:
+            body = json_objects(batch)
+        elif self.schema[self.value].dataType.typeName() in _BODIES:
+            body = batch.column(self.value)
+        else:
+            body = json_values(batch.column(self.value))
+        return pa.RecordBatch.from_pydict({"body": body, **columns})
 
 
 class IgnisWriter(DataSourceArrowWriter):

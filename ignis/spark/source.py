@@ -27,21 +27,25 @@ from ignis.spark._pyspark import (
 from ignis.spark.columns import MESSAGE_SCHEMA
 from ignis.spark.draining import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
 from ignis.spark.offsets import (
+    Incarnations,
     Offset,
+    batch_of,
     behind,
+    both,
     check_offset,
     incarnations,
+    incarnations_of,
     new_offset,
+    next_offset,
     pointers_of,
     up_to,
-    with_pointers,
 )
 from ignis.spark.places import Place, find_place, split_options
 from ignis.spark.reading import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
-from ignis.storage.base import Run, joined_runs
+from ignis.storage.base import Run, ShardState, joined_runs
 
-__all__ = ["IgnisDataSource", "retire_processed"]
+__all__ = ["IgnisDataSource", "retire_batch"]
 
 log = logging.getLogger("ignis.spark")
 
@@ -146,14 +150,14 @@ def _pending(place: Place, limit: int | None) -> list[Run]:
 
 
 class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. An offset is a pointer per shard, with the incarnation of the shard that it is of: one of another queue, or
-    of a queue or a store that was made anew, is refused before anything is read or retired.
+    """A stream. An offset is a pointer per shard, with the incarnation of the shard that it is of, and the runs of its batch:
+    one of another queue, or of a queue or a store that was made anew, is refused before anything is read or retired.
 
-    * ``latestOffset`` claims at most the rows that Spark admits (``max_rows``), in the name of the ``job``, and answers how
-      far that reaches. What an earlier life of the query had claimed and not processed comes first. What lies up to its
-      start is in the checkpoint as processed, and is retired.
-    * ``partitions`` gives the claimed runs between two offsets; tasks peek them. A query that starts again from its
-      checkpoint reads the same ones.
+    * ``latestOffset`` retires the batch that ends where it starts: Spark asks for the next one once the checkpoint has the last.
+      It claims at most the rows that Spark admits (``max_rows``), in the name of the ``job``, and answers how far that reaches.
+      What an earlier life of the query had claimed and not planned comes first.
+    * ``partitions`` gives the runs of a batch; tasks peek them. A query that starts again from its checkpoint reads the same
+      ones.
     * ``commit`` retires what was processed.
 
     A ``job`` belongs to one query. The queue may have other consumers; what they have claimed is not read.
@@ -164,14 +168,16 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if "job" not in options:
             raise ConfigError("option job is missing: the name in which this query claims, the same after a restart")
         self._place = find_place(options=rest, **names)
-        self._owner = owner_of(options["job"])
+        self._job = options["job"]
+        self._owner = owner_of(self._job)
         self._renewal: threading.Thread | None = None
         self._stop: threading.Event | None = None
         self._target: dict[int, int] | None = None
+        self._retired: list[Run] = []
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, from here on
         place = self._place
-        return new_offset(place.url, place.queue, incarnations(place.open().magazines, place.queue))
+        return new_offset(place.url, place.queue, self._job, incarnations(place.open().magazines, place.queue))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._place.settings.max_rows)
@@ -183,41 +189,51 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         self._keep_claims()
         magazines, queue = self._place.open().magazines, self._place.queue
-        read = check_offset(magazines, queue, start)
+        states = magazines.metadata(queue)
+        now = incarnations_of(states)
+        read = check_offset(now, queue, self._job, start)
+        self._retire(start, now)
         held = magazines.held(queue, self._owner)
-        # Spark asks for what follows a batch once the checkpoint has it: also for what follows the last one.
-        retire(magazines, queue, up_to(held, read))
+        # Claimed in this name, and in no batch that is still to be retired.
+        self._give_back(up_to(held, read))
         ahead = behind(held, read)
         room = limit.max_rows - sum(run.messages for run in ahead) if isinstance(limit, ReadMaxRows) else None
-        claimed = self._claim(room)
-        if done := up_to(claimed, read):
-            self._claimed_again(done)
-        end = with_pointers(start, [*ahead, *behind(claimed, read)])
-        # Shards that were added since the query began.
-        return {**end, "incarnations": {**incarnations(magazines, queue), **start["incarnations"]}}
+        while True:
+            claimed = self._claim(room, states)
+            again = up_to(claimed, read)
+            self._give_back(again)
+            if self._target is not None:  # it is still to come
+                for run in again:
+                    self._target[run.shard] += run.messages
+            ahead += behind(claimed, read)
+            # Where all of it was read before, there may be more behind: no batch would mean that there is nothing.
+            if ahead or not again:
+                return next_offset(start, joined_runs(ahead), now)
 
-    def _claimed_again(self, runs: list[Run]) -> None:
-        """Up to where the query has read, and pending: a power cut has undone the claims before they were committed.
+    def _retire(self, end: Offset, now: Incarnations) -> None:
+        """Once for each batch: Spark asks often while nothing comes."""
+        batch = batch_of(end)
+        if batch != self._retired:
+            retire_batch(self._place, self._job, end, now)
+            self._retired = batch
 
-        Where every acknowledged message survives that, they are those that were processed. Otherwise the pointers may
-        have been given to others since, which come again behind all that was read.
-        """
-        magazines, queue = self._place.open().magazines, self._place.queue
-        record = self._place.open().queues.get(queue)
-        if record is not None and record.durability == "sync":
-            retire(magazines, queue, runs)
+    def _give_back(self, runs: list[Run]) -> None:
+        """What lies before the end of what was read, and was not processed as far as the checkpoint tells: a power cut has undone
+        claims, of this query or of other consumers of the queue. It comes again behind all that was read."""
+        if not runs:
             return
-        for pointers in pieces(runs, COMMIT_AT_ONCE):
-            magazines.reload(queue, pointers)
+        magazines, queue = self._place.open().magazines, self._place.queue
+        count = sum(magazines.reload(queue, pointers) for pointers in pieces(runs, COMMIT_AT_ONCE))
         log.warning(
-            "%d message(s) of %s that may have been processed come again: a power cut has undone their claims",
-            sum(run.messages for run in runs), queue,
+            "%d message(s) of %s come again: a power cut has undone their claims, and they may have been processed",
+            count, queue,
         )  # fmt: skip
 
-    def _claim(self, room: int | None) -> list[Run]:
+    def _claim(self, room: int | None, states: Sequence[ShardState]) -> list[Run]:
         magazines, queue = self._place.open().magazines, self._place.queue
         if self._target is None:
-            return claim_all(magazines, queue, self._owner, room)
+            pending = sum(state.pending for state in states)
+            return claim_all(magazines, queue, self._owner, pending if room is None else room)
         runs: list[Run] = []
         for shard, left in self._target.items():
             wanted = left if room is None else min(left, room)
@@ -233,23 +249,18 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[Part]:
         self._keep_claims()
         magazines, queue = self._place.open().magazines, self._place.queue
-        read, planned = pointers_of(start, queue), check_offset(magazines, queue, end)
-        runs = up_to(behind(magazines.held(queue, self._owner), read), planned)
-        if not runs:
-            # Planned from the checkpoint after a power cut, which has undone the claims: what is still there is read.
-            runs = [
-                Run(int(shard), read.get(shard, 0) + 1, last, last - read.get(shard, 0))
-                for shard, last in planned.items()
-                if last > read.get(shard, 0)
-            ]
-        return _parts(self._place, runs)
+        read = pointers_of(start, queue, self._job)
+        check_offset(incarnations(magazines, queue), queue, self._job, end)
+        planned = behind(batch_of(end), read)
+        # Nothing of it is held where it was planned before a power cut, which has undone the claims: what is still there is read.
+        return _parts(self._place, both(magazines.held(queue, self._owner), planned) or planned)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Part)
         return read_runs(partition.place, partition.runs)
 
     def commit(self, end: Offset) -> None:
-        retire_processed(self._place, self._owner, end)
+        self._retire(end, incarnations(self._place.open().magazines, self._place.queue))
 
     def stop(self) -> None:
         if self._stop is not None:
@@ -270,9 +281,23 @@ class IgnisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**vars(self), "_renewal": None, "_stop": None}
 
 
-def retire_processed(place: Place, owner: str, end: Offset) -> int:
-    """Deletes what ``owner`` has claimed up to an offset that the checkpoint has; returns how many messages that were.
-    Idempotent. Raises QueueMismatchError for an offset of another life of the queue: nothing was deleted."""
-    magazines = place.open().magazines
-    read = check_offset(magazines, place.queue, end)
-    return retire(magazines, place.queue, up_to(magazines.held(place.queue, owner), read))
+def retire_batch(place: Place, job: str, end: Offset, now: Incarnations) -> int:
+    """Deletes the batch that ends at an offset which the checkpoint has as processed; returns how many messages of it were there.
+    Idempotent.
+
+    A power cut ends claims. Where every acknowledged message survives that, the pointers are still those messages'. Elsewhere
+    they may have been given to others since: then only what the job still holds is deleted.
+
+    Args:
+        now: the queue's incarnations.
+
+    Raises:
+        QueueMismatchError: the offset is of another queue, job or life of the queue; nothing was deleted.
+    """
+    store = place.open()
+    check_offset(now, place.queue, job, end)
+    batch = batch_of(end)
+    record = store.queues.get(place.queue)
+    if record is None or record.durability != "sync":
+        batch = both(store.magazines.held(place.queue, owner_of(job)), batch)
+    return retire(store.magazines, place.queue, batch)

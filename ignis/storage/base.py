@@ -405,6 +405,13 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         ``wait(m, seen=-1, 0)`` only reads it: read it *before* a fire that comes back empty. A store without
         notification sleeps. May return early."""
 
+    def idle(self, magazine: str, seen: int, timeout_s: float) -> int:
+        """`wait` for who claims right after, whatever the answer: a store that must be asked may leave that to the claim."""
+        return self.wait(magazine, seen, timeout_s)
+
+    def rest(self, magazine: str) -> None:
+        """Who has called `idle` makes no claim for now: what a store has left to the next one is done."""
+
     @abc.abstractmethod
     def wake(self, magazine: str) -> None:
         """Makes every `wait` on this magazine return: how a stopping consumer is told at once."""

@@ -179,7 +179,6 @@ class MemoryStore(Store):
         self.scope = f"{farm_id}/{client_id}"
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
         self.clock = process_clock()
-        self.expired_log = ExpiredLog()
         if clock is not None:
             self.lock_clock = clock
             self.clock = StoreClock(
@@ -187,6 +186,7 @@ class MemoryStore(Store):
                 rising_ms=lambda: round(clock.steady_s() * 1000),
                 wall_ms=lambda: round(clock() * 1000),
             )
+        self.expired_log = ExpiredLog()
         self.closed = False
         self.waiting = 0
         self._forks = _forks[0]

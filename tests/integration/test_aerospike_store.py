@@ -51,11 +51,11 @@ class Place:
         return self.opened[-1]
 
     def key(self, name: str, kind: str = "data") -> tuple[str, str, str]:
-        return self.namespace, f"{self.client_id}_{kind}_set", name
+        return self.namespace, f"local_{self.client_id}_{kind}_set", name
 
     def reserve(self, shard: int, count: int) -> None:
-        """What a producer does first, before it stalls."""
-        for kind, bin_name in (("POINTERS", "LOAD_POINTER"), ("COUNTERS", "LOAD_COUNTER")):
+        """What a producer of ours does first, before it stalls."""
+        for kind, bin_name in (("POINTERS", "LOAD_POINTER"), ("POINTERS", "ign_loads"), ("COUNTERS", "LOAD_COUNTER")):
             self.client.increment(self.key(f"m_SHARD_{shard}_{kind}", "meta"), bin_name, count)
 
     def bins(self, pointer: int) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def test_a_producer_that_finds_its_pointer_sealed_loads_again(place: Place) -> N
     magazines.declare("m", 2)
     # The pointers that the load is going to get.
     for pointer in (1, 3):
-        place.client.put(place.key(f"m_SHARD_0_{pointer}"), {"ign_sealed": 1, "modified_at": 1})
+        place.client.put(place.key(f"m_SHARD_0_{pointer}"), {"ign_sealed": 1})
     magazines.load_records("m", 0, numbered(3))
     assert sorted(map(str, texts(magazines.fire("m", 10, "me")))) == ["m0", "m1", "m2"]
     assert store.stats()["sealed_loads"] == 2
@@ -399,7 +399,7 @@ store.close()
         ({"retries": 0}, "retries = 0 is outside 1 to 100"),
         ({"total_timeout_ms": "soon"}, "total_timeout_ms = 'soon' is not a whole number"),
         ({"nonsense": 1}, "unknown store option 'nonsense'"),
-        ({"scope": "farm"}, "scope = 'farm' is not one of global, local"),
+        ({"scope": "farm"}, "scope = 'farm' is not one of local, global"),
         ({"socket_timeout_ms": 6_000}, "socket_timeout_ms = 6000 is above total_timeout_ms = 5000"),
         ({"user": "bob"}, "user and password belong together"),
     ],

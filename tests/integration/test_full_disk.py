@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +19,11 @@ import ignis
 from ignis.errors import StoreFullError, StoreUnreachableError
 from ignis.relay.directory import RelayDirectory
 from ignis.storage import open_store
+from tests.disk_support import disk, fill_disk
 from tests.support import eventually, reasons
 
 pytestmark = pytest.mark.integration
 MakeApp = Callable[..., ignis.Ignis]
-
-
-@contextlib.contextmanager
-def disk(path: Path, size: str) -> Iterator[Path]:
-    """A file system of that size. Needs root."""
-    path.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "ignis-test", str(path)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, timeout=30, check=False).returncode:
-        pytest.skip("cannot mount a file system here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], capture_output=True, timeout=30, check=False)
-
-
-def fill_disk(path: Path) -> None:
-    """Takes the disk to its last byte."""
-    with open(path, "wb", buffering=0) as ballast, contextlib.suppress(OSError):
-        while True:
-            ballast.write(bytes(4096))
 
 
 def fill(queue: ignis.Queue[Any], size: int, batch: int) -> int:

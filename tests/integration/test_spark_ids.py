@@ -165,3 +165,39 @@ def test_ids_of_messages_are_the_text_that_everything_else_gives(count: int) -> 
     batch = message_batch(3, columns_of({n: encode_record(b"", id=id) for n, id in enumerate(ids)}))
     batch.validate(full=True)
     assert batch.column("_id").to_pylist() == [id_text(id) for id in ids]
+
+
+def ids_in(spark: Any, zone: str, id: Any) -> list[bytes]:
+    """Of two moments that are a microsecond apart, beside a text, read in a session of that zone."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        df = spark.range(2).selectExpr("timestamp_micros(1719793800123450 + id) as at", "'x' as v")
+        column = to_messages(df, value="v", columns=None, key=None, id=id).toArrow().column("id")
+        return sorted(bytes(one) for one in ids_from_jvm(column.combine_chunks()).to_pylist())
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.parametrize("id", ["at", ["at", "v"]], ids=["one", "several"])
+def test_moments_tell_rows_apart_in_every_time_zone(spark: Any, id: Any) -> None:
+    utc = ids_in(spark, "UTC", id)
+    assert len(set(utc)) == 2, "a microsecond is a difference"
+    assert ids_in(spark, "America/New_York", id) == utc, "a program that runs elsewhere finds what it had stored"
+
+
+def test_text_that_is_no_utf8_tells_rows_apart(spark: Any) -> None:
+    df = spark.createDataFrame([(b"\xe9",), (b"\xfc",)], "b binary").selectExpr(
+        "cast(b as string) as t", "1 as n", "'x' as v"
+    )
+    column = to_messages(df, value="v", columns=None, key=None, id=["t", "n"]).toArrow().column("id")
+    assert len(set(column.to_pylist())) == 2
+
+
+def test_a_body_keeps_a_moment_whole(spark: Any) -> None:
+    df = spark.range(1).selectExpr(
+        "timestamp_micros(1719793800123456) as at", "timestamp_ntz'2024-07-01 00:30:00.000001' as l"
+    )
+    (body,) = to_messages(df, value=None, columns=None, key=None, id=None).toArrow().column("body").to_pylist()
+    assert "00.123456" in body
+    assert '"l":"2024-07-01T00:30:00.000001"' in body

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql import functions as F  # noqa: E402, N812
 
-from ignis.spark import IgnisDataSource  # noqa: E402
+from ignis.spark import IgnisDataSource, publish  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,7 @@ def rows(spark: Any, count: int, parts: int = 3) -> Any:
 
 
 def write(df: Any, url: str, **options: Any) -> None:
-    df.write.format("ignis").options(url=url, queue="q", **options).mode("append").save()
+    df.write.format("ignis").options(**{"url": url, "queue": "q", **options}).mode("append").save()
 
 
 def stored(app: Any) -> Counter[str]:
@@ -98,6 +101,82 @@ class TestBatch:
         df = spark.createDataFrame([("a",), (None,)], "body string").coalesce(1)
         with pytest.raises(Exception, match="without a value"):
             write(df, embedded_url)
+
+
+VALUES = (
+    "id bigint, a string, b binary, f float, d double, n decimal(30,4), day date, at timestamp, local timestamp_ntz, "
+    "yes boolean, s struct<x: int, y: array<double>>, m map<string, int>"
+)
+
+
+def odd_rows(spark: Any) -> Any:
+    utc = dt.datetime(2024, 7, 1, 12, 30, 0, 123456, dt.timezone.utc)
+    moment = utc.replace(tzinfo=None)
+    return spark.createDataFrame(
+        [
+            (1, "é\n\"", b"\x00\xff", 0.1, 1e300, Decimal("12345678901234567890.1250"), dt.date(1, 1, 1), utc, moment, True,
+             (1, [0.1, None, float("inf")]), {"k": 1, "": None}),
+            (2, None, None, None, None, None, None, None, None, None, None, None),
+            (-(2**63), "", b"", float("nan"), -0.0, Decimal("0.0000"), dt.date(9999, 12, 31), utc.replace(microsecond=0), moment,
+             False, (None, []), {}),
+        ],
+        VALUES,
+    ).coalesce(1)  # fmt: skip
+
+
+def plain(message: bytes) -> dict[str, Any]:
+    """A body with moments as moments and numbers to the digit."""
+    found: dict[str, Any] = json.loads(message, parse_float=Decimal)
+    moments = {
+        name: dt.datetime.fromisoformat(found[name].replace("Z", "+00:00")) for name in ("at", "local") if name in found
+    }
+    return {**found, **moments}
+
+
+class TestColumns:
+    """Rows that are no raw body become JSON."""
+
+    def test_a_queue_of_dicts(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        df = spark.range(0, 20, 1, 2).select("id", F.concat(F.lit("c"), "id").alias("customer"))
+        write(df, embedded_url, key="customer")
+        found = new_app(embedded_url).queue("q", dict).main.peek(100)
+        assert sorted(one.message["id"] for one in found) == list(range(20))
+        assert all(one.message["customer"] == f"c{one.message['id']}" == one.envelope.key for one in found)
+
+    def test_the_values_are_those_that_the_stage_publishes(
+        self, spark: Any, embedded_url: str, new_app: MakeApp
+    ) -> None:
+        publish(odd_rows(spark), embedded_url, "stage").collect()
+        write(odd_rows(spark), embedded_url)
+        app = new_app(embedded_url)
+        stage, sink = (
+            {body["id"]: body for one in app.queue(name).main.peek(10) for body in [plain(one.envelope.body)]}
+            for name in ("stage", "q")
+        )
+        assert stage == sink
+        assert sink[2] == {"id": 2}
+        assert sink[1]["at"].microsecond == 123456, "nothing of a moment is cut off"
+        assert sink[1]["n"] == Decimal("12345678901234567890.1250")
+
+    def test_a_value_that_is_an_object(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        df = odd_rows(spark).where("s is not null").select("s", "b")
+        write(df, embedded_url, value="s")
+        found = [one.message for one in new_app(embedded_url).queue("q", dict).main.peek(10)]
+        assert sorted(found, key=len) == [{"y": []}, {"x": 1, "y": [0.1, None, "Infinity"]}]
+
+    def test_text_of_json_where_the_writer_says_so(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        df = spark.range(3).select(F.to_json(F.struct("id")).alias("body"))
+        write(df, embedded_url, codec="json")
+        assert sorted(one.message["id"] for one in new_app(embedded_url).queue("q", dict).main.peek(10)) == [0, 1, 2]
+
+    def test_a_raw_queue_takes_no_columns(self, spark: Any, embedded_url: str, new_app: MakeApp) -> None:
+        new_app(embedded_url).queue("q", bytes).open()
+        with pytest.raises(Exception, match="has codec 'raw'"):
+            write(spark.range(3), embedded_url)
+        with pytest.raises(Exception, match="no JSON is made"):
+            write(spark.sql("select interval 1 day as i"), embedded_url)
+        with pytest.raises(Exception, match="outside of the years 1 to 9999"):
+            write(spark.sql("select make_date(10000, 1, 1) as day"), embedded_url, queue="later")
 
 
 class TestStream:

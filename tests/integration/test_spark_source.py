@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from ignis.errors import ConfigError, QueueMismatchError
 from ignis.native import encode_record
 from tests.conftest import MakeApp
-from tests.support import WAIT_S
+from tests.support import WAIT_S, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -20,7 +22,7 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # noqa: E402
 
-from ignis.spark import IgnisDataSource, resume  # noqa: E402
+from ignis.spark import IgnisDataSource, finish, resume  # noqa: E402
 from ignis.spark.offsets import new_offset  # noqa: E402
 from ignis.spark.source import IgnisStreamReader  # noqa: E402
 from ignis.storage.embedded import catalogue, claims  # noqa: E402
@@ -187,13 +189,72 @@ class TestStream:
         assert queue.main.pending() == 0
 
 
+class TestFinish:
+    """A stream that ends, and is never started again."""
+
+    def start(self, spark: Any, url: str, checkpoint: Path, sink: Sink, **options: Any) -> Any:
+        """One batch at once, the next one in a time that no test lasts."""
+        place = {"url": url, "queue": "q", "job": "stream", **options}
+        stream = spark.readStream.format("ignis").options(**place).load()
+        writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+        return writer.trigger(processingTime="10 hours").start()
+
+    def test_every_message_once(self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
+        queue, sink, checkpoint = fill(new_app(embedded_url), 3_000), Sink(), tmp_path / "check[po]int"
+        for batch in range(2):
+            query = self.start(spark, embedded_url, checkpoint, sink, max_rows=1_500)
+            eventually((checkpoint / "commits" / str(batch)).exists, timeout=2 * WAIT_S)
+            query.stop()
+            assert queue.main.in_flight() == 1_500, "the batch is in the sink and in the queue"
+        assert finish(spark, embedded_url, "q", "stream", str(checkpoint)) == (1_500, 0)
+        assert finish(spark, embedded_url, "q", "stream", str(checkpoint)) == (0, 0)
+        later = time.time() + 10 * queue.settings.stuck_after_s
+        sweeping = new_app(embedded_url, clock=lambda: later)
+        sweeping.queue("q", str, shards=4)
+        assert sweeping.sweeper().run_once().swept == 0
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+        assert Counter(sink.all()) == Counter(f"m{number}" for number in range(3_000))
+
+    def test_a_batch_that_was_not_committed_stays(
+        self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path
+    ) -> None:
+        queue, sink = fill(new_app(embedded_url), 20), Sink()
+        sink.fails_at = 0
+        query = self.start(spark, embedded_url, tmp_path / "checkpoint", sink)
+        with pytest.raises(Exception, match="planted"):
+            query.awaitTermination(2 * WAIT_S)
+        assert finish(spark, embedded_url, "q", "stream", str(tmp_path / "checkpoint")) == (0, 20)
+        assert resume(spark, embedded_url, "q", "stream").abandon() == 20
+        assert queue.main.pending() == 20
+
+    def test_refusals(self, spark: Any, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
+        app = new_app(embedded_url)
+        queue, sink, checkpoint = fill(app, 20), Sink(), str(tmp_path / "checkpoint")
+        fill(app, 5, queue="other")
+        query = self.start(spark, embedded_url, tmp_path / "checkpoint", sink)
+        eventually((tmp_path / "checkpoint" / "commits" / "0").exists, timeout=2 * WAIT_S)
+        query.stop()
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(ConfigError, match="not the checkpointLocation"):
+            finish(spark, embedded_url, "q", "stream", str(tmp_path / "empty"))
+        for name, job in (("other", "stream"), ("q", "another")):
+            with pytest.raises(QueueMismatchError, match="is of job 'stream' of queue 'q'"):
+                finish(spark, embedded_url, name, job, checkpoint)
+        app.store.magazines.drop("q")
+        app.store.magazines.declare("q", 4)
+        app.store.magazines.load_records("q", 0, [encode_record(b"x")] * 20)
+        with pytest.raises(QueueMismatchError, match="made anew"):
+            finish(spark, embedded_url, "q", "stream", checkpoint)
+        assert queue.main.pending() == 20
+
+
 class TestOffsets:
     """The reader that Spark's driver asks, asked here."""
 
     def reader(self, url: str, **options: str) -> IgnisStreamReader:
         return IgnisStreamReader({"url": url, "queue": "q", "job": "stream", **options})
 
-    def rows(self, reader: IgnisStreamReader, start: dict[str, int], end: dict[str, int]) -> list[str]:
+    def rows(self, reader: IgnisStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
         found = [
             body.decode()
             for part in reader.partitions(start, end)
@@ -260,6 +321,62 @@ class TestOffsets:
         again.commit(three)
         assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
 
+    @pytest.mark.parametrize("durability", ["sync", "interval"])
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_a_power_cut_does_not_make_others_messages_ours(
+        self, embedded_url: str, new_app: MakeApp, durability: str, killed: bool
+    ) -> None:
+        """What another consumer had claimed lies before the end of what was read, and nobody has processed it."""
+        app = new_app(embedded_url)
+        queue = app.queue("q", str, shards=1, durability=durability)
+        queue.publish_many([f"m{number}" for number in range(40)])
+        reader = self.reader(embedded_url)
+        one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
+        mine = set(self.rows(reader, reader.initialOffset(), one))
+        others = {fired.message for fired in queue.main.fire(10)}
+        two = reader.latestOffset(one, ReadMaxRows(10))
+        mine |= set(self.rows(reader, one, two))
+        assert len(mine) == 20
+        forget_claims(app.store)
+        if killed:  # after it had claimed anew, and before it had looked at what that was
+            app.store.magazines.claim("q", 5, "spark:stream")
+        after = self.reader(embedded_url)
+        assert set(self.rows(after, one, two)) <= mine, "a batch that is planned again is that batch"
+        left, at = [], two
+        while (end := after.latestOffset(at, ReadMaxRows(7))) != at:
+            left += self.rows(after, at, end)
+            at = end
+        assert others | {f"m{number}" for number in range(30, 40)} <= set(left), (
+            "nothing is deleted that nobody has read"
+        )
+        assert len(left) == len(set(left))
+        if durability == "sync":
+            assert mine.isdisjoint(left)
+        assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+    def test_the_store_is_asked_for_its_pointers_once_a_batch(
+        self, embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(new_app(embedded_url), 30)
+        reader = self.reader(embedded_url)
+        start = reader.initialOffset()
+        asked = []
+        kind = type(reader._place.open().magazines)
+        metadata = kind.metadata
+        monkeypatch.setattr(kind, "metadata", lambda store, *args: asked.append(args) or metadata(store, *args))
+        one = reader.latestOffset(start, ReadMaxRows(10))
+        assert len(asked) == 1
+        reader.latestOffset(one, ReadAllAvailable())
+        assert len(asked) == 2
+
+    def test_another_job_is_refused(self, embedded_url: str, new_app: MakeApp) -> None:
+        """What the old name has claimed would come again from the sweeper, processed or not."""
+        fill(new_app(embedded_url), 10)
+        reader = self.reader(embedded_url)
+        end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(5))
+        with pytest.raises(QueueMismatchError, match="name job 'stream' again"):
+            self.reader(embedded_url, job="renamed").latestOffset(end, ReadMaxRows(5))
+
     def test_shards_that_are_added_are_read(self, embedded_url: str, new_app: MakeApp) -> None:
         fill(new_app(embedded_url), 20)
         reader = self.reader(embedded_url)
@@ -301,7 +418,7 @@ class TestOffsets:
             self.reader(embedded_url).latestOffset(offset, ReadMaxRows(1))
 
     def test_offsets_hold_no_secret(self) -> None:
-        shown = json.dumps(new_offset("ignis://ann:secret@host:9710/?token=secret", "q", {}))
+        shown = json.dumps(new_offset("ignis://ann:secret@host:9710/?token=secret", "q", "j", {}))
         assert "host:9710" in shown
         assert "secret" not in shown
 
@@ -317,7 +434,6 @@ class TestOffsets:
         forget_claims(app.store)
         after = self.reader(embedded_url)
         last = after.latestOffset(end, ReadMaxRows(100))
-        last = after.latestOffset(last, ReadMaxRows(100))
         assert len(self.rows(after, end, last)) == again
 
     def test_available_now_ends_where_it_began(self, embedded_url: str, new_app: MakeApp) -> None:

@@ -243,7 +243,8 @@ def fleet_command(rounds: int, seed: int | None, time_limit: float, short: bool,
 
 
 @main.command(
-    "pipeline-property", help="Generated files through the pipeline, beside Python's own readers. Needs Java."
+    "pipeline-property",
+    help="Generated files through ingest, handlers and export, under kill -9, beside Python's own readers. Needs Java.",
 )
 @options
 @click.option("--short", is_flag=True, help="200 files instead of 2,000.")
@@ -256,7 +257,7 @@ def pipeline_property_command(rounds: int, seed: int | None, time_limit: float, 
     from tests.torture import pipeline_rows
 
     files, rng = run.of(200 if short else 2_000), run.rng("pipeline-property")
-    run.carry_out(iter([lambda: pipeline_rows.rows_property(files, rng, lambda: time.monotonic() >= run.deadline)]))
+    run.carry_out(pipeline_rows.tests(files, rng, lambda: time.monotonic() >= run.deadline))
 
 
 @main.command("pipeline", help="The Spark pipeline program, killed at named points and at random. Needs Java.")

@@ -19,8 +19,12 @@ from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
-from tests.torture.spark import WAIT_S, Waiting, check_queue, publish_with
+from ignis.spark import drain, publish
+from ignis.spark.columns import MESSAGE_SCHEMA
+from ignis.spark.reading import Reading, cut_runs
+from tests.torture.spark import QUEUE, WAIT_S, Waiting, check_files, check_queue, publish_with, rows
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
@@ -82,6 +86,29 @@ def one_round(spark: Any, directory: Path, *, ids: bool) -> dict[str, Any]:
     return {"ids": ids, "second_attempts": attempts - 1, **vars(check_queue(url, range(600)))}
 
 
+def drain_round(spark: Any, directory: Path) -> dict[str, Any]:
+    """A drain of which two attempts at one task read the same messages; one of them writes."""
+    marks, out = directory / "marks", str(directory / "out")
+    marks.mkdir(parents=True)
+    url = f"embedded://{directory}/store"
+    publish(rows(spark, 600), url, QUEUE, id="id").collect()
+    drained = drain(spark, url, QUEUE, read_bytes=1_024)
+    parts = tuple(cut_runs(drained.runs, 150, 4))
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    read = numbers.mapInArrow(Waiting(Reading(drained.place, parts), str(marks)), MESSAGE_SCHEMA)
+    body = F.from_json(F.col("body").cast("string"), "id long")
+    read.select(body.alias("body")).select("body.id").write.option("compression", "none").parquet(out)
+    attempts = len(list(marks.glob("attempt-*")))
+    drained.commit()
+    files, left = check_files(spark, out, range(600)), check_queue(url, ())
+    return {
+        "ids": True,
+        "second_attempts": attempts - 1,
+        **vars(files),
+        "invented": files.invented + left.invented,
+    }
+
+
 def main(directory: Path, rounds: int, seconds: float) -> None:
     until = time.monotonic() + seconds
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -112,6 +139,7 @@ def main(directory: Path, rounds: int, seconds: float) -> None:
                 for ids in (True, False):
                     found = one_round(spark, directory / f"round-{number}-{ids}", ids=ids)
                     print(json.dumps(found), flush=True)
+                print(json.dumps(drain_round(spark, directory / f"round-{number}-drain")), flush=True)
         finally:
             spark.stop()
 

@@ -59,6 +59,7 @@ def test_a_busy_record_of_aerospike_is_looked_at_again() -> None:
     from ignis.storage.aerospike.codes import BUSY
     from ignis.storage.aerospike.firing import Firing
     from ignis.storage.aerospike.layout import Keys, SetNames
+    from ignis.storage.aerospike.trickle import Trickle
 
     rounds: list[int] = []
 
@@ -74,6 +75,7 @@ def test_a_busy_record_of_aerospike_is_looked_at_again() -> None:
     catalogue = Catalogue(connection, SetNames.of("client", "farm", "local"))
     views = [ShardView() for _ in range(2)]
     magazine = Magazine("m", 2, 2, "sync", Keys("m", False), views, threading.Lock())
-    result, surplus = Firing(connection, catalogue).fire(magazine, 10, "me", None, 1 << 20)
+    firing = Firing(connection, catalogue, Trickle(connection, catalogue))
+    result, surplus = firing.fire(magazine, 10, "me", None, 1 << 20)
     assert (result.claims, result.more, surplus) == ([], True, [])
     assert rounds == [2, 2, 2]

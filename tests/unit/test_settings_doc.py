@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
-import textwrap
-from ast import PyCF_ALLOW_TOP_LEVEL_AWAIT
 from pathlib import Path
-
-import pytest
 
 from ignis.config import SECTIONS, QueueSettings, check_sections, load_file, reference, resolve
 
@@ -37,14 +31,3 @@ def test_the_example_is_a_settings_file(tmp_path: Path) -> None:
     check_sections(file, {})
     orders = resolve(QueueSettings, {}, file, name="orders", environ={})
     assert (orders.shards, orders.message_expiry_s, orders.durability) == (8, 172_800, "interval")
-
-
-@pytest.mark.parametrize("page", ["handlers.md", "locks.md", "fleet.md", "broker.md"])
-def test_the_python_of_the_pages_runs(page: str) -> None:
-    text = (PAGE.parent / page).read_text("utf-8")
-    blocks = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
-    assert blocks
-    for block in blocks:
-        compile(textwrap.dedent(block), page, "exec", PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        if 'Ignis("memory://")' in block:  # the others need a store, or a broker
-            subprocess.run([sys.executable, "-c", block], check=True, timeout=60, cwd=PAGE.parents[1])

@@ -16,6 +16,7 @@ from ignis.spark.pipeline.reading import MALFORMED, is_json
 
 __all__ = [
     "PROBLEMS", "REASONS", "REASON_PARTITION", "REASON_TOO_LARGE", "check_rows", "first_reason", "problem", "problem_texts",
+    "sql_type",
 ]  # fmt: skip
 
 PROBLEMS = "_problems"
@@ -105,6 +106,13 @@ def problem_texts() -> Expression:
     )
 
 
+def sql_type(column: Column) -> str:
+    """The type of the column's values in Spark, as a schema is written."""
+    if column.type == "decimal":
+        return f"decimal({column.precision},{column.scale})"
+    return _SQL_TYPES.get(column.type, "string")
+
+
 def _typed(name: str, column: Column) -> Expression:
     """The value in its type, null where it is not of that type."""
     text = functions.col(name)
@@ -119,8 +127,8 @@ def _typed(name: str, column: Column) -> Expression:
         text = functions.when(text.rlike(rf"\A{_FORMS[column.type]}\z"), text)
     if column.type == "decimal":
         fits = _is_exact(text, column.scale)
-        return functions.when(fits, text.try_cast(f"decimal({column.precision},{column.scale})"))
-    value = text.try_cast(_SQL_TYPES[column.type])
+        return functions.when(fits, text.try_cast(sql_type(column)))
+    value = text.try_cast(sql_type(column))
     # A zone may carry the moment over the edge of the years that dates are written in.
     return functions.when(functions.year(value).between(1, 9_999), value) if column.type == "timestamp" else value
 

@@ -144,6 +144,9 @@ class Export(_Part, frozen=True):
     Args:
         path: the folder; each run becomes ``run=<id>`` in it.
         partition_by: columns of the schema that become folders.
+        null_like: what becomes of values in these that readers would take for null, the empty text and
+            ``__HIVE_DEFAULT_PARTITION__``: ``escape`` = their folders have other names, see `folders`; ``put_aside`` = such
+            rows go to the quarantine.
         quarantine: the folder for messages whose body does not fit the schema.
         envelope: which of `ENVELOPE` to keep, as columns with ``_`` before the name.
         limit: most messages a run takes; 0 = all that are pending when it begins.
@@ -154,6 +157,7 @@ class Export(_Part, frozen=True):
 
     path: str
     partition_by: Names = ()
+    null_like: Literal["escape", "put_aside"] = "escape"
     quarantine: str = "quarantine"
     envelope: tuple[Literal["id", "key", "enqueued_at", "attempts", "crashes", "shard", "pointer"], ...] = ("id", "key")
     limit: Count = 0

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Optional
 
 import msgspec
@@ -20,19 +19,18 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, functions
 from ignis.spark.draining import Drained, retire
-from ignis.spark.offsets import check_incarnations
+from ignis.spark.offsets import check_incarnations, incarnations
 from ignis.spark.pipeline.checks import (
     PROBLEMS,
     REASON_ENCODING,
-    REASON_PARTITION,
     REASONS,
     check_rows,
     first_reason,
-    problem,
     problem_texts,
 )
 from ignis.spark.pipeline.description import ENVELOPE, Column, Description, Export
 from ignis.spark.pipeline.files import Files
+from ignis.spark.pipeline.folders import Folders, no_folder
 from ignis.spark.pipeline.progress import Progress, watched
 from ignis.spark.pipeline.reading import MALFORMED, RAW, RAW_BYTES, take_apart
 from ignis.spark.pipeline.runs import Run, Runs
@@ -44,9 +42,6 @@ from ignis.storage.base import Run as ClaimedRun
 __all__ = ["ExportSummary", "export"]
 
 _BODY = "body"
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-_ESCAPED_IN_FOLDERS = r"""[\x01-\x1f\x7f"#%'*/:=?\\{\[\]^]"""
-_MOST_NAME_BYTES = 255
 _PROBLEMS_TYPE = "array<struct<reason: string, column: string, why: string>>"
 
 
@@ -181,7 +176,7 @@ class _Export:
         runs = [ClaimedRun(shard, first, last, 0) for shard, first, last in self._run.pointers]
         with watched(self._progress, self._spark, "commit", "deleting the messages"), self._where.app() as app:
             check_incarnations(
-                app.store.magazines,
+                incarnations(app.store.magazines, self._description.queue.name),
                 self._description.queue.name,
                 {str(shard): self._run.incarnations.get(str(shard), 0) for shard, _, _ in self._run.pointers},
                 f"export run {self._run.id}, whose files are in place in {self._place},",
@@ -213,13 +208,15 @@ class _Export:
 
     def _write(self, drained: Drained) -> None:
         staged = self._files.stage(self._part.path, self._run.id)
-        rows = _parsed(drained, self._description.schema, self._part.partition_by)
+        rows = _parsed(drained, self._description.schema, self._part, self._files.name_encoding())
         bad = first_reason().isNotNull()
         with watched(self._progress, self._spark, "write", "writing Parquet") as step:
             kept = [f"_{name}" for name in self._part.envelope]
             columns = [functions.col(name) for name in self._description.schema]
             good = rows.where(~bad).select(*(columns or [functions.col(_BODY)]), *kept)
-            self._write_parquet(good, staged)
+            folders = Folders(self._files, self._description.schema, self._part.partition_by)
+            self._write_parquet(folders.marked(good), staged)
+            folders.rename(staged)
             # What the files say. With the schema, because there may be no file.
             step.count = self._summary.written = self._spark.read.schema(good.schema).parquet(staged).count()
         self._files.remove(self._aside)  # of an earlier attempt
@@ -250,7 +247,8 @@ class _Export:
     def _write_parquet(self, rows: DataFrame, staged: str) -> None:
         part = self._part
         # Rebalancing makes files of about one size: small partitions share a task, large ones are split over several.
-        rows = rows.hint("rebalance", *part.partition_by)
+        # As columns: names in a hint are parsed as SQL, and some are none.
+        rows = rows.hint("rebalance", *(functions.col(f"`{name}`") for name in part.partition_by))
         writer = rows.write.mode("overwrite").option("compression", part.compression)
         if part.rows_per_file:
             writer = writer.option("maxRecordsPerFile", part.rows_per_file)
@@ -294,7 +292,7 @@ def _job(pipeline: str, run_id: str) -> str:
     return name if len(name) <= 128 else hashlib.sha256(name.encode()).hexdigest()
 
 
-def _parsed(drained: Drained, schema: Mapping[str, Column], folders: Sequence[str]) -> DataFrame:
+def _parsed(drained: Drained, schema: Mapping[str, Column], part: Export, encoding: str) -> DataFrame:
     """Messages as rows of the schema, with the envelope, the body as text, and what is wrong with it.
 
     Without a schema there is nothing to be wrong, and the body is a column: text where the queue's codec is JSON.
@@ -325,29 +323,13 @@ def _parsed(drained: Drained, schema: Mapping[str, Column], folders: Sequence[st
     why = functions.when(functions.col(RAW_BYTES).isNotNull(), functions.lit(REASON_ENCODING))
     rows = take_apart(bodies, RAW, schema).withColumn(MALFORMED, why.otherwise(functions.col(MALFORMED)))
     checked = check_rows(rows, schema, RAW, RAW_BYTES, *(f"_{name}" for name in ENVELOPE))
-    wrong = [_no_folder(name) for name in folders if schema[name].type in ("string", "json")]
+    wrong = [one for name in part.partition_by if (one := no_folder(name, schema[name], part, encoding)) is not None]
     if not wrong:
         return checked
     found = functions.array_compact(functions.array(*wrong))
     return checked.withColumn(
         PROBLEMS, functions.when(functions.size(PROBLEMS) == 0, found).otherwise(functions.col(PROBLEMS))
     )
-
-
-def _no_folder(name: str) -> Expression:
-    """The problem of a value that no folder's name can hold, or that a reader would take for null; else null."""
-    value = functions.col(name)
-    escaped = functions.regexp_replace(value, _ESCAPED_IN_FOLDERS, "%00")
-    length = functions.octet_length(escaped) + len(re.sub(_ESCAPED_IN_FOLDERS, "%00", name).encode()) + 1
-    why = (
-        functions.when(value == "", functions.lit("is empty, which as a folder would be null"))
-        .when(value == _NULL_FOLDER, functions.lit(f"is {_NULL_FOLDER}, which as a folder would be null"))
-        .when(
-            functions.contains(value, functions.lit("\0")), functions.lit("has a NUL, which no folder's name can have")
-        )
-        .when(length > _MOST_NAME_BYTES, functions.lit(f"makes a folder's name longer than {_MOST_NAME_BYTES} bytes"))
-    )
-    return functions.when(why.isNotNull(), problem(REASON_PARTITION, name, why))
 
 
 def _key() -> Expression:

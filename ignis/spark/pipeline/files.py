@@ -154,6 +154,19 @@ class Files:
         where, system = self._open(path)
         return [one.size_bytes for one in self._below(system, system.getFileStatus(where), top=True)]
 
+    def name_encoding(self) -> str:
+        """The character set in which the driver's JVM names files."""
+        return str(self._jvm.java.lang.System.getProperty("sun.jnu.encoding"))
+
+    def rename_folders(self, pattern: str, name: str) -> None:
+        """Gives the folders that the pattern finds the last part of their path anew. Raises IgnisError where one cannot be."""
+        path, system = self._open(pattern)
+        for status in system.globStatus(path) or ():
+            old = status.getPath()
+            new = self._jvm.org.apache.hadoop.fs.Path(old.getParent(), name)
+            if not system.rename(old, new):
+                raise IgnisError(f"cannot rename {old.toString()} to {name}: is it there already?")
+
     def remove(self, path: str) -> None:
         """Removes a file, or a folder with all that is in it. What is not there is fine."""
         where, system = self._open(path)

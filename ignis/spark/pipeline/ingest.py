@@ -14,6 +14,7 @@ from itertools import groupby
 
 import msgspec
 
+from ignis.config import SparkSettings, load_file, resolve
 from ignis.errors import ConfigError, TooManyRejectedError
 from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, Window, functions
@@ -29,7 +30,13 @@ from ignis.spark.pipeline.checks import (
 from ignis.spark.pipeline.csv_lines import BLANK, OPEN
 from ignis.spark.pipeline.description import Column, Description, Ingest
 from ignis.spark.pipeline.files import Files
-from ignis.spark.pipeline.intake import check_description, choose_files, described, must_be_unchanged
+from ignis.spark.pipeline.intake import (
+    check_description,
+    check_memory,
+    choose_files,
+    described,
+    must_be_unchanged,
+)
 from ignis.spark.pipeline.progress import Progress, watched
 from ignis.spark.pipeline.reading import (
     BLOCK,
@@ -123,7 +130,8 @@ def ingest(
         run_id: of a new run, or of one to take up; one that is done already is not done again.
         everything: read all files, also those that were read before.
         new_run: give up an unfinished run instead of taking it up.
-        accept_changes: read rows again that an earlier run has read, or begun to read, by another description.
+        accept_changes: read rows again that an earlier run has read, or begun to read, by another description, or has published
+            longer ago than the store remembers ids.
         progress: told about each step.
 
     Returns:
@@ -131,9 +139,11 @@ def ingest(
 
     Raises:
         ConfigError: the description; a file that lacks a column or has another header than the others; files that changed
-            while a run was unfinished; a description that changed since rows were published by it, with what would happen.
+            while a run was unfinished; a description that changed since rows were published by it, with what would happen; rows
+            that were published longer ago than ids are remembered.
         LockHeldError: another process runs this pipeline.
-        TooManyRejectedError; and what `ignis.spark.stages.publish` raises. The run stays unfinished.
+        TooManyRejectedError; and what `ignis.spark.stages.publish` raises, also where it was raised in a task. IgnisError: Spark
+            failed, in one line. The run stays unfinished.
     """
     part: Ingest = description.wanted("ingest")
     where = resolve_target(description, target)
@@ -148,17 +158,19 @@ def ingest(
             given_up, run = run, None
         if run is not None and run.done:
             return msgspec.convert({**run.summary, "repeated": True}, IngestSummary)
+        again = [run] if run is not None else []
         if run is not None:
             summary.resumed = True
             must_be_unchanged(run, files)
             chosen = run.files
         else:
-            chosen = choose_files(runs, files, part, told, everything=everything)
+            chosen, earlier = choose_files(runs, files, part, told, everything=everything)
+            again = earlier  # the one that is given up among them
             if not chosen:
                 return summary
         if not accept_changes:
-            again = [one for one in (run, given_up) if one is not None]
-            check_description(description, again + (runs.all("ingest") if everything else []))
+            check_description(description, again)
+            check_memory(again, resolve(SparkSettings, {}, load_file(where.config)).remember_ids_s)
         headers = check_headers(spark, files, part, description.schema, chosen)
         limit = declare_queue(description, where, raw=_is_text(description, part))
         if given_up is not None:
@@ -170,7 +182,7 @@ def ingest(
             runs.save(run)
         summary.run = run.id
         began = time.monotonic()
-        _Ingest(spark, description, part, where, files, run, headers, limit, summary, told).carry_out()
+        _Ingest(spark, description, part, where, files, runs, run, headers, limit, summary, told).carry_out()
         summary.seconds = round(time.monotonic() - began, 3)
         summary.rows_per_s = round(summary.read / max(summary.seconds, 0.001), 1)
         runs.finish(run, msgspec.to_builtins(summary))
@@ -185,7 +197,7 @@ class _Ingest:
     """One run of an ingest."""
 
     def __init__(
-        self, spark: SparkSession, description: Description, part: Ingest, where: Target, files: Files, run: Run,
+        self, spark: SparkSession, description: Description, part: Ingest, where: Target, files: Files, runs: Runs, run: Run,
         headers: Headers, limit: int, summary: IngestSummary, progress: Progress,
     ) -> None:  # fmt: skip
         self._spark = spark
@@ -193,6 +205,7 @@ class _Ingest:
         self._part = part
         self._where = where
         self._files = files
+        self._runs = runs
         self._run = run
         self._headers = headers
         self._limit = limit
@@ -217,6 +230,9 @@ class _Ingest:
             self._put_aside(rows)
             self._must_be_few()  # behind, so that it can be seen what is wrong with them
             if summary.accepted:
+                if not self._run.publishing_since_ms:
+                    self._run.publishing_since_ms = time.time_ns() // 1_000_000
+                    self._runs.save(self._run)
                 with watched(self._progress, self._spark, "publish", "publishing") as step:
                     stored, known = self._publish(rows)
                     step.count = summary.published = stored

@@ -3,7 +3,9 @@ description would do to rows that were read before."""
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +17,7 @@ from ignis.spark.pipeline.files import File, Files
 from ignis.spark.pipeline.progress import Progress
 from ignis.spark.pipeline.runs import Run, Runs
 
-__all__ = ["check_description", "choose_files", "described", "must_be_unchanged"]
+__all__ = ["check_description", "check_memory", "choose_files", "described", "must_be_unchanged"]
 
 _OF_IDS = ("name", "queue.name", "ingest.dedup", "ingest.scope", "ingest.format", "ingest.csv")
 """Parts of a description that ids depend on: when one changes, a row is another message."""
@@ -76,20 +78,45 @@ def must_be_unchanged(run: Run, files: Files) -> None:
             )
 
 
-def choose_files(runs: Runs, files: Files, part: Ingest, progress: Progress, *, everything: bool) -> list[File]:
-    """The files that a new run reads, with their hashes. ``progress`` is told what is not read again, or not whole.
+def check_memory(again: Sequence[Run], remembered_s: float) -> None:
+    """Raises ConfigError when rows of these runs are about to be published again, and the store may have forgotten their ids.
+
+    Args:
+        remembered_s: how long it remembers ids.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    for run in again:
+        # A record of an older release does not say when it began to publish.
+        since_ms = run.publishing_since_ms or (run.started_at_ms if run.summary.get("accepted") else 0)
+        if since_ms and now_ms - since_ms > remembered_s * 1_000:
+            since = dt.datetime.fromtimestamp(since_ms / 1_000, dt.timezone.utc)
+            raise ConfigError(
+                f"run {run.id!r} began to publish at {since:%Y-%m-%d %H:%M:%S} UTC, and ids are remembered for "
+                f"{remembered_s:,g} s (spark.remember_ids_s): rows that it has published would be "
+                "published again. Accept that (--accept-changes)"
+            )
+
+
+def choose_files(
+    runs: Runs, files: Files, part: Ingest, progress: Progress, *, everything: bool
+) -> tuple[list[File], list[Run]]:
+    """(the files that a new run reads, with their hashes; the earlier runs of which it reads rows again). ``progress`` is told
+    what is not read again, or not whole.
 
     Raises ConfigError: a pattern finds no file.
     """
     read: dict[str, list[File]] = {}
-    for run in runs.all("ingest"):
+    earlier = runs.all("ingest")
+    for run in earlier:
         for one in run.files if run.done else ():
             read.setdefault(one.path, []).append(one)
     chosen = []
+    whole: set[str] = set()
     for found in files.find(part.paths):
         before = read.get(found.path, [])
         if everything or not before:
             chosen.append(_hashed(files, found))
+            whole.add(found.path)
             continue
         if any(one[:3] == found[:3] for one in before):
             continue
@@ -103,8 +130,12 @@ def choose_files(runs: Runs, files: Files, part: Ingest, progress: Progress, *, 
             now = now._replace(first_line=head.lines)
         else:
             progress.note(f"{now.path} has changed since it was read: it is read whole")
+            whole.add(now.path)
         chosen.append(now)
-    return chosen
+    # A run that was not finished may have published rows of any file that it had.
+    every = {one.path for one in chosen}
+    again = [run for run in earlier if any(one.path in (whole if run.done else every) for one in run.files)]
+    return chosen, again
 
 
 def _hashed(files: Files, file: File) -> File:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from ignis.spark._pyspark import SparkSession
+from ignis import errors
+from ignis.errors import IgnisError
+from ignis.spark._pyspark import Py4JJavaError, PySparkException, SparkSession
 
 __all__ = ["Progress", "Step", "watched"]
 
 _LOOK_S = 0.25
+_OURS = re.compile(r"(?:ignis\.errors\.)?([A-Za-z]+): (.*)")
 
 
 class Step:
@@ -47,7 +51,10 @@ class Progress:
 
 @contextlib.contextmanager
 def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> Iterator[Step]:
-    """Runs a step under the eyes of ``progress``."""
+    """Runs a step under the eyes of ``progress``.
+
+    Raises IgnisError for what Spark raises, in one line; where an error of ours ended a task, one of its type.
+    """
     step = Step(name, title)
     progress.begin(step)
     began = time.monotonic()
@@ -56,11 +63,31 @@ def watched(progress: Progress, spark: SparkSession, name: str, title: str) -> I
     watcher.start()
     try:
         yield step
+    except (PySparkException, Py4JJavaError) as exc:
+        raise _in_one_line(title, exc) from exc
     finally:
         ended.set()
         watcher.join(10)
     step.seconds = time.monotonic() - began
     progress.end(step)
+
+
+def _in_one_line(title: str, exc: Exception) -> IgnisError:
+    if isinstance(exc, Py4JJavaError):
+        cause: Any = exc.java_exception
+        while cause.getCause() is not None:
+            cause = cause.getCause()
+        return IgnisError(f"{title} failed: {cause.toString()}")
+    lines = [line for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
+    raised = "Traceback (most recent call last):" in str(exc)
+    # The last line of a traceback is what was raised; otherwise the first line says what is wrong.
+    said = lines[-1].strip() if raised else lines[0].strip()
+    found = _OURS.fullmatch(said) if raised else None
+    kind = getattr(errors, found[1], None) if found is not None else None
+    if found is not None and isinstance(kind, type) and issubclass(kind, IgnisError):
+        with contextlib.suppress(TypeError):  # one that is made of more than a text
+            return kind(f"{title} failed: {found[2]}")
+    return IgnisError(f"{title} failed: {said}")
 
 
 def _watch(progress: Progress, spark: SparkSession, step: Step, ended: threading.Event) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import operator
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import Column as Expression
-from ignis.spark._pyspark import DataFrame, SparkSession, arrow_udf, functions
+from ignis.spark._pyspark import DataFrame, SparkSession, StringType, arrow_udf, functions
+from ignis.spark.columns import WHOLE_MOMENTS
 from ignis.spark.pipeline import csv_lines
 from ignis.spark.pipeline.csv_lines import CsvLines, fields_of_line
 from ignis.spark.pipeline.description import Column, Csv, Ingest
@@ -59,6 +61,7 @@ _VALID = "_valid"
 _WHITE = " \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _END = secrets.token_hex(8)
+_ESCAPED_NAME = re.compile(r'["\\\x00-\x1f]')
 
 UNSPLIT = {"spark.sql.files.maxPartitionBytes": str(1 << 50), "spark.sql.files.openCostInBytes": str(1 << 50)}
 """Settings under which a task reads whole files."""
@@ -262,16 +265,20 @@ def _values(wanted: Sequence[tuple[str, bool]]) -> Any:
     """
     names = [f"c{index}" for index in range(len(wanted))]
     places = {name: place for place, (name, _) in zip(names, wanted, strict=True)}
+    # The decoder of structs takes no names that JSON writes with a backslash.
+    escaped = any(_ESCAPED_NAME.search(name) for name in places)
 
     def values(texts: pa.Array) -> pa.Array:
-        fields = [
-            (place, msgspec.Raw, msgspec.field(name=name, default=msgspec.Raw())) for name, place in places.items()
-        ]
-        row = msgspec.defstruct("Row", fields)
+        row: Any = dict[str, msgspec.Raw]
+        if not escaped:
+            fields = [
+                (place, msgspec.Raw, msgspec.field(name=name, default=msgspec.Raw())) for name, place in places.items()
+            ]
+            row = msgspec.defstruct("Row", fields)
         found = _decoded_rows(texts.to_pylist(), row)
         columns = []
         for name, as_json in wanted:
-            value_of = operator.attrgetter(places[name])
+            value_of = operator.methodcaller("get", name, b"") if escaped else operator.attrgetter(places[name])
             raws = [b"" if one is None else bytes(value_of(one)) for one in found]
             given = pa.array(raws, pa.binary()).cast(pa.string())
             columns.append(_null_or_json(given) if as_json else _plain_texts(given))
@@ -374,7 +381,17 @@ def _parquet(spark: SparkSession, ingest: Ingest, paths: Sequence[str]) -> DataF
 
 def _read_parquet(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Column], paths: Sequence[str]) -> DataFrame:
     rows = _parquet(spark, ingest, paths)
-    raw = functions.to_json(functions.struct(*map(_quoted, rows.columns)), {"ignoreNullFields": "false"})
+    # A folder of an export that stands for the empty text, see `folders`.
+    empty = functions.contains(functions.col("_metadata.file_path"), functions.lit("=%2500/"))
+    text = {field.name for field in rows.schema.fields if isinstance(field.dataType, StringType)}
+    values = {
+        name: functions.when((_quoted(name) == "\0") & empty, "").otherwise(_quoted(name))
+        if name in text
+        else _quoted(name)
+        for name in rows.columns
+    }
+    whole = functions.struct(*(value.alias(name) for name, value in values.items()))
+    raw = functions.to_json(whole, {**WHOLE_MOMENTS, "ignoreNullFields": "false"})
     return rows.select(
         raw.alias(RAW),
         functions.lit(None).cast("binary").alias(RAW_BYTES),
@@ -383,7 +400,7 @@ def _read_parquet(spark: SparkSession, ingest: Ingest, schema: Mapping[str, Colu
         functions.col("_metadata.row_index").alias(ORDER),
         functions.lit(1).alias(LINES),
         functions.lit(None).cast("string").alias(MALFORMED),
-        *(_quoted(column.source or name).cast("string").alias(name) for name, column in schema.items()),
+        *(values[column.source or name].cast("string").alias(name) for name, column in schema.items()),
     )
 
 

@@ -37,6 +37,7 @@ class Run(msgspec.Struct, kw_only=True):
         pipeline: the description's name.
         files: what an ingest reads, fixed when it begins.
         description: of an ingest: part of the description -> hash of what it said, for all that decides what is published.
+        publishing_since_ms: of an ingest: when its first message may have been stored; 0 = none was.
         pointers: (shard, first, last) of what an export has in its files, fixed before they are moved to their place.
         incarnations: of the shards that these pointers are of (`ignis.storage.base.ShardState`): what leaves the queue later
             is what was read, and not what a queue that was made anew has at the same pointers.
@@ -53,6 +54,7 @@ class Run(msgspec.Struct, kw_only=True):
     done: bool = False
     files: list[File] = []
     description: dict[str, str] = {}
+    publishing_since_ms: int = 0
     pointers: list[tuple[int, int, int]] = []
     incarnations: dict[str, int] = {}
     summary: dict[str, Any] = {}

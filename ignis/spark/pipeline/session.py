@@ -45,12 +45,27 @@ def session(part: SparkPart, *, app_name: str, master: str = "", log_level: str 
     if running is not None:
         yield running
         return
-    made = _make(part, app_name, master)
+    with _utf8_names():
+        made = _make(part, app_name, master)
     try:
         made.sparkContext.setLogLevel(log_level)
         yield made
     finally:
         made.stop()
+
+
+@contextlib.contextmanager
+def _utf8_names() -> Iterator[None]:
+    """A JVM that is started inside names files in UTF-8, whatever the locale is: in that of a cron job, C, it fails at ``é``."""
+    before = os.environ.get("LC_ALL")
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before
 
 
 def _make(part: SparkPart, app_name: str, master: str) -> SparkSession:

@@ -67,6 +67,7 @@ class Appender:
         for _ in range(_ROUNDS):
             began = time.monotonic()
             reserved = self._reserve(magazine, [items[index].shard for index in todo], count_loads)
+            count_loads = False
             following = {shard: pointers.load + 1 - count for shard, (pointers, count) in reserved.items()}
             firsts = dict(following)
             for index in todo:
@@ -94,13 +95,13 @@ class Appender:
     ) -> dict[int, tuple[ShardPointers, int]]:
         """One call: pointers for all of them. Per shard the pointers afterwards and how many are ours.
 
-        The load counter rides along. When the writing then fails, the pointers are holes; a claim counts those as fired,
-        so that the two counters stay in step.
+        The load counter rides along. When the writing then fails, more was counted as loaded than there is, which keeps
+        nobody from firing: Java fires while more was counted as loaded than as fired, and asks the pointers as well.
         """
         counts: dict[int, int] = {}
         for shard in shards:
             counts[shard] = counts.get(shard, 0) + 1
-        how = policy("update", ttl=layout.TTL_KEEP)
+        how = policy("update", ttl=layout.TTL_NEVER)
         counters = [
             write_entry(
                 self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.LOAD_COUNTER, count)],

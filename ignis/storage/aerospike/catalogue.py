@@ -7,8 +7,13 @@ declaration says that it was made was lost: it is restored, see `restoring`, and
 
 The low-water mark. Everything up to it has been accounted for and is never looked at again. Community servers can bring
 removed records back when they start from cold storage; below the mark such a record is dropped, not delivered. The mark
-is raised by whoever sweeps; the queue's own sweep pointers, which Java instances use, are raised along with it and
-count as well.
+is raised by whoever sweeps; the queue's own sweep pointers, which Java instances use, are raised along with it. Java's
+own sweeper passes a pointer whose record is not there yet, so its pointers count only when the magazine is declared.
+
+Who loads. A pointers record counts the pointers that ignis has reserved. Where that is less than the load pointer, somebody
+else (Java, an older version) loads too, and does not look whether its pointer was given up meanwhile. Such a shard is
+*shared*: nothing in it is sealed, and pointers that never had a record are kept in a list (`OPEN`) when the low-water mark
+passes them.
 """
 
 from __future__ import annotations
@@ -17,15 +22,15 @@ import logging
 import secrets
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ignis.errors import IgnisError, QueueMismatchError, QueueNotFoundError, StoreError
 from ignis.storage.aerospike import expressions, layout, restoring
 from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
 from ignis.storage.aerospike.layout import Keys, SetNames
-from ignis.storage.aerospike.ranges import Ranges
+from ignis.storage.aerospike.shard_count import ShardCount
+from ignis.storage.aerospike.shard_view import Magazine, ShardPointers, ShardView
 from ignis.storage.base import Pointers
 from ignis.storage.checks import check_declaration, check_printable
 from ignis.storage.runs import Runs, overlap, runs_of
@@ -47,98 +52,11 @@ _FEW = 1_000
 """So many pointers are looked up without asking first how far their shards were loaded."""
 _NO_POINTER = 1 << 64
 
+TTL_ENDLESS = 0xFFFFFFFF
+"""What the driver shows of a record that never ends."""
+
 Key = tuple[str, str, str]
 log = logging.getLogger("ignis.storage.aerospike")
-
-
-class ShardPointers(NamedTuple):
-    """One shard's pointers record. ``voids`` of the unfired pointers are deleted ones. ``born`` is drawn when the record
-    is made: data records of an earlier life of the magazine carry another."""
-
-    load: int
-    fire: int
-    voids: int
-    born: int
-
-    @classmethod
-    def of(cls, bins: dict[str, Any]) -> ShardPointers:
-        return cls(
-            bins.get(layout.LOAD_POINTER) or 0, bins.get(layout.FIRE_POINTER) or 0,
-            bins.get(layout.VOIDS) or 0, bins.get(layout.BORN) or 0,
-        )  # fmt: skip
-
-    @property
-    def unfired(self) -> int:
-        """Never below 0, whatever the order in which others' changes are seen."""
-        return max(0, self.load - self.fire - self.voids)
-
-
-class ShardView:
-    """What this process knows of one shard. Guarded by the magazine's lock."""
-
-    __slots__ = (
-        "backlog",
-        "born",
-        "checked_below",
-        "fire_seen",
-        "gone",
-        "holes",
-        "low",
-        "seen_at",
-        "seen_fire",
-        "settled",
-        "uncounted",
-        "uncounted_since",
-    )
-
-    def __init__(self) -> None:
-        self.low = 0
-        self.fire_seen = 0
-        self.backlog = 0
-        self.born = 0
-        self.gone = Ranges()
-        self.uncounted = Ranges()
-        self.uncounted_since = 0.0
-        self.holes: dict[int, tuple[float, float]] = {}
-        self.settled = 0
-        self.seen_fire = 0
-        self.seen_at = 0.0
-        self.checked_below = False
-
-    def saw(self, pointers: ShardPointers, settle_s: float) -> None:
-        """Takes note of the pointers. What was claimed ``settle_s`` ago and has no record will never have one that
-        its producer did not check."""
-        self.fire_seen = max(self.fire_seen, pointers.fire)
-        self.backlog = pointers.unfired
-        self.born = pointers.born
-        now = time.monotonic()
-        if not self.seen_at:
-            self.seen_fire, self.seen_at = pointers.fire, now
-        elif now - self.seen_at >= settle_s:
-            self.settled, self.seen_fire, self.seen_at = self.seen_fire, pointers.fire, now
-
-    def raise_low(self, low: int) -> None:
-        if low > self.low:
-            self.low = low
-            self.gone.drop_to(low)
-
-
-@dataclass
-class Magazine:
-    """One declared magazine as this process sees it. ``lock`` guards what changes."""
-
-    name: str
-    shards: int
-    most_shards: int
-    durability: str
-    keys: Keys
-    views: list[ShardView]
-    lock: threading.Lock
-    born: dict[int, int] = field(default_factory=dict)
-    checked_at: float = 0.0
-    next_shard: int = 0
-    record_bytes: float = 0.0
-    holes: int = 0
 
 
 class Catalogue:
@@ -149,6 +67,7 @@ class Catalogue:
         self.sets = sets
         self._lock = threading.Lock()
         self._known: dict[str, Magazine] = {}
+        self._shard_count = ShardCount(connection, sets)
         self.restored = 0
 
     # -- keys
@@ -167,6 +86,9 @@ class Catalogue:
 
     def counters_key(self, magazine: Magazine, shard: int) -> Key:
         return self._connection.namespace, self.sets.meta, magazine.keys.counters(shard)
+
+    def open_key(self, magazine: Magazine, shard: int) -> Key:
+        return self._connection.namespace, self.sets.meta, magazine.keys.open(shard)
 
     def _own_key(self, name: str) -> Key:
         return self._connection.namespace, self.sets.magazines, name
@@ -196,6 +118,11 @@ class Catalogue:
                     raise
         return magazine
 
+    def known(self) -> list[Magazine]:
+        """Those that this process has used."""
+        with self._lock:
+            return list(self._known.values())
+
     def with_shard(self, name: str, shard: int) -> Magazine:
         """The magazine, read anew when the shard is beyond those known: another process may have added some."""
         magazine = self.get(name)
@@ -205,22 +132,22 @@ class Catalogue:
         """Reads the magazine's record. The magazines of a queue that Java has made are declared by the way. Raises
         QueueNotFoundError, InvalidNameError."""
         check_printable(name, "magazine", MAX_NAME_BYTES)
-        queue_key, sweep_bin = self._queue_key(name)
+        queue_key, _ = self._queue_key(name)
         own = read_entry(self._own_key(name))
-        queue = read_entry(queue_key, [expressions.read(one) for one in (sweep_bin, _SHARDS, _OURS)])
+        queue = read_entry(queue_key, [expressions.read(one) for one in (_SHARDS, _OURS)])
         self._connection.send("look_up", [own, queue], allowed=(OK, NOT_FOUND))
         if own.result == NOT_FOUND:
             with self._lock:
                 self._known.pop(name, None)
             bins = queue.record[2] if queue.result == OK else {}
-            if not isinstance(bins.get(_SHARDS), int):
+            shards = max(bins.get(_SHARDS) or 0, self._shard_count.stored(Keys(name, True)) or 0)
+            if not shards:
                 raise QueueNotFoundError(f"magazine {name!r} is not declared in this store")
-            self.declare(name, bins[_SHARDS], (bins.get(_OURS) or {}).get(_DURABILITY, "sync"))
+            self.declare(name, shards, (bins.get(_OURS) or {}).get(_DURABILITY, "sync"))
             return self.refresh(name)
-        swept = (queue.record[2].get(sweep_bin) if queue.result == OK else None) or {}
-        return self._learn(name, own.record[2], swept)
+        return self._learn(name, own.record[2])
 
-    def _learn(self, name: str, bins: dict[str, Any], swept: dict[str, int]) -> Magazine:
+    def _learn(self, name: str, bins: dict[str, Any]) -> Magazine:
         with self._lock:
             magazine = self._known.get(name)
             if magazine is None:
@@ -234,10 +161,6 @@ class Catalogue:
         with magazine.lock:
             for shard, low in (bins.get(_LOW) or {}).items():
                 magazine.views[shard].raise_low(low)
-            for text, pointer in swept.items():
-                if text.isdecimal() and int(text) < len(magazine.views) and isinstance(pointer, int):
-                    # Java's pointer may be the next record to look at.
-                    magazine.views[int(text)].raise_low(pointer - 1)
         return magazine
 
     def names(self) -> list[str]:
@@ -256,7 +179,44 @@ class Catalogue:
             return self.pointers(magazine, shards)
         found = {shard: ShardPointers.of(entry.record[2]) for shard, entry in zip(shards, entries, strict=True)}
         self.saw(magazine, found)
+        self._keep(magazine, shards, entries)
+        self._forget_voids(magazine, found)
         return found
+
+    def mark_leaving(self, magazine: Magazine, shards: list[int]) -> dict[int, ShardPointers]:
+        """`pointers` for who is going to delete or move messages that wait: claims from now on look at each record again
+        before they hand it out. One call."""
+        how = policy("update", ttl=layout.TTL_NEVER)
+        ops = [expressions.write(layout.LEAVING, int(time.time() * 1000)), *expressions.READ_POINTERS]
+        entries = [write_entry(self.pointers_key(magazine, shard), ops, how) for shard in shards]
+        self._connection.send("pointers", entries, allowed=(OK, NOT_FOUND))
+        if any(entry.result == NOT_FOUND for entry in entries):
+            self.missing(magazine)
+            return self.mark_leaving(magazine, shards)
+        found = {shard: ShardPointers.of(entry.record[2]) for shard, entry in zip(shards, entries, strict=True)}
+        self.saw(magazine, found)
+        return found
+
+    def _forget_voids(self, magazine: Magazine, found: dict[int, ShardPointers]) -> None:
+        """A Java consumer passes a deleted message without saying so. Where all is claimed no deleted one is left to claim."""
+        over = [shard for shard, one in found.items() if one.voids > 0 and one.fire >= one.load]
+        if over:
+            how = policy("update", ttl=layout.TTL_NEVER, only_if=expressions.nothing_unfired)
+            none = [expressions.write(layout.VOIDS, 0)]
+            entries = [write_entry(self.pointers_key(magazine, shard), none, how) for shard in over]
+            self._connection.send("voids", entries, allowed=(OK, FILTERED, NOT_FOUND))
+
+    def _keep(self, magazine: Magazine, shards: list[int], entries: list[Any]) -> None:
+        """Java gives pointers and counters a time to live with each of its writes. Whoever looks at them uses them: they
+        stay."""
+        ending = [shard for shard, entry in zip(shards, entries, strict=True) if entry.record[1]["ttl"] != TTL_ENDLESS]
+        if not ending or time.monotonic() - magazine.kept_at < REFRESH_S:
+            return
+        magazine.kept_at = time.monotonic()
+        how = policy("update", ttl=layout.TTL_NEVER)
+        keys = [key(magazine, shard) for shard in ending for key in (self.pointers_key, self.counters_key)]
+        touched = [write_entry(key, [expressions.touch], how) for key in keys]
+        self._connection.send("keep", touched, allowed=(OK, NOT_FOUND))
 
     def places(self, magazine: Magazine, pointers: Pointers, shards: int) -> list[tuple[int, int]]:
         """(shard, pointer) of what of the first ``shards`` shards may have a record, ascending, each once. Many pointers are
@@ -271,7 +231,8 @@ class Catalogue:
             known = self.pointers(magazine, far) if far else {}
             for shard, runs in asked.items():
                 end = known[shard].load + 1 if shard in known else _NO_POINTER
-                asked[shard] = overlap(runs, views[shard].low + 1, end)
+                late = [run for one in sorted(views[shard].open) for run in overlap(runs, one, one + 1)]
+                asked[shard] = late + overlap(runs, views[shard].low + 1, end)
         return [(shard, pointer) for shard in sorted(asked) for pointer in Runs(asked[shard])]
 
     def saw(self, magazine: Magazine, found: dict[int, ShardPointers]) -> None:
@@ -299,6 +260,8 @@ class Catalogue:
             ops = [
                 expressions.write(layout.LOAD_POINTER, start.load), expressions.write(layout.FIRE_POINTER, start.fire),
                 expressions.write(layout.BORN, magazine.born.get(shard) or secrets.randbits(31) | 1),
+                # Of those before nobody knows whose they were.
+                expressions.write(layout.OURS, 0),
                 *([expressions.write(layout.VOIDS, start.voids)] if start.voids else []),
             ]  # fmt: skip
             entries.append(write_entry(self.pointers_key(magazine, shard), ops, never))
@@ -368,13 +331,15 @@ class Catalogue:
         key = self._own_key(name)
         found = self._connection.get("declare", key)
         if found is None:
+            fresh = Keys(name, shards == 1)
+            self._shard_count.check(name, fresh, shards, mine=None)
             bins: dict[str, Any] = {
                 _NAME: name,
                 _SHARDS: shards,
                 _MOST: shards,
                 _DURABILITY: durability,
-                _PLAIN: int(shards == 1),
-                _LOW: {},
+                _PLAIN: int(fresh.plain),
+                _LOW: self._swept(name, shards),
                 _BORN: {},
             }
             if not self._connection.put("declare", key, bins, policy("create", ttl=layout.TTL_NEVER)):
@@ -387,15 +352,60 @@ class Catalogue:
                 )
             if bins[_SHARDS] == shards and name in self._known:
                 return True
-            if bins[_SHARDS] != shards:
-                self._check_empty(self._learn(name, bins, {}), shards)
+            known, other = self._learn(name, bins), bins[_SHARDS] != shards
+            if other:
+                self._check_empty(known, shards)
+            shared = other and self._is_shared(known)
+            self._shard_count.check(name, known.keys, shards, mine=bins[_SHARDS], shared=shared)
+            if other:
+                log.warning(
+                    "magazine %s had %d shards and gets %d; a Java instance that runs uses its own number until it starts again",
+                    name, bins[_SHARDS], shards,
+                )  # fmt: skip
                 bins[_SHARDS], bins[_MOST] = shards, max(shards, bins[_MOST])
                 changed = {_SHARDS: shards, _MOST: bins[_MOST]}
                 how = policy("update", ttl=layout.TTL_NEVER, generation=generation)
                 if not self._connection.put("declare", key, changed, how, generation):
                     return False
-        self._make_pointers(self._learn(name, bins, {}), range(shards))
+        magazine = self._learn(name, bins)
+        self._make_pointers(magazine, range(shards))
+        self._shard_count.store(magazine.keys, shards)
+        self._balance(magazine)
         return True
+
+    def _is_shared(self, magazine: Magazine) -> bool:
+        """Whether others than ignis have loaded."""
+        self.pointers(magazine, list(range(magazine.shards)))
+        return any(view.shared for view in magazine.views)
+
+    def _swept(self, name: str, shards: int) -> dict[int, int]:
+        """Low-water marks to begin with: how far Java has swept. Its pointer may be the next record to look at."""
+        key, sweep_bin = self._queue_key(name)
+        found = self._connection.get("declare", key)
+        swept = (found[0].get(sweep_bin) if found is not None else None) or {}
+        return {
+            int(text): pointer - 1
+            for text, pointer in swept.items()
+            if text.isdecimal() and int(text) < shards and isinstance(pointer, int) and pointer > 1
+        }
+
+    def _balance(self, magazine: Magazine) -> None:
+        """Java fires only while more was counted as loaded than as fired. Fire counters that are ahead of what waits, as an
+        earlier version left them, are put back."""
+        shards = list(range(magazine.shards))
+        known = self.pointers(magazine, shards)
+        entries = [read_entry(self.counters_key(magazine, shard)) for shard in shards]
+        self._connection.send("declare", entries, allowed=(OK, NOT_FOUND))
+        changes = []
+        for shard, entry in zip(shards, entries, strict=True):
+            bins = entry.record[2] if entry.result == OK else {}
+            loads, fires = bins.get(layout.LOAD_COUNTER) or 0, bins.get(layout.FIRE_COUNTER) or 0
+            ahead = fires - max(0, loads - known[shard].unfired)
+            if ahead > 0 and known[shard].unfired:
+                update = policy("update", ttl=layout.TTL_NEVER)
+                changes.append(write_entry(entry.key, [expressions.increment(layout.FIRE_COUNTER, -ahead)], update))
+        if changes:
+            self._connection.send("declare", changes, allowed=(OK, NOT_FOUND))
 
     def _check_empty(self, magazine: Magazine, shards: int) -> None:
         beyond = list(range(shards, magazine.shards))
@@ -435,8 +445,10 @@ class Catalogue:
             for shard, entry in zip(shards, entries, strict=True)
             if entry.result == OK
         }
-        meta = [key(magazine, shard) for shard in shards for key in (self.pointers_key, self.counters_key)]
-        self._connection.remove("drop", meta)
+        meta = [
+            key(magazine, shard) for shard in shards for key in (self.pointers_key, self.counters_key, self.open_key)
+        ]
+        self._connection.remove("drop", [*meta, self._shard_count.key(magazine.keys)])
         for shard, pointers in found.items():
             prefix = magazine.keys.prefix(shard)
             for first in range(magazine.views[shard].low + 1, pointers.load + 1, 5_000):

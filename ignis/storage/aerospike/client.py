@@ -419,9 +419,16 @@ class Connection:
         except (IgnisError, ValueError):
             return 0
 
+    def _figures(self, set_name: str) -> dict[str, str]:
+        return dict(one.partition("=")[::2] for one in self.info(f"sets/{self.namespace}/{set_name}").split(":"))
+
+    def objects(self, set_name: str) -> int:
+        """Records of a set on one node, by its own account."""
+        return int(self._figures(set_name).get("objects") or 0)
+
     def used_bytes(self, set_name: str) -> int:
         """Bytes of a set on one node, by its own account."""
-        figures = dict(one.partition("=")[::2] for one in self.info(f"sets/{self.namespace}/{set_name}").split(":"))
+        figures = self._figures(set_name)
         return int(figures.get("data_used_bytes") or figures.get("memory_data_bytes") or 0)
 
     def _count(self, what: str) -> None:

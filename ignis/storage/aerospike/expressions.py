@@ -15,8 +15,9 @@ __all__ = ["claim", "has_unfired", "increment", "read", "reserve", "write"]
 read = operations.read
 write = operations.write
 increment = operations.increment
+touch = operations.touch()
 
-_MAP_COUNT, _MAP_VALUE = 5, 7
+_NOTHING, _MAP_COUNT, _MAP_VALUE = 0, 5, 7
 """What a map is asked for; numbers of the protocol."""
 
 
@@ -31,11 +32,22 @@ _fire = _whole(layout.FIRE_POINTER)
 has_unfired = exp.LT(_fire, _load).compile()
 """Pointers record: something is behind the fire pointer."""
 
+nothing_unfired = exp.GE(_fire, _load).compile()
+"""Pointers record: all is claimed."""
+
 still_empty = exp.Not(exp.Or(exp.BinExists(layout.DATA), exp.BinExists(layout.SEALED))).compile()
 """Data record: nothing but a claim stands there. A record that does not exist at all passes too."""
 
+has_data = exp.BinExists(layout.DATA).compile()
+
+still_vacant = exp.Not(exp.BinExists(layout.DATA)).compile()
+"""Data record: no data, be it a claim or a tombstone."""
+
 _BEFORE = expression_operations.expression_read("before", _fire.compile())
-READ_POINTERS = [read(layout.LOAD_POINTER), read(layout.FIRE_POINTER), read(layout.VOIDS), read(layout.BORN)]
+READ_POINTERS = [
+    read(name)
+    for name in (layout.LOAD_POINTER, layout.FIRE_POINTER, layout.VOIDS, layout.BORN, layout.OURS, layout.LEAVING)
+]
 
 
 @lru_cache(maxsize=1_024)
@@ -48,8 +60,8 @@ def claim(count: int) -> list[Any]:
 
 @lru_cache(maxsize=64)
 def reserve(count: int) -> list[Any]:
-    """Operations on a pointers record: ``count`` more pointers at the tail."""
-    return [increment(layout.LOAD_POINTER, count), *READ_POINTERS]
+    """Operations on a pointers record: ``count`` more pointers at the tail, known as ours."""
+    return [increment(layout.LOAD_POINTER, count), increment(layout.OURS, count), *READ_POINTERS]
 
 
 def fire_pointer_is(pointer: int) -> Any:
@@ -57,10 +69,10 @@ def fire_pointer_is(pointer: int) -> Any:
 
 
 def free_to_move(before_ms: int) -> Any:
-    """Data record: no tombstone, and nobody is moving it, or began to before ``before_ms`` and died."""
+    """Data record: there, and nobody is moving it, or began to before ``before_ms`` and died."""
     # Asked only where there is one: comparing a bin that is not there answers "unknown", which matches nothing.
     stale = exp.Cond(exp.BinExists(layout.MOVING), exp.LT(exp.IntBin(layout.MOVING), before_ms), True)
-    return exp.And(exp.BinExists(layout.DATA), exp.Not(exp.BinExists(layout.SEALED)), stale)
+    return exp.And(exp.BinExists(layout.DATA), stale)
 
 
 def only_moved_at(at_ms: int) -> Any:
@@ -70,13 +82,13 @@ def only_moved_at(at_ms: int) -> Any:
 
 @lru_cache(maxsize=256)
 def is_claimed_by(owner: str) -> Any:
-    """Data record: there, no tombstone, and stamped by this owner."""
+    """Data record: there, and stamped by this owner."""
     mine = exp.Cond(exp.BinExists(layout.OWNER), exp.Eq(exp.StrBin(layout.OWNER), owner), False)
-    return exp.And(exp.BinExists(layout.DATA), exp.Not(exp.BinExists(layout.SEALED)), mine).compile()
+    return exp.And(exp.BinExists(layout.DATA), mine).compile()
 
 
-is_unfired = exp.And(exp.Not(exp.BinExists(layout.SEALED)), exp.Not(exp.BinExists(layout.FIRED_AT)))
-"""Data record: neither a tombstone nor stamped."""
+is_unfired = exp.And(exp.BinExists(layout.DATA), exp.Not(exp.BinExists(layout.FIRED_AT)))
+"""Data record: there, and not stamped."""
 is_unfired_record = is_unfired.compile()
 
 
@@ -101,6 +113,11 @@ def advance_map(bin_name: str, key: str | int, old: int, new: int) -> list[Any]:
 def put_in_map(bin_name: str, items: dict[int, int]) -> Any:
     """The operation that sets entries of a map."""
     return map_operations.map_put_items(bin_name, items)
+
+
+def remove_from_map(bin_name: str, keys: list[int]) -> Any:
+    """The operation that removes entries of a map."""
+    return map_operations.map_remove_by_key_list(bin_name, keys, _NOTHING)
 
 
 def map_value_is(bin_name: str, key: str | int, value: int) -> Any:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ignis.errors import ConfigError, IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
+from ignis.storage.aerospike.claimed import Span, Taken, merge, places_of
 from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
+from ignis.storage.aerospike.trickle import Riding, Trickle
 from ignis.storage.base import Claim, FireResult, Pointers
 from ignis.storage.runs import Runs, difference, runs_of
 
@@ -35,35 +38,13 @@ _BUSY_PAUSE_S = 0.002
 """Before the next round, when records that too many want at this moment were all that could have had something."""
 
 
-class _Span(NamedTuple):
-    """What one claim got of one shard: first..last, both included."""
-
-    shard: int
-    first: int
-    last: int
-    born: int
-
-
-class _Taken:
-    """What the records of one round turned out to be."""
-
-    def __init__(self) -> None:
-        self.live: dict[int, tuple[list[int], list[bytes | None]]] = {}
-        self.holes: list[tuple[int, int]] = []
-        self.expired: list[tuple[int, int]] = []
-        self.voids: list[tuple[int, int]] = []
-        self.strangers: list[tuple[int, int]] = []
-
-    def count(self) -> int:
-        return sum(len(pointers) for pointers, _ in self.live.values())
-
-
 class Firing:
     """See the module. Thread-safe."""
 
-    def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
+    def __init__(self, connection: Connection, catalogue: Catalogue, trickle: Trickle) -> None:
         self._connection = connection
         self._catalogue = catalogue
+        self._trickle = trickle
         self.resurrected_seen = 0
         self.holes = Holes(connection, catalogue)
 
@@ -82,33 +63,37 @@ class Firing:
             expired += len(found.expired)
             self._retire(magazine, found)
             left -= found.count()
-            max_bytes -= _merge(merged, found)
+            max_bytes -= merge(merged, found)
         todo, fruitless = order, 0
         while left > 0 and todo and fruitless < 3:
             room = MAX_HOLES - magazine.holes
             if room <= 0:
                 more = True
                 break
-            spans = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
+            spans, riding = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
             # Without a claim the round has still shown where the backlog is; others may take it first, now and then.
             fruitless = 0 if spans else fruitless + 1
-            if not spans:
+            if not spans and (riding is None or not magazine.trickle.young):
                 todo = self._with_backlog(magazine, order)
                 continue
-            taken = self._take(magazine, spans, owner)
+            taken = self._taken(magazine, spans, owner, riding)
             cut = self._cut(magazine, spans, taken, max_bytes, bool(merged))
             if cut:
+                self._trickle.forget(magazine, places_of(cut))
                 surplus = self._give_back(magazine, cut, taken)
                 more = True
             expired += len(taken.expired)
             self._retire(magazine, taken)
             self.holes.remember(magazine, taken.holes, holes)
             left -= taken.count()
-            max_bytes -= _merge(merged, taken)
+            max_bytes -= merge(merged, taken)
             if cut:
                 break
             todo = self._with_backlog(magazine, order)
         more = more or bool(self._with_backlog(magazine, order))
+        if more:
+            # A backlog: batches of their own are quicker than reads beside each claim.
+            magazine.trickle.on_until = 0.0
         with magazine.lock:
             if merged:
                 magazine.next_shard = next(reversed(merged)) + 1
@@ -156,22 +141,46 @@ class Firing:
         left = {shard: difference(runs_of(many), runs_of(renewed.get(shard, []))) for shard, many in pointers.items()}
         return {shard: Runs(runs) for shard, runs in left.items() if runs}
 
+    def settle(self, magazine: Magazine) -> None:
+        """Writes what claims have left to the next one, see `trickle`."""
+        self.holes.remember(magazine, self._trickle.flush(magazine), {})
+
+    def leave(self, magazine: Magazine, places: list[tuple[int, int]], owner: str) -> None:
+        """Nobody of this process looks at these holes any more: a record that comes joins the claim, for the sweeper."""
+        if places:
+            now_ms = int(time.time() * 1000)
+            self._connection.operate(
+                "holes", self._catalogue.data_keys(magazine, places), _stamp(now_ms, owner), _STAMPED, allowed=ANY
+            )
+
     # -- the first call: pointers
 
-    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> list[_Span]:
-        """Moves the fire pointers. Shards that get no share are only looked at."""
+    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> tuple[list[Span], Riding | None]:
+        """Moves the fire pointers. Shards that get no share are only looked at. Also returns what travelled along."""
         shares = self._shares(magazine, todo, count)
-        how = policy("update", ttl=layout.TTL_KEEP, only_if=expressions.has_unfired)
+        how = policy("update", ttl=layout.TTL_NEVER, only_if=expressions.has_unfired)
         entries = []
         for shard in todo:
             key = self._catalogue.pointers_key(magazine, shard)
             share = shares[shard]
             entries.append(write_entry(key, expressions.claim(share), how) if share else read_entry(key))
-        # A record that too many want at this moment is left to the next round.
-        self._connection.send("claim", entries, allowed=(OK, FILTERED, NOT_FOUND, BUSY))
+        riding = None
+        magazine.trickle.looked_at = time.monotonic()
+        if self._trickle.on(magazine) or magazine.trickle.loaded:
+            looked = [shard for shard in todo if shares[shard]] if self._trickle.on(magazine) else []
+            riding = self._trickle.board(magazine, looked)
+            try:
+                self._connection.send("claim", entries + riding.entries, allowed=ANY)
+            except BaseException:
+                self._trickle.missed(magazine, riding)
+                raise
+            self._trickle.landed(magazine, riding)
+            self._connection.check("claim", entries, _CLAIMED)
+        else:
+            self._connection.send("claim", entries, allowed=_CLAIMED)
         if any(entry.result == NOT_FOUND for entry in entries):
             self._catalogue.missing(magazine)
-            return []
+            return [], riding
         spans, seen = [], {}
         for shard, entry in zip(todo, entries, strict=True):
             if entry.result != OK:
@@ -183,11 +192,11 @@ class Firing:
             bins = entry.record[2]
             seen[shard] = after = ShardPointers.of(bins)
             if shares[shard] and after.fire > bins["before"]:
-                spans.append(_Span(shard, bins["before"] + 1, after.fire, after.born))
+                spans.append(Span(shard, bins["before"] + 1, after.fire, after.born))
         self._catalogue.saw(magazine, seen)
         if not spans and any(entry.result == BUSY for entry in entries):
             time.sleep(_BUSY_PAUSE_S)
-        return spans
+        return spans, riding
 
     @staticmethod
     def _shares(magazine: Magazine, todo: list[int], count: int) -> dict[int, int]:
@@ -211,43 +220,54 @@ class Firing:
 
     # -- the second call: records
 
-    def _take(self, magazine: Magazine, spans: list[_Span], owner: str) -> _Taken:
-        """Stamps and reads the claimed records and counts them as fired."""
-        wanted = [(span.shard, pointer) for span in spans for pointer in range(span.first, span.last + 1)]
-        counters = [
-            write_entry(
-                self._catalogue.counters_key(magazine, span.shard),
-                [expressions.increment(layout.FIRE_COUNTER, span.last - span.first + 1)],
-                policy(ttl=layout.TTL_NEVER),
-            )
-            for span in spans
-        ]
+    def _taken(self, magazine: Magazine, spans: list[Span], owner: str, riding: Riding | None) -> Taken:
+        """The claimed records: from what was read along with the claim, and by a call for the rest."""
+        wanted, taken = places_of(spans), Taken()
+        if riding is not None:
+            now_ms = int(time.time() * 1000)
+            got, entries, wanted = self._trickle.sort(magazine, wanted, riding, owner, now_ms)
+            self._sort_out(magazine, got, entries, now_ms, taken)
+        if wanted:
+            self._take(magazine, wanted, owner, taken)
+        for span in spans:
+            taken.live.setdefault(span.shard, ([], []))
+        return taken
+
+    def _take(self, magazine: Magazine, wanted: list[tuple[int, int]], owner: str, taken: Taken) -> None:
+        """Stamps and reads claimed records and counts them as fired."""
+        counted = Counter(shard for shard, _ in wanted)
+        rides = len(wanted) <= _RIDE
         now_ms = int(time.time() * 1000)
         ops = _stamp(now_ms, owner)
         keys = self._catalogue.data_keys(magazine, wanted)
-        taken = _Taken()
         try:
-            if len(wanted) <= _RIDE:
+            if rides:
+                counters = [
+                    write_entry(
+                        self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, count)],
+                        policy(ttl=layout.TTL_NEVER),
+                    )
+                    for shard, count in counted.items()
+                ]  # fmt: skip
                 entries = [write_entry(key, ops, _STAMPED) for key in keys]
                 self._connection.send("take", entries + counters, allowed=ANY)
             else:
-                entries = self._connection.operate(
-                    "take", self._catalogue.data_keys(magazine, wanted), ops, _STAMPED, allowed=ANY
-                )
-                self._connection.send("count", counters, allowed=ANY)
+                entries = self._connection.operate("take", keys, ops, _STAMPED, allowed=ANY)
         except IgnisError:
             # Claimed, and nobody else gets them: this process looks at them again, as at holes.
             self.holes.remember(magazine, wanted, {})
             raise
         self._sort_out(magazine, wanted, entries, now_ms, taken)
+        empty = Counter(shard for shard, _ in (*taken.holes, *taken.sealed))
+        # What rode along is put right where there was less than was claimed.
+        self.count(magazine, {shard: -count for shard, count in empty.items()} if rides else counted - empty)
         failed = [entry.result for entry in entries if entry.result not in {OK, NOT_FOUND}]
         if len(failed) == len(entries):
             self.holes.remember(magazine, wanted, {})
             raise self._connection.error(failed[0], "take")
-        return taken
 
     def _sort_out(
-        self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: _Taken
+        self, magazine: Magazine, wanted: list[tuple[int, int]], entries: list[Entry], now_ms: int, taken: Taken
     ) -> None:
         shard, prefix, born = -1, "", 0
         pointers: list[int] = []
@@ -262,12 +282,14 @@ class Firing:
                 taken.holes.append(place)
                 continue
             bins = entry.record[2]
-            if bins[layout.DATA] is None and bins[layout.SEALED] is None:
-                taken.holes.append(place)
-                continue
-            if bins[layout.SEALED] is not None:
-                if bins[layout.SEALED] == layout.VOID:
-                    taken.voids.append(place)
+            sealed = bins.get(layout.SEALED)
+            if sealed == layout.VOID:
+                taken.voids.append(place)
+            if bins.get(layout.DATA) is None:
+                if sealed is None:
+                    taken.holes.append(place)
+                elif sealed != layout.VOID:
+                    taken.sealed.append(place)
                 continue
             record, expires_at_ms, life = layout.decode(f"{prefix}{place[1]}", bins)
             if life is not None and born and life != born:
@@ -278,11 +300,15 @@ class Firing:
                 pointers.append(place[1])
                 records.append(record)
 
-    def _retire(self, magazine: Magazine, taken: _Taken) -> None:
+    def _retire(self, magazine: Magazine, taken: Taken) -> None:
         """Removes what is not handed out: run out, deleted before, or of an earlier life of the magazine."""
-        gone = taken.expired + taken.voids + taken.strangers
-        if not gone:
+        gone = taken.expired + taken.strangers
+        if taken.voids:
+            live = {(shard, pointer) for shard, (pointers, _) in taken.live.items() for pointer in pointers}
+            gone += [place for place in taken.voids if place not in live]
+        if not gone and not taken.voids:
             return
+        gone = list(dict.fromkeys(gone))
         if taken.strangers:
             self.resurrected_seen += len(taken.strangers)
             log.warning("%d record(s) of an earlier life of %s were dropped", len(taken.strangers), magazine.name)
@@ -306,7 +332,7 @@ class Firing:
         for shard, _ in taken.voids:
             voids[shard] = voids.get(shard, 0) + 1
         if voids:
-            self._connection.send("voids", _uncount(self._catalogue, magazine, voids, voids), allowed=(OK, NOT_FOUND))
+            self._connection.send("voids", _uncount(self._catalogue, magazine, {}, voids), allowed=(OK, NOT_FOUND))
             with magazine.lock:
                 for shard, count in voids.items():
                     # Seen before they were taken off: without this the shard looks emptier than it is.
@@ -314,11 +340,9 @@ class Firing:
 
     # -- more bytes than asked for
 
-    def _cut(
-        self, magazine: Magazine, spans: list[_Span], taken: _Taken, max_bytes: int, has_some: bool
-    ) -> list[_Span]:
+    def _cut(self, magazine: Magazine, spans: list[Span], taken: Taken, max_bytes: int, has_some: bool) -> list[Span]:
         """Takes out of ``taken`` what is beyond ``max_bytes``; returns the parts of the spans that go back."""
-        cut: list[_Span] = []
+        cut: list[Span] = []
         for span in spans:
             pointers, records = taken.live[span.shard]
             keep = 0
@@ -331,20 +355,20 @@ class Firing:
                 max_bytes -= size
                 magazine.record_bytes += (size - magazine.record_bytes) / 16 if magazine.record_bytes else size
             if keep < len(pointers):
-                cut.append(_Span(span.shard, pointers[keep], span.last, span.born))
+                cut.append(Span(span.shard, pointers[keep], span.last, span.born))
                 del pointers[keep:], records[keep:]
             elif cut:
                 cut.append(span)
                 del pointers[:], records[:]
         return cut
 
-    def _give_back(self, magazine: Magazine, cut: list[_Span], taken: _Taken) -> list[tuple[int, int]]:
+    def _give_back(self, magazine: Magazine, cut: list[Span], taken: Taken) -> list[tuple[int, int]]:
         """Moves the fire pointers back, where nobody has claimed since; returns the places where somebody has."""
         entries = [
             write_entry(
                 self._catalogue.pointers_key(magazine, span.shard),
                 [expressions.write(layout.FIRE_POINTER, span.first - 1), *expressions.READ_POINTERS],
-                policy("update", ttl=layout.TTL_KEEP, only_if=expressions.fire_pointer_is(span.last)),
+                policy("update", ttl=layout.TTL_NEVER, only_if=expressions.fire_pointer_is(span.last)),
             )
             for span in cut
         ]
@@ -356,7 +380,9 @@ class Firing:
                 surplus += [(span.shard, pointer) for pointer in range(span.first, span.last + 1)]
                 continue
             back[span.shard] = span.last - span.first + 1
-            for places in (taken.holes, taken.expired, taken.voids, taken.strangers):
+            empty = [pointer for shard, pointer in (*taken.holes, *taken.sealed) if shard == span.shard]
+            taken.back[span.shard] += sum(pointer >= span.first for pointer in empty)
+            for places in (taken.holes, taken.sealed, taken.expired, taken.voids, taken.strangers):
                 places[:] = [place for place in places if place[0] != span.shard or place[1] < span.first]
             with magazine.lock:
                 view = magazine.views[span.shard]
@@ -365,15 +391,19 @@ class Firing:
                 view.fire_seen = min(view.fire_seen, span.first - 1)
                 view.seen_at = 0.0
         if back:
-            self._connection.send("give_back", _uncount(self._catalogue, magazine, back, {}), allowed=(OK, NOT_FOUND))
+            # Holes and tombstones were not counted as fired.
+            counted = {shard: count - taken.back[shard] for shard, count in back.items()}
+            self._connection.send(
+                "give_back", _uncount(self._catalogue, magazine, counted, {}), allowed=(OK, NOT_FOUND)
+            )
         return surplus
 
     # -- holes
 
-    def _look_at_holes(self, magazine: Magazine, shards: set[int], owner: str, limit: int) -> _Taken:
+    def _look_at_holes(self, magazine: Magazine, shards: set[int], owner: str, limit: int) -> Taken:
         """Looks again at the holes whose time has come; what has arrived is claimed, what is too old is sealed."""
         due = self.holes.pick(magazine, shards, limit)
-        taken = _Taken()
+        taken = Taken()
         if not due:
             return taken
         now_ms = int(time.time() * 1000)
@@ -388,16 +418,28 @@ class Firing:
         self._sort_out(magazine, places, entries, now_ms, taken)
         still = {place: due[place] for place in taken.holes}
         taken.holes = []
-        self.holes.filled += len(due) - len(still)
-        grace, now = self._connection.options.hole_grace_s, time.monotonic()
-        old = [place for place, (since, _) in still.items() if now - since >= grace]
-        # Kept until the tombstone is there: a record that comes just before it is claimed by the next look.
-        self.holes.keep(magazine, {place: (since, min(2 * pause, grace)) for place, (since, pause) in still.items()})
-        if old:
-            self.holes.seal(magazine, old)
+        filled = [place[0] for place in places if place not in still]
+        self.holes.filled += len(filled)
+        self.count(magazine, Counter(filled))
+        self.holes.later(magazine, still)
         return taken
 
+    def count(self, magazine: Magazine, fired: dict[int, int]) -> None:
+        """Changes fire counters. They count what had a record, as Java's do: Java fires only while more was loaded than
+        fired, and a pointer whose producer died was never counted as loaded."""
+        changes = [
+            write_entry(
+                self._catalogue.counters_key(magazine, shard), [expressions.increment(layout.FIRE_COUNTER, count)],
+                policy(ttl=layout.TTL_NEVER),
+            )
+            for shard, count in fired.items()
+            if count
+        ]  # fmt: skip
+        if changes:
+            self._connection.send("count", changes, allowed=ANY)
 
+
+_CLAIMED = (OK, FILTERED, NOT_FOUND, BUSY)
 _STAMPED = policy(ttl=layout.TTL_KEEP)
 """Where there is no record yet the stamp makes one, which the producer's write completes."""
 _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED)]
@@ -419,22 +461,7 @@ def _uncount(catalogue: Catalogue, magazine: Magazine, fired: dict[int, int], vo
     return counters + [
         write_entry(
             catalogue.pointers_key(magazine, shard), [expressions.increment(layout.VOIDS, -count)],
-            policy("update", ttl=layout.TTL_KEEP),
+            policy("update", ttl=layout.TTL_NEVER),
         )
         for shard, count in voids.items()
     ]  # fmt: skip
-
-
-def _merge(merged: dict[int, tuple[list[int], list[bytes | None]]], taken: _Taken) -> int:
-    """Adds what is live; returns its bytes."""
-    size = 0
-    for shard, (pointers, records) in taken.live.items():
-        if pointers:
-            size += sum(len(record or b"") for record in records)
-            known = merged.get(shard)
-            if known is None:
-                merged[shard] = (pointers, records)
-            else:
-                known[0].extend(pointers)
-                known[1].extend(records)
-    return size

@@ -54,7 +54,8 @@ FIRED_AT = "fireTS"
 ENVELOPE = "ign_env"
 OWNER = "ign_owner"
 SEALED = "ign_sealed"
-"""A tombstone: the pointer is used up. `HOLE`: no record came in time. `VOID`: it was deleted before it was claimed."""
+"""A tombstone: the pointer is used up. `HOLE`: no record came in time. `VOID`: it was deleted before it was claimed. Where
+``data`` stands beside it, a Java producer has written into it: then it is a record like any other."""
 MOVING = "ign_move"
 """Who is moving the record at this moment, and since when: see `retiring`."""
 HOLE, VOID = 1, 2
@@ -67,6 +68,13 @@ EXPIRED = "ign_expired"
 """Beside the counters: records that one of us has retired because their time to live had run out."""
 BORN = "ign_born"
 VOIDS = "ign_voids"
+OURS = "ign_loads"
+"""How many pointers were reserved by ignis. Where that is not the load pointer, others load too."""
+LEAVING = "ign_leaving"
+"""Since when somebody deletes or moves messages that wait, milliseconds: see `trickle`."""
+OPEN = "ign_open"
+"""Pointers behind the low-water mark that never had a record: pointer -> since when, milliseconds."""
+SHARDS = "SHARDS"
 
 MAX_SET_BYTES = 63
 TTL_NEVER = -1
@@ -138,10 +146,23 @@ class Keys:
     def counters(self, shard: int) -> str:
         return self.prefix(shard) + "COUNTERS"
 
+    def open(self, shard: int) -> str:
+        return self.prefix(shard) + "OPEN"
+
+    @property
+    def shards(self) -> str:
+        """Of the record in which Java keeps the number of shards."""
+        return f"{self._magazine}_{SHARDS}"
+
+    @property
+    def plain(self) -> bool:
+        return self._plain
+
 
 def is_record(bins: Mapping[str, Any]) -> bool:
-    """Whether these are a record's and not a tombstone's or a mere claim's; needs only `SEALED` and `MODIFIED_AT`."""
-    return bins.get(SEALED) is None and bins.get(MODIFIED_AT) is not None
+    """Whether these are a record's and not a tombstone's or a mere claim's; needs only `MODIFIED_AT`, which whoever
+    writes ``data`` writes with it."""
+    return bins.get(MODIFIED_AT) is not None
 
 
 class Decoded(NamedTuple):

@@ -13,6 +13,7 @@ from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.open_pointers import OpenPointers
 from ignis.storage.aerospike.owner import provably_dead
 from ignis.storage.aerospike.ranges import Ranges
 from ignis.storage.base import (
@@ -39,6 +40,7 @@ class Looking:
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection
         self._catalogue = catalogue
+        self._open = OpenPointers(connection, catalogue)
         self._here = this_process()
         self.resurrected_seen = 0
 
@@ -47,16 +49,19 @@ class Looking:
     def _rows(
         self, magazine: Magazine, places: list[tuple[int, int]], claims: list[tuple[int, int]] | None = None
     ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        """(shard, pointer, bins) of those that exist and are no tombstones. Places that hold a claim and no record are put
-        into ``claims``."""
+        """(shard, pointer, bins) of those that hold a record. Places that hold a claim and no record are put into
+        ``claims``; a tombstone for a hole is one too where Java may write into it."""
         keys = self._catalogue.data_keys(magazine, places)
         for (shard, pointer), entry in zip(places, self._connection.read("read", keys, _BINS), strict=True):
-            if entry.result != OK or entry.record[2].get(layout.SEALED) is not None:
+            if entry.result != OK:
                 continue
-            if entry.record[2].get(layout.DATA) is not None:
-                yield shard, pointer, entry.record[2]
+            bins = entry.record[2]
+            if bins.get(layout.DATA) is not None:
+                yield shard, pointer, bins
             elif claims is not None:
-                claims.append((shard, pointer))
+                sealed = bins.get(layout.SEALED)
+                if sealed is None or (sealed == layout.HOLE and magazine.views[shard].shared):
+                    claims.append((shard, pointer))
 
     def _decode(self, magazine: Magazine, shard: int, pointer: int, bins: dict[str, Any]) -> layout.Decoded | None:
         """The record, or None when it is of an earlier life of the magazine: a server without durable deletes has
@@ -73,7 +78,7 @@ class Looking:
         places = [
             (shard, pointer)
             for shard, pointer in self._catalogue.places(magazine, pointers, magazine.shards)
-            if pointer > magazine.views[shard].low
+            if pointer > magazine.views[shard].low or pointer in magazine.views[shard].open
         ]
         result: dict[int, dict[int, bytes | None]] = {}
         for shard, pointer, bins in self._rows(magazine, places):
@@ -186,9 +191,11 @@ class Looking:
                 if entry.result == OK and layout.is_record(entry.record[2]):
                     counts[shard] = counts.get(shard, 0) + 1
                     continue
-                magazine.views[shard].uncounted.add(pointer, pointer)
-                if pointer <= magazine.views[shard].settled:
-                    magazine.views[shard].gone.add(pointer, pointer)
+                view = magazine.views[shard]
+                view.uncounted.add(pointer, pointer)
+                # Where a claim waits for a record of Java's, it is the sweeper that decides.
+                if pointer <= view.settled and not (view.shared and entry.result == OK):
+                    view.gone.add(pointer, pointer)
 
     def oldest_enqueued_at_us(self, magazine: Magazine) -> int | None:
         """See `MagazineStore.oldest_enqueued_at_us`: the head of every shard in one call, further on only where the head
@@ -257,15 +264,18 @@ class Looking:
         """See `MagazineStore.abandoned`.
 
         Looks from the low-water mark to the fire pointer, 1,000 records a batch (more where there are none): claims that are
-        renewed may lie before older ones. With ``dead_owners`` also those whose owner was a process of this machine that is
+        renewed may lie before older ones. And behind the mark at the pointers that never had a record, see `open_pointers`.
+        With ``dead_owners`` also those whose owner was a process of this machine that is
         dead, with ``gone_owner`` that one's alone. A claimed record without a fire time was taken by somebody who died
         before he could stamp it, or came too late for its claim: the time it was written counts. Raises StoreError when the
         pointers cannot be right.
         """
-        pointers = self._catalogue.pointers(magazine, [shard])[shard]
         view = magazine.views[shard]
+        pointers = self._catalogue.pointers(magazine, [shard])[shard]
+        known = self._open.read(magazine, shard)
         if view.low > pointers.fire:
             pointers = self._above(magazine, shard)
+        last = pointers.claimed
         if not view.checked_below:
             view.checked_below = True
             self._check_below(magazine, shard)
@@ -277,11 +287,15 @@ class Looking:
         claims: list[tuple[int, int]] = []
         size = SWEEP_BATCH
         place = view.low + 1
-        while not ended and place <= pointers.fire:
-            places = self._piece(magazine, shard, place, pointers.fire, size)
-            if not places:
-                break
-            place = places[-1][1] + 1
+        behind = sorted(known)
+        while not ended and (behind or place <= last):
+            if behind:
+                places, behind = [(shard, pointer) for pointer in behind[:size]], behind[size:]
+            else:
+                places = self._piece(magazine, shard, place, last, size)
+                if not places:
+                    break
+                place = places[-1][1] + 1
             there = {pointer: bins for _, pointer, bins in self._rows(magazine, places, claims)}
             # Where everything is long gone, larger steps cost the server as little and the network less.
             size = SWEEP_BATCH if there else min(2 * size, self._connection.options.batch_records)
@@ -307,8 +321,15 @@ class Looking:
                     absent.append(pointer)
                     continue
                 found.append(Abandoned(shard, pointer, record.record, fired_at_ms, owner, dead[owner]))
-        self._raise_low(magazine, shard, absent, settled, pointers.fire)
-        passed = [place for place in claims if place[1] <= view.low]
+        waiting = {pointer for _, pointer in claims} if view.shared else set()
+        self._open.forget(
+            magazine, shard, [pointer for pointer in absent if pointer in known and pointer not in waiting]
+        )
+        # Noted before the mark passes them: else a process that dies here would leave them to nobody.
+        noted = self._open.note(magazine, shard, [one for one in waiting if one <= settled and one not in known])
+        absent = [pointer for pointer in absent if pointer not in waiting or pointer in noted]
+        self._raise_low(magazine, shard, absent, settled, last)
+        passed = [place for place in claims if place[1] <= view.low and place[1] not in waiting]
         if passed:
             self._connection.remove("retire", self._catalogue.data_keys(magazine, passed))
         return found
@@ -342,11 +363,12 @@ class Looking:
     def _check_below(self, magazine: Magazine, shard: int) -> None:
         """Once per process: removed records just below the mark that are back, as after a cold start of a server without
         durable deletes, are counted and removed again."""
-        low = magazine.views[shard].low
+        view = magazine.views[shard]
+        low = view.low
         places = [(shard, pointer) for pointer in range(max(1, low - SWEEP_BATCH + 1), low + 1)]
         if not places:
             return
-        back = [(one, pointer) for one, pointer, _ in self._rows(magazine, places)]
+        back = [(one, pointer) for one, pointer, _ in self._rows(magazine, places) if pointer not in view.open]
         if back:
             self.resurrected_seen += len(back)
             prefix = magazine.keys.prefix(shard)
@@ -385,7 +407,7 @@ class Looking:
         moved = write_entry(
             self._catalogue.pointers_key(magazine, shard),
             [expressions.write(layout.FIRE_POINTER, expired[-1])],
-            policy("update", ttl=layout.TTL_KEEP, only_if=expressions.fire_pointer_is(pointers.fire)),
+            policy("update", ttl=layout.TTL_NEVER, only_if=expressions.fire_pointer_is(pointers.fire)),
         )
         self._connection.send("expire", [moved], allowed=(OK, FILTERED, NOT_FOUND))
         if moved.result != OK:

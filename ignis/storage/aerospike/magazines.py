@@ -7,6 +7,7 @@ makes it: Aerospike has one durability, and the magazines' classes are recorded 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.appending import Appender, Item
-from ignis.storage.aerospike.catalogue import Catalogue
+from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.firing import Firing
 from ignis.storage.aerospike.looking import Looking
 from ignis.storage.aerospike.retiring import Retiring
+from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import Waits
 from ignis.storage.base import (
     KEEP_TTL,
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["AerospikeMagazines"]
 
+log = logging.getLogger("ignis.storage.aerospike")
+
 _HOLE_WAIT_S = 0.02
-"""While a process remembers holes it does not sleep longer: what arrives in one rings no bell."""
+"""What arrives in a hole rings no bell: a waiter looks when the hole's time has come, and not more often than this."""
 
 
 class AerospikeMagazines(MagazineStore):
@@ -54,8 +58,10 @@ class AerospikeMagazines(MagazineStore):
         self.calls: Counter[str] = Counter(dict.fromkeys(("loads", "fires", "deletes", "reloads", "transfers"), 0))
         self._catalogue = Catalogue(connection, store.sets)
         self._appender = Appender(connection, self._catalogue)
-        self._firing = Firing(connection, self._catalogue)
-        self._retiring = Retiring(connection, self._catalogue, self._appender)
+        trickle = Trickle(connection, self._catalogue)
+        self._trickle = trickle
+        self._firing = Firing(connection, self._catalogue, trickle)
+        self._retiring = Retiring(connection, self._catalogue, self._appender, trickle)
         self._looking = Looking(connection, self._catalogue)
         self._expired_log = ExpiredLog()
         self.waits = Waits(self._pending)
@@ -79,6 +85,7 @@ class AerospikeMagazines(MagazineStore):
             "holes_seen": firing.holes.seen,
             "holes_filled": firing.holes.filled,
             "holes_sealed": firing.holes.sealed,
+            "holes_left": firing.holes.left,
             "sealed_loads": self._appender.sealed_seen,
             "pointers_restored": self._catalogue.restored,
             "resurrected_seen": firing.resurrected_seen + self._looking.resurrected_seen,
@@ -131,22 +138,29 @@ class AerospikeMagazines(MagazineStore):
             if surplus:
                 self._retiring.reload(found, group_pointers(surplus))
             self._expired_log.note(magazine, result.expired)
+            self.waits.fired(magazine, result.total())
             return result
+
+    def _settled(self, magazine: str) -> Magazine:
+        """The magazine, with all claims of this process written."""
+        found = self._catalogue.get(magazine)
+        self._firing.settle(found)
+        return found
 
     def held(self, magazine: str, owner: str) -> list[Run]:
         with self._call():
-            return self._looking.held(self._catalogue.get(magazine), owner)
+            return self._looking.held(self._settled(magazine), owner)
 
     def renew_claims(
         self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
     ) -> dict[int, Sequence[int]]:
         """One client call."""
         with self._call():
-            return self._firing.renew(self._catalogue.get(magazine), pointers, owner, to_owner)
+            return self._firing.renew(self._settled(magazine), pointers, owner, to_owner)
 
     def claimants(self, magazine: str) -> dict[str, bool]:
         with self._call():
-            return self._looking.claimants(self._catalogue.get(magazine))
+            return self._looking.claimants(self._settled(magazine))
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before
@@ -236,6 +250,7 @@ class AerospikeMagazines(MagazineStore):
             found = self._catalogue.with_shard(magazine, shard)
             if not 0 <= shard < found.shards:
                 return []
+            self._firing.settle(found)
             return self._looking.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
@@ -255,7 +270,37 @@ class AerospikeMagazines(MagazineStore):
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
         with self._store.waiting():
             found = self._catalogue.get(magazine)
-            return self.waits.wait(magazine, seen, min(timeout_s, _HOLE_WAIT_S) if found.holes else timeout_s)
+            if found.holes:
+                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._firing.holes.next_look_s(found)))
+            return self.waits.wait(magazine, seen, timeout_s)
+
+    def idle(self, magazine: str, seen: int, timeout_s: float) -> int:
+        """See `MagazineStore.idle`. Asks nobody: the claim that follows is the question."""
+        with self._store.waiting():
+            found = self._catalogue.get(magazine)
+            self._trickle.idle(found)
+            if found.holes:
+                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._firing.holes.next_look_s(found)))
+            return self.waits.idle(magazine, seen, timeout_s, found.trickle.looked_at)
+
+    def rest(self, magazine: str) -> None:
+        """See `MagazineStore.rest`. One client call, and more where a record was on its way."""
+        with self._call():
+            found = self._catalogue.get(magazine)
+            left = self._put_back(found, self._trickle.flush(found))
+            self._firing.holes.remember(found, left, {})
+
+    def _put_back(self, magazine: Magazine, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What was claimed before its record came, and is there by now, goes to the tail; returns the rest."""
+        if not places:
+            return []
+        there = self._looking.peek(magazine, group_pointers(places))
+        back = [place for place in places if place[1] in there.get(place[0], ())]
+        if back:
+            self._firing.count(magazine, Counter(shard for shard, _ in back))
+            self._retiring.reload(magazine, group_pointers(back))
+            self.waits.ring(magazine.name)
+        return [place for place in places if place not in back]
 
     def _pending(self, magazine: str) -> bool:
         """Whether there is something to claim. Not while the server is away: the waiter's next call says so."""
@@ -291,5 +336,12 @@ class AerospikeMagazines(MagazineStore):
             return self._catalogue.names()
 
     def close(self) -> None:
-        """Ends all waits."""
+        """Ends all waits, and writes what claims have left."""
         self.waits.close()
+        for magazine in self._catalogue.known():
+            try:
+                self._firing.settle(magazine)
+                left = self._put_back(magazine, self._firing.holes.take_all(magazine))
+                self._firing.leave(magazine, left, self._store.owner)
+            except IgnisError as exc:
+                log.warning("the last claims of %s are left to the sweeper: %s", magazine.name, exc)

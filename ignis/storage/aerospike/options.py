@@ -26,7 +26,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "settle_s": (1, 300),
     "batch_records": (1, 100_000),
 }
-_CHOICES: dict[str, tuple[str, ...]] = {"scope": ("global", "local"), "tls": ("auto", "on", "off")}
+_CHOICES: dict[str, tuple[str, ...]] = {"scope": ("local", "global"), "tls": ("auto", "on", "off")}
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,10 @@ class AerospikeOptions:
         tls: ``auto`` uses TLS when a user or one of the files below is given.
         tls_name: the name in the server's certificate.
         tls_cafile, tls_certfile, tls_keyfile: PEM files: whom to trust, and who we are.
-        scope: ``global`` shares the data sets between the farms of a client, ``local`` gives each farm its own.
-        hole_grace_s: how long a claimed pointer without a record is looked at again before it is sealed, seconds.
+        scope: ``local`` gives each farm its own data sets, as Magazine 1.0 does; ``global`` shares them between the farms of
+            a client, which Magazine 1.0 refuses.
+        hole_grace_s: how long a claimed pointer without a record is looked at again before it is sealed, seconds; where Java
+            loads nothing is sealed, and it is looked at less often from then on.
         settle_s: a producer that took longer than half of this between reserving a pointer and writing its record looks
             whether the pointer still counts; the low-water mark passes missing records only after all of it, seconds.
         batch_records: most records in one client call.
@@ -64,7 +66,7 @@ class AerospikeOptions:
     tls_cafile: str = ""
     tls_certfile: str = ""
     tls_keyfile: str = ""
-    scope: str = "global"
+    scope: str = "local"
     hole_grace_s: float = 5.0
     settle_s: float = 60.0
     batch_records: int = 5_000

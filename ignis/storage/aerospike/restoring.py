@@ -75,8 +75,9 @@ def find_places(connection: Connection, data_set: str, keys: Keys, lows: dict[in
         for prefix, found in prefixes:
             pointer = key.removeprefix(prefix)
             if pointer != key and pointer.isdecimal():
-                unfired = layout.is_record(bins) and bins.get(layout.FIRED_AT) is None
-                found.add(int(pointer), bins.get(layout.SEALED), unfired)
+                there = layout.is_record(bins)
+                unfired = there and bins.get(layout.FIRED_AT) is None
+                found.add(int(pointer), None if there else bins.get(layout.SEALED), unfired)
 
     connection.each("restore", data_set, [layout.FIRED_AT, layout.SEALED, layout.MODIFIED_AT], look)
     if nameless:

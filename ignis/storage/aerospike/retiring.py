@@ -22,6 +22,7 @@ from ignis.storage.aerospike.appending import Appender, Item, Raw
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.client import Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.trickle import MOST_RIDING, Trickle
 from ignis.storage.base import KEEP_TTL, Fence, Pointers, Transfer
 from ignis.storage.checks import expiry_ms
 
@@ -39,8 +40,9 @@ Place = tuple[int, int]
 class Retiring:
     """See the module. Thread-safe."""
 
-    def __init__(self, connection: Connection, catalogue: Catalogue, appender: Appender) -> None:
+    def __init__(self, connection: Connection, catalogue: Catalogue, appender: Appender, trickle: Trickle) -> None:
         self._connection = connection
+        self._trickle = trickle
         self._catalogue = catalogue
         self._appender = appender
 
@@ -50,7 +52,21 @@ class Retiring:
         """See `MagazineStore.delete`."""
         fired, unfired = self._places(magazine, pointers)
         free = expressions.free_to_move(int(time.time() * 1000) - MOVE_STALE_MS)
-        return len(self._remove(magazine, fired, unfired, free))
+        if unfired or len(fired) > MOST_RIDING:
+            return len(self._remove(magazine, fired, unfired, free))
+        unstamped = self._trickle.forget(magazine, fired)
+        entries = self._trickle.ride(magazine, fired, expressions.compiled(free))
+        if entries is None:
+            entries = self._connection.remove(
+                "delete", self._catalogue.data_keys(magazine, fired), expressions.compiled(free)
+            )
+        removed = [place for place, entry in zip(fired, entries, strict=True) if entry.result == OK]
+        self._note_gone(magazine, removed)
+        left = {place for place, entry in zip(fired, entries, strict=True) if entry.result == FILTERED}
+        tombs = [place for place in unstamped if place in left]
+        if tombs:
+            self._trickle.passed(magazine, tombs)
+        return len(removed)
 
     def delete_waiting(self, magazine: Magazine, pointers: Pointers) -> int:
         """See `MagazineStore.delete_waiting`: the server looks at each record whether it was stamped by a claim."""
@@ -67,7 +83,7 @@ class Retiring:
         unsure = sorted({shard for shard, pointer in wanted if pointer > views[shard].fire_seen})
         if not unsure:
             return wanted, []
-        known = self._catalogue.pointers(magazine, unsure)
+        known = self._catalogue.mark_leaving(magazine, unsure)
         fired = [place for place in wanted if place[0] not in known or place[1] <= known[place[0]].fire]
         unfired = [
             place for place in wanted if place[0] in known and known[place[0]].fire < place[1] <= known[place[0]].load
@@ -105,10 +121,10 @@ class Retiring:
             counts[shard] = counts.get(shard, 0) + 1
         changes: list[Entry] = []
         for shard, count in counts.items():
-            voids, fires = expressions.increment(layout.VOIDS, count), expressions.increment(layout.FIRE_COUNTER, count)
-            update = policy("update", ttl=layout.TTL_KEEP)
+            # Counted as fired by the claim that passes them, ours or Java's: before that Java must not think that all is.
+            voids = expressions.increment(layout.VOIDS, count)
+            update = policy("update", ttl=layout.TTL_NEVER)
             changes.append(write_entry(self._catalogue.pointers_key(magazine, shard), [voids], update))
-            changes.append(write_entry(self._catalogue.counters_key(magazine, shard), [fires], update))
         if changes:
             self._connection.send("void", changes, allowed=(OK, NOT_FOUND))
         return voided, filtered

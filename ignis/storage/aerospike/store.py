@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,8 @@ from ignis.storage.base import Store
 from ignis.storage.checks import check_application
 
 __all__ = ["AerospikeStore"]
+
+log = logging.getLogger("ignis.storage.aerospike")
 
 _forks = [0]
 
@@ -76,6 +79,7 @@ class AerospikeStore(Store):
         self._owner = owner_name()
         try:
             self.connection.index(self.sets.queues, ACTIVE, f"{self.sets.queues}_{ACTIVE}")
+            self._look_elsewhere(options.scope)
         except BaseException:
             self.connection.close()
             raise
@@ -83,6 +87,17 @@ class AerospikeStore(Store):
         self.queues = AerospikeQueues(self)
         self.locks = AerospikeLocks(self)
         self.arrays = AerospikeArrays(self)
+
+    def _look_elsewhere(self, scope: str) -> None:
+        """Warns when this application's magazines seem to be under the names of the scope that was the default once: nothing
+        of them would be seen here."""
+        if scope != "local":
+            return
+        other = SetNames.of(self.client_id, self.farm_id, "global").magazines
+        if self.connection.objects(other) and not self.connection.objects(self.sets.magazines):
+            log.warning(
+                "nothing is stored with scope=local, but set %s has magazines that were made with scope=global", other
+            )
 
     # -- what the facets use
 
