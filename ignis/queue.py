@@ -202,10 +202,6 @@ class Queue(Generic[M]):
         else has made the queue again."""
         self._registration.note_removed()
 
-    def _new_registration(self) -> Registration:
-        settings = self.app.refresher_settings
-        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
-
     @property
     def unused(self) -> bool:
         """Whether the application was closed and the queue not opened since: it may be asked for with other settings."""
