@@ -7,6 +7,7 @@ what Spark says.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,11 @@ _TYPES = {
     "boolean": pa.bool_(),
 }
 _NEWLINE, _OPEN, _CLOSE = 10, ord("{"), ord("}")
+_NUMBER_ENDS = b",}] \t\r\n"
+_BEFORE_NUMBER = np.frombuffer(b":,[-+ \t\r\n", np.uint8)
+_LONG_LINE = 1_000
+_LONGEST_NAME = 50_000
+_LONG_NUMBER = re.compile(rb"[-+.0-9eE]{1000}")
 _FEWEST_ROWS = 32
 """A batch with a row that Arrow refuses is halved until so few are left; those go to Spark."""
 
@@ -82,6 +88,8 @@ def _read(lines: pa.Array, fields: pa.Schema) -> Any:
         return None
     if not ((text[starts] == _OPEN).all() and (text[ends - 2] == _CLOSE).all()):
         return None
+    if _has_odd_number(text) or _has_odd_line(data, starts, ends):
+        return None
     try:
         table = pyarrow.json.read_json(
             pa.BufferReader(data),
@@ -92,3 +100,29 @@ def _read(lines: pa.Array, fields: pa.Schema) -> Any:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return None
     return table if table.num_rows == len(lines) and table.schema.equals(fields) else None
+
+
+def _has_odd_number(text: Any) -> bool:
+    """Whether something in it may be a number that Arrow takes and Spark does not, or otherwise: ``Inf``, ``NaN``, and ``-0``."""
+    for first, second, third in ((b"-", b"0", _NUMBER_ENDS), (b"I", b"n", b"f"), (b"N", b"a", b"N")):
+        found = np.flatnonzero(text == ord(first))
+        found = found[(found > 0) & (found + 2 < len(text))]
+        found = found[text[found + 1] == ord(second)]
+        found = found[np.isin(text[found + 2], np.frombuffer(third, np.uint8))]
+        if np.isin(text[found - 1], _BEFORE_NUMBER).any():
+            return True
+    return False
+
+
+def _has_odd_line(data: Any, starts: Any, ends: Any) -> bool:
+    """Whether a line has what Spark's reader refuses for its size: over 1,000 levels, a number of over 1,000 characters, a name
+    of over 50,000."""
+    for line in np.flatnonzero(ends - starts > _LONG_LINE):
+        value = data[int(starts[line]) : int(ends[line])].to_pybytes()
+        if (
+            len(value) > _LONGEST_NAME
+            or value.count(b"{") + value.count(b"[") > _LONG_LINE
+            or _LONG_NUMBER.search(value)
+        ):
+            return True
+    return False

@@ -62,6 +62,16 @@ BODIES: list[bytes] = [
     b'{"a": 1, /* c */ "s": "x"}',
     b'{"s": "}"}',
     b'{"s": "{"}',
+    b'{"d":Inf}',
+    b'{"a":5,"z":[1, -Infinity]}',
+    b'{"d":-0}',
+    b'{"d": -0 ,"s":"-0,"}',
+    b'{"d":-0.0}',
+    b'{"a":1,"z":-NaN}',
+    b'{"a":1,"z":' + b"[" * 1_100 + b"]" * 1_100 + b"}",
+    b'{"a":1,"z":' + b"9" * 1_500 + b"}",
+    b'{"d":0.' + b"1" * 1_500 + b"}",
+    b'{"' + b"k" * 50_001 + b'":1}',
 ]
 
 
@@ -154,6 +164,23 @@ def test_what_is_not_plainly_one_object_is_left(body: bytes) -> None:
         else:
             assert left[number].as_py() == one + b"\n"
     assert left.null_count >= 100, "only the neighbours of the odd one are left with it"
+
+
+ODD = [body for body in BODIES[-10:] if b"-0.0" not in body]
+
+
+@pytest.mark.parametrize("body", ODD, ids=range(len(ODD)))
+def test_what_arrow_would_take_is_left_to_spark(body: bytes) -> None:
+    """Alone: beside others it may be left to Spark for their sake."""
+    *_, left = parse_lines(lines(body), pa.schema([("a", pa.int64()), ("d", pa.float64()), ("s", pa.string())]))
+    assert left.to_pylist() == [body + b"\n"]
+
+
+@pytest.mark.parametrize("text", ["Infinite -0 NaNny", "2024-01-02", "x" * 3_000, "9" * 999])
+def test_text_that_only_looks_odd_is_parsed_in_the_tasks(text: str) -> None:
+    column = lines(json.dumps({"a": -10, "s": f"the{text}", "d": -0.5}).encode())
+    *_, left = parse_lines(column, pa.schema([("a", pa.int64()), ("d", pa.float64()), ("s", pa.string())]))
+    assert left.null_count == 1
 
 
 def test_all_of_a_good_batch_is_parsed() -> None:
