@@ -176,7 +176,7 @@ def test_what_arrow_would_take_is_left_to_spark(body: bytes) -> None:
     assert left.to_pylist() == [body + b"\n"]
 
 
-@pytest.mark.parametrize("text", ["Infinite -0 NaNny", "2024-01-02", "x" * 3_000, "9" * 999])
+@pytest.mark.parametrize("text", ["Infinite-0NaNny", "2024-01-02", "x" * 3_000, "9" * 990])
 def test_text_that_only_looks_odd_is_parsed_in_the_tasks(text: str) -> None:
     column = lines(json.dumps({"a": -10, "s": f"the{text}", "d": -0.5}).encode())
     *_, left = parse_lines(column, pa.schema([("a", pa.int64()), ("d", pa.float64()), ("s", pa.string())]))
