@@ -8,6 +8,7 @@ through the trials and is killed with SIGKILL at their points; another one goes 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -60,7 +61,12 @@ def make_trial(
     """Writes a trial of so many files; returns its kills. So many files are ``withheld`` from the pipeline, which must be
     seen. ``url``: of a store elsewhere than in the directory."""
     (layout,) = draw(layouts(kind), 1, rng)
+    if mutant == "wrong-encoding":
+        layout = dataclasses.replace(layout, encoding="utf-8")  # in which the mistake shows
     files = draw(files_of(layout), count, rng)
+    if mutant and kind == "jsonl":  # a row in which each mistake shows, whatever was drawn
+        name_of = {role: json.dumps(name) for role, name in layout.sources.items()}
+        files.append(("fixed", f'{{{name_of["id"]}:"fixed",{name_of["j"]}:{{"a" : 1.10}}}}\n'.encode()))
     if not any(read.row for _, data in files for read in read_file(data, layout)):
         return make_trial(directory, kind, count, rng, kills=kills, mutant=mutant, withheld=withheld, url=url)
     kills = kills_of(rng) if kills is None else kills
