@@ -88,9 +88,8 @@ stubtest: $(STAMPS)/build ## the stubs of the extension modules against the modu
 	    ignis.native
 
 .PHONY: test-c
-test-c: system-packages ## the C core's own tests, no Python: with the system's C library, and with musl's
+test-c: system-packages ## the C core's own tests, no Python
 	$(MAKE) -C csrc test
-	@if command -v musl-gcc >/dev/null; then $(MAKE) --no-print-directory -C csrc musl; else echo "musl: SKIPPED: no musl-gcc" >&2; fi
 
 .PHONY: sanitize
 sanitize: sanitize-c sanitize-py ## the tests of the core under ASan, UBSan and TSan
