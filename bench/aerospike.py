@@ -190,7 +190,8 @@ def run(options: Options, recorder: Recorder) -> None:
     ]
     drains = {count: Result("ignis on Aerospike", parameters={"consumers": count}) for count in CONSUMERS}
     alone = {
-        count: Result(CallByCall.name, note="6 client calls a message", parameters={"consumers": count}) for count in NAIVE
+        count: Result(CallByCall.name, note="6 client calls a message", parameters={"consumers": count})
+        for count in NAIVE
     }
     for _ in range(options.runs):
         publish_in_batches(address, publish[0])
