@@ -27,6 +27,7 @@ from ignis.config import (
     check_text,
     check_timeout,
     check_whole,
+    given_names,
     load_file,
     resolve,
     shown,
@@ -198,6 +199,11 @@ class Ignis:
                 known = self._queues[name] = Queue(self, name, type, settings)
             elif (type is not None and type is not known.type) or settings:
                 fresh: Queue[Any] = Queue(self, name, type if type is not None else known.type, settings)
+                if known.opened and "message_expiry_s" not in given_names(
+                    QueueSettings, settings, self.file, name=name
+                ):
+                    # Where nobody says, the store does, once the queue is open.
+                    fresh.take_expiry_of(known)
                 if fresh.type is not known.type or (settings and fresh.settings != known.settings):
                     if known.unused:
                         known.reset(fresh)

@@ -188,6 +188,10 @@ class Queue(Generic[M]):
             may_grow=True,
         )
 
+    def take_expiry_of(self, other: Queue[Any]) -> None:
+        """The time to live that the store has chosen for the same queue."""
+        self._settings = dataclasses.replace(self._settings, message_expiry_s=other._settings.message_expiry_s)
+
     @property
     def opened(self) -> bool:
         """Whether the store was asked for it already."""
