@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -26,12 +27,33 @@ AfterHandling = Callable[[str, int, int], object]
 def log_safely(
     logger: logging.Logger, level: int, text: str, *args: object, exc_info: BaseException | bool | None = None
 ) -> None:
-    """Logs, from a thread that must go on. A log handler that raises is shown on stderr and goes no further."""
+    """Logs, from a thread that must go on. A log handler that raises is shown on stderr and goes no further.
+
+    What is no character in a text or an exception, such as the bytes of a file's name that is not UTF-8, is logged as its
+    escape: a stream would refuse the whole line.
+    """
     try:
-        logger.log(level, text, *args, exc_info=exc_info)
+        if not logger.isEnabledFor(level):
+            return
+        exc = sys.exc_info()[1] if exc_info is True else exc_info or None
+        said = text % args if args else text
+        trace = "" if exc is None else "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+        if _is_utf8(said) and _is_utf8(trace):
+            logger.log(level, text, *args, exc_info=exc)
+        else:
+            whole = f"{said}\n{trace}".rstrip().encode("utf-8", "backslashreplace").decode("utf-8")
+            logger.log(level, "%s", whole)
     except BaseException:
         with contextlib.suppress(BaseException):
             traceback.print_exc()
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def call_user_code(logger: logging.Logger, text: str, call: Callable[..., object], *args: object) -> None:

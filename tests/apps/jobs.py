@@ -51,6 +51,8 @@ def act(job: dict[str, Any], ctx: ignis.Context) -> Any:
     note(f"start {job['n']}")
     if do == "raise":
         raise RuntimeError(f"job {job['n']} failed")
+    if do == "odd bytes":
+        raise OSError(os.fsdecode(b"caf\xe9"))
     if do == "ignore":
         raise IgnoredError
     if do == "exit":

@@ -252,3 +252,16 @@ def test_coroutine_middleware_round_a_plain_handler_works(
     else:
         assert sidelined(queue) == []
         eventually(lambda: sum(len(one) for one, _ in seen) == 3)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_error_that_is_not_utf8_is_logged_with_escapes(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    """A stream in UTF-8 takes no halves of surrogates: it would drop the line."""
+    queue = jobs.register(memory_app, "jobs", pool)
+    queue.publish({"n": 1, "do": "odd bytes"})
+    memory_app.start()
+    wait_idle(queue)
+    [one] = [one for one in said(caplog) if "raised" in one.getMessage()]
+    assert text_of(one).encode("utf-8").count(b"\\udce9") > 0
