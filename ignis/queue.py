@@ -64,7 +64,7 @@ class Queue(Generic[M]):
         self.name = check_queue_name(name)
         self.type = type
         self._given = {key: value for key, value in settings.items() if value is not None}
-        self._settings = resolve(QueueSettings, self._given, app.file, name=name)
+        self._settings = self._asked = resolve(QueueSettings, self._given, app.file, name=name)
         self._codec: BodyCodec[M] = BodyCodec(type, self._settings.codec, self._settings.strict)
         self._lock = threading.RLock()
         self._counting = threading.Lock()
@@ -222,8 +222,9 @@ class Queue(Generic[M]):
             self.paused = False
             self._unused = True
             if made is not None:
-                self.type, self._given = made.type, made._given
-            self._settings = resolve(QueueSettings, self._given, self.app.file, name=self.name)
+                self.type, self._given, self._asked = made.type, made._given, made._asked
+            # Not resolved again: closing must not fail because the environment was changed meanwhile.
+            self._settings = self._asked
             self._codec = BodyCodec(self.type, self._settings.codec, self._settings.strict)
             if self.spec is not None and self.spec.declared is not None:
                 self.spec.concurrency = self.spec.declared

@@ -40,6 +40,7 @@ PAYLOADS = {
     Command.NACK: pack(Nack(_NAME), _BULK),
     Command.RELOAD: pack(Reload(_NAME), _BULK),
     Command.DELETE: pack(Named(_NAME), _BULK),
+    Command.DELETE_WAITING: pack(Named(_NAME), _BULK),
     Command.PEEK: pack(Named(_NAME), _BULK),
     Command.RENEW_CLAIMS: pack(RenewClaims(_NAME), _BULK),
     Command.RESUME: pack(Resume(_NAME), _BULK),

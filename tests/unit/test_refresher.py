@@ -460,5 +460,5 @@ def test_worker_processes_handle_a_found_queue(embedded_url: str, new_app: MakeA
     name, number, pid = journal.lines()[0].split()
     assert (name, number) == ("orders.late", "7")
     [queue] = app.queues()
-    assert queue.consumer is not None
-    assert int(pid) in queue.consumer.worker_pids
+    consumer = eventually(lambda: queue.consumer, "the message may be handled before the start is over")
+    assert int(pid) in consumer.worker_pids
