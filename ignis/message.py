@@ -60,6 +60,7 @@ MAX_ERROR_CHARS = 2_000
 """An error's text is cut here: a sideline full of tracebacks must not outgrow its messages."""
 
 _meta_encoder = msgspec.msgpack.Encoder()
+_json_encode = msgspec.json.Encoder().encode
 _meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _kinds_encoder = msgspec.msgpack.Encoder()
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
@@ -631,7 +632,9 @@ class Message:
         return value if isinstance(value, str) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json`` output and the console. A body that is not text is given as hexadecimal under ``body_hex``."""
+        """For ``--json`` output and the console: always what JSON can hold, whoever wrote the record. A key that is not UTF-8 is
+        given as hexadecimal under ``key_hex``, a body that is no JSON value or text under ``body_hex``, and the envelope under
+        ``meta_hex`` where its headers are no JSON."""
         out: dict[str, Any] = {
             "id": self.id,
             "key": self.key,
@@ -646,6 +649,10 @@ class Message:
             "history": [one._asdict() for one in self.history],
             "codec": self.codec,
         }
+        if not _is_json(out["key"]):
+            out |= {"key": None, "key_hex": self._record.key.hex()}
+        if not _is_json(out["headers"]):
+            out |= {"headers": {}, "meta_hex": self._record.meta.hex()}
         try:
             if self._record.flags & 0x0F == CODEC_MSGPACK:
                 out["body"] = msgspec.to_builtins(msgspec.msgpack.decode(self.body))
@@ -655,10 +662,21 @@ class Message:
                 out["body"] = self.body.decode("utf-8")
         except Exception:  # as in `decode_checked`
             out["body_hex"] = self.body.hex()
+        if not _is_json(out.get("body")):  # MessagePack has maps with keys of any type
+            del out["body"]
+            out["body_hex"] = self.body.hex()
         return out
 
     def __repr__(self) -> str:
         return f"<Message {self.id} key={self.key!r} attempts={self.attempts} {len(self.body)} bytes>"
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _json_encode([{"value": value}])  # as deep as it lies in any document, or deeper
+    except Exception:  # as in `decode_checked`
+        return False
+    return True
 
 
 def corrupt_record(magazine: str, shard: int, pointer: int) -> bytes:

@@ -38,8 +38,8 @@ from ignis.broker.session import Session
 from ignis.broker.threads import Threads
 from ignis.broker.unread import Unread
 from ignis.broker.watching import Watchers
-from ignis.config import BrokerSettings, LeaderSettings, check_name, load_file, resolve
-from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, TooManyRequestsError
+from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
+from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
@@ -326,8 +326,9 @@ class Broker:
         those that are ``gone`` are left out."""
 
         def work(_: None) -> tuple[Principal, Application]:
-            check_name(head.client_id, "client_id")
-            check_name(head.farm_id, "farm_id")
+            for field, name in (("client_id", head.client_id), ("farm_id", head.farm_id)):
+                if NAME_PATTERN.match(name) is None:  # `check_name` would show a password that stands in its place
+                    raise InvalidNameError(f"the {field} in CONNECT does not match [A-Za-z0-9._-]{{1,128}}")
             if not 1 <= len(head.instance) <= 128:
                 raise ConfigError("instance must be a text of 1 to 128 characters")
             principal = self.authenticator.authenticate(credentials)

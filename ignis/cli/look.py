@@ -187,7 +187,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         cells = [
             str(one["shard"]),
             str(one["pointer"]),
-            render.preview(one.get("key") or "-", 24),
+            render.preview(one.get("key") or one.get("key_hex") or "-", 24),
             waited,
             str(one.get("attempts", 0)),
         ]

@@ -32,6 +32,7 @@ __all__ = [
     "number",
     "on_terminal",
     "pairs",
+    "plain",
     "preview",
     "rate",
     "remark",
@@ -83,12 +84,20 @@ def event(value: object) -> None:
 
 
 def to_json(value: object) -> str:
-    """JSON text on one line."""
-    return _encode(value).decode()
+    r"""JSON text on one line; what could steer a terminal stands in it as ``\uXXXX``."""
+    text = _encode(value).decode()
+    return text if text.isprintable() else "".join(char if char.isprintable() else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    """A character of a JSON text, which has such ones in strings alone; beyond 16 bits half by half."""
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def line(text: str, *, style: str = "") -> None:
     """A line of result; ``style`` shows on a terminal only."""
+    text = plain(text)
     if style and on_terminal():
         Console(file=sys.stdout).print(escape(text), style=style, highlight=False, soft_wrap=True)
     else:
@@ -97,7 +106,7 @@ def line(text: str, *, style: str = "") -> None:
 
 def remark(text: str) -> None:
     """A line that is no part of the result."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(plain(text, keep="\n") + "\n")
 
 
 def warning(text: str) -> None:
@@ -109,12 +118,13 @@ def error(message: str, *, code: str, retryable: bool, exit_code: int, as_json: 
     """The one line that says what went wrong; with ``as_json`` one JSON document, also on stderr."""
     if as_json:
         body = {"code": code, "message": message, "retryable": retryable, "exit_code": exit_code}
-        sys.stderr.write(_encode({"error": body}).decode() + "\n")
+        sys.stderr.write(to_json({"error": body}) + "\n")
         return
     _on_stderr(f"ignis: {' '.join(message.split())}", "bold red")
 
 
 def _on_stderr(text: str, style: str) -> None:
+    text = plain(text)
     if sys.stderr.isatty():
         Console(file=sys.stderr).print(escape(text), style=style, highlight=False, soft_wrap=True)
     else:
@@ -138,6 +148,7 @@ def table(
         right: the columns that hold figures.
         caption: a remark under the table, on a terminal only.
     """
+    rows = [[plain(cell) for cell in row] for row in rows]
     if on_terminal():
         drawn = Table(
             title=title or None,
@@ -237,9 +248,17 @@ def size(count: float) -> str:
     return f"{count:,.1f} TiB"
 
 
+def plain(text: str, keep: str = "") -> str:
+    """Text whose control and direction characters, which could steer a terminal or begin a line of their own, are shown escaped;
+    those of ``keep`` stay."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
+
+
 def preview(text: str, width: int = 60) -> str:
     """Text on one line, cut to ``width``; control characters, which could steer a terminal, are shown escaped."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: width + 1])
+    shown = plain(text[: width + 1])
     return shown if len(shown) <= width else shown[: width - 1] + "…"
 
 

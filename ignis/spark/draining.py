@@ -220,9 +220,17 @@ class Drained:
     def _parsed_by_spark(self, df: DataFrame, wanted: StructType, around: StructType) -> DataFrame:
         text = functions.col("body").cast("string")
         keeps = CORRUPT in wanted.fieldNames()
-        parsed = functions.array(functions.from_json(text, wanted) if keeps else parsed_with_spark(text, wanted))
-        if not keeps:
-            parsed = functions.array_compact(parsed)  # a body that is no value at all is no row
+        if keeps:
+            # Of a body without any value, such as an empty one, Spark makes no struct: a row of nulls would look like a good one.
+            whole = [
+                (text if field.name == CORRUPT else functions.lit(None)).cast(field.dataType).alias(field.name)
+                for field in wanted.fields
+            ]
+            parsed = functions.array(functions.coalesce(functions.from_json(text, wanted), functions.struct(*whole)))
+        else:
+            parsed = functions.array_compact(
+                functions.array(parsed_with_spark(text, wanted))
+            )  # no value at all: no row
         # Not "body.*": the optimizer makes one parser per field of that, each of which reads the whole body.
         rows = df.select(functions.inline(parsed), *around.fieldNames())
         return rows if keeps else rows.where(functions.col(CORRUPT).isNull()).drop(CORRUPT)

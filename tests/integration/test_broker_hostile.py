@@ -556,3 +556,16 @@ def test_a_denied_request_is_answered_before_it_has_come(memory_url: str) -> Non
         assert broker.on_loop(lambda: broker.broker.backlog_bytes) == 0
         remembered = [key for user in users.users.values() for key in user._permissions._remembered]
         assert all(len(queue) <= 512 for _, queue in remembered)
+
+
+@pytest.mark.parametrize("field", ["client_id", "farm_id"])
+def test_a_refused_connect_shows_no_value(narrow: RunningBroker, caplog: pytest.LogCaptureFixture, field: str) -> None:
+    caplog.set_level("DEBUG")
+    secret = "hunter2 in the wrong place"
+    with Wire(narrow.port) as wire:
+        fields = {"client_id": "ignis", "farm_id": "local", "instance": "wire", field: secret}
+        wire.send(Command.CONNECT, 1, pack_connect(Connect(**fields)))
+        failure = wire.failure()
+        assert (failure.code, wire.closed()) == ("invalid_name", True)
+    assert field in failure.message
+    assert "hunter2" not in failure.message + caplog.text

@@ -130,10 +130,14 @@ def test_a_commit_of_good_bodies_asks_nobody(
 
 def test_who_wants_the_corrupt_ones_has_them(spark: Any, embedded_url: str, new_app: MakeApp) -> None:
     queue = new_app(embedded_url).queue("q", bytes)
-    queue.publish_many([b'{"a": 1}', b"broken"])
-    with drain(spark, embedded_url, "q", schema="a long, _corrupt_record string") as drained:
-        assert {row._corrupt_record for row in drained.df.collect()} == {None, "broken"}
-        assert drained.commit() == (2, 0, 0)
+    queue.publish_many([b'{"a": 1}', b"broken", b"", b" \t", b"null"])
+    with drain(
+        spark, embedded_url, "q", schema="a long, s string, m map<string,int>, _corrupt_record string"
+    ) as drained:
+        found = {row._corrupt_record: (row.a, row.s, row.m) for row in drained.df.collect()}
+        nothing = (None, None, None)
+        assert found == {None: (1, None, None), "broken": nothing, "": nothing, " \t": nothing, "null": nothing}
+        assert drained.commit() == (5, 0, 0)
     assert sidelined(queue) == []
 
 

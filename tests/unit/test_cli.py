@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import pytest
 import ignis
 from ignis.app import Ignis
 from ignis.cli import main, render
+from ignis.cli.state import LogFormatter
 from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.storage.base import Transfer
@@ -301,6 +303,20 @@ def test_bodies_cannot_steer_the_terminal(run: Run, url: str, app: Ignis) -> Non
         result = run("peek", name, "-u", url)
         assert result.code == 0
         assert "\x1b" not in result.out
+
+
+def test_no_log_line_is_forged() -> None:
+    try:
+        raise ValueError("bad\x1b[31m\n2026-01-01 INFO ignis.broker: forged\r\x9b \u202e")
+    except ValueError as exc:
+        record = logging.makeLogRecord(
+            {"msg": "key %s", "args": ("a\tb\nforged\x07",), "exc_info": (ValueError, exc, None)}
+        )
+    entry = LogFormatter("%(levelname)s %(message)s").format(record)
+    first, *others = entry.split("\n")
+    assert first.endswith("key a\tb")
+    assert [one.strip() for one in others][:2] == ["forged\\x07", "ValueError: bad\\x1b[31m"]
+    assert all(one.startswith("  ") and one.isprintable() for one in others)
 
 
 # -- publishing

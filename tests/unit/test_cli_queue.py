@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ignis.app import Ignis
 from ignis.cli import main
 from ignis.handler import Failure
 from ignis.message import failed_record
+from ignis.native import CODEC_MSGPACK, encode_record
 from ignis.storage.base import Transfer
 from tests.support import WAIT_S, eventually
 
@@ -252,6 +254,50 @@ def test_consume(run: Run, app: Ignis) -> None:
     code, out, err = run("consume", "orders")
     assert (code, out, "no message" in err) == (5, [], True)
     assert run("consume", "nowhere")[0] == 5
+
+
+def test_a_record_that_no_json_holds_is_printed_and_holds_up_nobody(run: Run, app: Ignis) -> None:
+    queue = app.queue("orders", bytes, shards=1)
+    queue.publish(b"1", key="k")
+    headers = b"\x81\xa7headers\x81\xc3\x01"
+    records = [encode_record(b"2", key=b"\xff\x1b", meta=headers), encode_record(b"\x81\xc0\x01", flags=CODEC_MSGPACK)]
+    queue.main.store.load_records("orders", 0, records)
+    queue.publish(b"4")
+    for command in (("peek", "--json"), ("consume", "--no-ack"), ("consume",)):
+        code, out, err = run(*command, "orders")
+        found = [json.loads(line) for line in out]
+        assert (code, err, len(found)) == (0, "", 4)
+        assert (found[1]["key"], found[1]["key_hex"], found[1]["meta_hex"]) == (None, "ff1b", headers.hex())
+        assert (found[2]["body_hex"], found[3]["body"]) == ("81c001", "4")
+    assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+
+def test_what_messages_hold_cannot_steer_the_terminal(run: Run, app: Ignis) -> None:
+    bad = "\x1b[31m\nforged \x9b2J \u202e \x7f"
+    meta = {
+        "reason": bad,
+        "error": bad,
+        "failed_at_ms": 1,
+        "history": [[1, bad, bad, bad, bad, 1]],
+        "headers": {bad: bad},
+    }
+    queue = app.queue("orders", str, shards=1)
+    record = encode_record(bad.encode(), key=bad.encode(), meta=msgspec.msgpack.encode(meta))
+    queue.main.store.load_records("orders", 0, [record])
+    queue.main.store.load_records("orders_SIDELINE", 0, [record])
+    commands = [
+        ("peek", "orders"),
+        ("sideline", "list", "orders"),
+        ("sideline", "show", "orders", "--history"),
+        ("pipeline", "report", "orders"),
+        ("consume", "orders"),
+    ]
+    for command in [*((*one, "--json") for one in commands[:3]), *commands]:
+        code, out, err = run(*command)
+        assert code == 0, command
+        assert all(line.isprintable() and not line.startswith("forged") for line in [*out, *err.splitlines()]), command
+        if "--json" in command or "consume" in command:
+            assert repr(bad) in repr([json.loads(line) for line in out]), command
 
 
 def test_consume_without_acknowledging(run: Run, app: Ignis) -> None:

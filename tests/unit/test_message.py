@@ -208,6 +208,26 @@ def test_as_dict_is_json(body: bytes, flags: int, key: str, value: Any) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
+@pytest.mark.parametrize(
+    ("body", "meta", "key", "hidden"),
+    [
+        (b"1", b"", b"\xff\x1b[31m", "key_hex"),
+        (b"1", b"\x81\xa7headers\x81\xc3\x01", b"k", "meta_hex"),  # {true: 1}
+        (b"1", b"\x81\xa7headers\x81\xa1a\xd4\x05\x01", b"k", "meta_hex"),  # an extension
+        (b"\x81\xc3\x01", b"", b"k", "body_hex"),
+        (b"\x81\xc0\x01", b"", b"k", "body_hex"),
+        (b"\x81\x91\x01\x01", b"", b"k", "body_hex"),
+    ],
+)
+def test_as_dict_is_json_whatever_the_record_holds(body: bytes, meta: bytes, key: bytes, hidden: str) -> None:
+    data = encode_record(body, flags=CODEC_MSGPACK, meta=meta, key=key)
+    found = Message.from_bytes(data).as_dict()
+    assert bytes.fromhex(found[hidden]) == {"key_hex": key, "meta_hex": meta, "body_hex": body}[hidden]
+    shown = msgspec.json.decode(msgspec.json.encode(found))
+    assert shown["id"] == Message.from_bytes(data).id
+    assert len({"key_hex", "meta_hex", "body_hex"} & set(shown)) == 1
+
+
 def test_reasons_are_distinct() -> None:
     assert len(set(REASONS)) == len(REASONS) == 7
 
