@@ -120,6 +120,18 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     return IGN_OK;
 }
 
+/* The segment is full, or one was begun behind it that the state does not know: its header would take over the log from
+ * where it begins, so another one must take over from that. */
+static bool must_roll(ign_generation *g, uint64_t size)
+{
+    const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
+#ifdef IGN_MUTANT_STRAY_SEGMENT
+    return size > ign_segment_end(last) - g->ctl.root->applied;
+#endif
+    return size > ign_segment_end(last) - g->ctl.root->applied ||
+           atomic_load_explicit(&g->ctl.head->next_number, memory_order_relaxed) != last->number + 1;
+}
+
 /* Another segment, in the open transaction. The one before it is flushed: only the newest is ever not. */
 static int roll(ign_store *store, ign_generation *g, uint64_t size)
 {
@@ -131,20 +143,18 @@ static int roll(ign_store *store, ign_generation *g, uint64_t size)
     if (rc != IGN_OK)
         return rc;
     made.generation = head->generation;
-    made.number = last.generation == head->generation ? last.number + 1 : 1;
     made.base = end;
     made.size = size + IGN_LOG_SECTOR > store->options.segment_bytes ? size + IGN_LOG_SECTOR : store->options.segment_bytes;
     made.salt = io->random(io);
     char name[IGN_STORE_NAME_MAX];
     uint8_t sector[IGN_LOG_SECTOR];
     int file;
+    /* No number is used twice, though a roll fails or its writer dies: somebody may have the file open. And once there may be
+     * a file that begins here, the log does not go on in the one before: see must_roll. */
+    made.number = atomic_fetch_add_explicit(&head->next_number, 1, memory_order_relaxed);
+    IGN_STEP(io);
     ign_segment_name(name, made.generation, made.number);
     rc = io->open(io, name, true, &file);
-    if (rc == EEXIST) { /* of a writer that died before it told anybody */
-        rc = io->remove(io, name);
-        if (rc == 0)
-            rc = io->open(io, name, true, &file);
-    }
     if (rc != 0)
         return ign_store_error(rc);
     ign_segment_put_header(sector, &made);
@@ -179,7 +189,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(&g->ctl);
-    if (size > ign_segment_end(&ign_state_last_segment(&g->ctl)->info) - at)
+    if (must_roll(g, size))
         rc = roll(store, g, size);
     ign_log_file *file = NULL;
     if (rc == IGN_OK)

@@ -141,8 +141,8 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
             if (chain->segments[i].info.generation > generation && chain->segments[i].info.base < position)
                 holds = false;
         int whole = holds ? ign_checkpoint_check(store, generation, position) : IGN_E_CORRUPT;
-        if (whole == IGN_E_VERSION || whole == IGN_E_NOMEM)
-            rc = whole;
+        if (whole != IGN_OK && whole != IGN_E_CORRUPT)
+            rc = whole; /* no damage: another version, no descriptor, or gone since we looked */
         if (whole != IGN_OK)
             continue;
         chain->checkpoint = position;

@@ -88,9 +88,10 @@ static int open_checkpoint(ign_store *store, uint64_t generation, uint64_t posit
 {
     char name[IGN_STORE_NAME_MAX];
     ign_store_file_name(name, "checkpoint", generation, position);
-    if (store->io->open(store->io, name, false, file) != 0)
-        return IGN_E_CORRUPT;
-    int rc = read_header(store, *file, generation, position, h);
+    int rc = store->io->open(store->io, name, false, file);
+    if (rc != 0) /* gone: there are newer ones */
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+    rc = read_header(store, *file, generation, position, h);
     if (rc != IGN_OK)
         store->io->close(store->io, *file);
     return rc;

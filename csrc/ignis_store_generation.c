@@ -124,7 +124,7 @@ static int find_generation(ign_store *store, ign_generation **found)
             if (rc == IGN_OK && there)
                 ign_store_seal(store, g);
             if (rc == IGN_OK)
-                rc = ign_store_rebuild(store, there ? &g->ctl : NULL, made);
+                rc = ign_store_rebuild(store, n.control, there ? &g->ctl : NULL, made);
             close_generation(g);
             g = made;
             if (rc != IGN_OK && made != NULL) {

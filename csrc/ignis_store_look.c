@@ -97,7 +97,8 @@ int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8
     if (name[0] == 0 || strlen(name) > 1024 || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
         return IGN_E_INVALID;
     int rc = commit_catalogue(store, &call, mark);
-    *number = call.number;
+    if (rc == IGN_OK)
+        *number = call.number;
     return rc;
 }
 

@@ -102,8 +102,9 @@ int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, 
 /* Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
 typedef int ign_chain_sink(void *arg, const ign_entry *entry);
 int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg);
-/* The generation behind `newest` is made from the disk and published, unless somebody else was quicker: IGN_E_STALE. */
-int ign_store_rebuild(ign_store *store, ign_ctl *sealed, ign_generation *made);
+/* A generation is made from the disk and published, unless somebody else was quicker: IGN_E_STALE. `newest`: the control file
+ * that was the newest (0: there was none), and `sealed` what is in it, if that can be read. */
+int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made);
 int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
 
 /* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */

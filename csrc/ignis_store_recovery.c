@@ -196,7 +196,7 @@ static void inherit(ign_ctl_head *head, const ign_ctl *sealed, uint64_t cut)
     head->cuts[head->generation % IGN_CTL_CUTS] = (ign_ctl_cut){.generation = head->generation, .position = cut};
 }
 
-int ign_store_rebuild(ign_store *store, ign_ctl *sealed, ign_generation *made)
+int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made)
 {
     ign_store_io *io = store->io;
     uint64_t refused = UINT64_MAX, cut = 0;
@@ -212,8 +212,8 @@ int ign_store_rebuild(ign_store *store, ign_ctl *sealed, ign_generation *made)
     ign_store_file_name(control, "tmp-control", generation, instance);
     ign_store_file_name(log, "tmp-log", generation, instance);
     ign_store_file_name(name, "control", generation, 0);
-    if (rc == IGN_OK && sealed != NULL && generation <= sealed->head->generation)
-        rc = IGN_E_CORRUPT;
+    if (rc == IGN_OK && chain.newest_control != newest)
+        rc = IGN_E_STALE; /* one was made meanwhile, and is not sealed */
     if (rc == IGN_OK) {
         rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve,
                                             store->options.undo_capacity, store->options.arena_bytes));
@@ -235,6 +235,7 @@ int ign_store_rebuild(ign_store *store, ign_ctl *sealed, ign_generation *made)
         atomic_store_explicit(&head->written_to, end, memory_order_relaxed);
         atomic_store_explicit(&head->durable, end, memory_order_relaxed);
         atomic_store_explicit(&head->log_base, c.segment.base, memory_order_relaxed);
+        atomic_store_explicit(&head->next_number, c.segment.number + 1, memory_order_relaxed);
         atomic_store_explicit(&head->log_number, c.segment.number, memory_order_relaxed);
         made->slot = 0;
         made->word = 1u | 1u << 12;

@@ -56,8 +56,15 @@ static bool allowed(int rc)
     return disk_fails && (rc == IGN_E_FAILED || rc == IGN_E_IN_DOUBT || rc == IGN_E_IO || rc == IGN_E_NO_ROOM || rc == IGN_E_BUSY);
 }
 
+static bool telling(void)
+{
+    return getenv("SIM_TELL") != NULL;
+}
+#define TELL(...) do { if (telling()) { fprintf(stderr, "%6" PRIu64 " p%d ", machine.steps, machine.now->number); fprintf(stderr, __VA_ARGS__); } } while (0)
+
 static void note_pointer(uint64_t pointer, uint64_t id)
 {
+    TELL("pointer %" PRIu64 " is %" PRIu64 "\n", pointer, id);
     for (unsigned i = 0; i < pointers; i++)
         if (by_pointer[i][0] == pointer)
             REQUIRE(by_pointer[i][1] == id); /* pointers are never used again */
@@ -78,6 +85,7 @@ static void load_some(ign_store *store, bool flush)
     ign_store_mark mark;
     ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
     int rc = ign_store_load(store, magazine, &part, 1, &mark);
+    TELL("load %u x %u: %d at %" PRIu64 ".%" PRIu64 " first %" PRIu64 "\n", first, count, rc, mark.generation, mark.position, part.first);
     REQUIRE(rc == IGN_OK || allowed(rc));
     for (uint32_t i = 0; i < count; i++) {
         message *m = &model[first + i];
@@ -91,6 +99,7 @@ static void load_some(ign_store *store, bool flush)
     if (rc != IGN_OK || !flush)
         return;
     rc = ign_store_flush(store, &mark, true);
+    TELL("flush: %d\n", rc);
     REQUIRE(rc == IGN_OK || allowed(rc));
     for (uint32_t i = 0; i < count; i++) {
         model[first + i].durable = rc == IGN_OK;
@@ -137,6 +146,7 @@ static void claim_some(ign_store *store, bool retire, bool flush)
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc != IGN_OK)
         return;
+    TELL("retired %" PRIu64 " of %" PRIu64 "..%" PRIu64 " at %" PRIu64 ".%" PRIu64 "\n", retired, runs[0].first, runs[count - 1].last, mark.generation, mark.position);
     int flushed = flush ? ign_store_flush(store, &mark, true) : IGN_E_BUSY;
     REQUIRE(!flush || flushed == IGN_OK || allowed(flushed));
     for (unsigned i = 0; i < pointers; i++)
@@ -173,6 +183,7 @@ static void work(int process, ign_store_io *io)
             REQUIRE(changed == IGN_OK || allowed(changed));
         } else {
             int kept = ign_store_maintain(store);
+            TELL("maintain: %d errno %d\n", kept, errno);
             REQUIRE(kept == IGN_OK || kept == IGN_EMPTY || kept == IGN_E_STALE || allowed(kept));
         }
     }
@@ -272,6 +283,8 @@ static void history(uint64_t seed)
     }
     plan.writebacks = (uint32_t)sim_below(300000);
     disk_fails = plan.flush_fails + plan.write_fails + plan.no_room != 0;
+    if (getenv("SIM_TELL") != NULL)
+        fprintf(stderr, "kills %u stops %u flush %u write %u room %u epochs %u\n", plan.kills, plan.stops, plan.flush_fails, plan.write_fails, plan.no_room, epochs);
     for (unsigned e = 0; e < epochs; e++) {
         bool cut = sim_below(3) != 0;
         operations = 4 + (unsigned)sim_below(40);
@@ -283,6 +296,8 @@ static void history(uint64_t seed)
         sim_run((int)count);
         cut = machine.cut;
         crashes++;
+        if (telling())
+            fprintf(stderr, "--- %s\n", cut ? "cut" : "all killed");
         if (cut)
             sim_power_cut(sim_below);
         else
