@@ -215,7 +215,8 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
         if (w->enter != NULL && (rc = w->enter(w->arg, &segment->info)) != IGN_OK)
             break;
         ign_log_file *file;
-        rc = ign_store_error(ign_store_use_file(store, segment->info.generation, segment->info.number, NULL, &file));
+        rc = ign_store_use_file(store, segment->info.generation, segment->info.number, NULL, &file);
+        rc = rc == ENOENT ? IGN_E_STALE : ign_store_error(rc); /* removed since the directory was read */
         if (rc != IGN_OK)
             break;
         ign_log_reader reader;

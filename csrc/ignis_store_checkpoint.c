@@ -55,9 +55,11 @@ static int read_header(ign_store *store, int file, uint64_t generation, uint64_t
         rc = store->io->read(store->io, file, h, sizeof *h, 0);
     if (rc != 0 || h->magic != MAGIC)
         return IGN_E_CORRUPT;
+    if (h->byte_order == BYTE_ORDER_MARK && h->crc != header_crc(h))
+        return IGN_E_CORRUPT;
     if (h->version != 1 || h->byte_order != BYTE_ORDER_MARK || h->layout != IGN_CTL_VERSION)
         return IGN_E_VERSION;
-    if (h->crc != header_crc(h) || h->generation != generation || h->position != position || size < IGN_LOG_SECTOR ||
+    if (h->generation != generation || h->position != position || size < IGN_LOG_SECTOR ||
         h->bytes > size - IGN_LOG_SECTOR || h->bytes < sizeof(ign_root))
         return IGN_E_CORRUPT;
     return IGN_OK;

@@ -44,10 +44,10 @@ int ign_segment_get_header(const uint8_t sector[IGN_LOG_SECTOR], ign_segment_inf
 {
     if (memcmp(sector, magic, sizeof magic) != 0)
         return IGN_E_MAGIC;
+    if (ign_get32(sector + 64) != ign_crc32c(0, sector, 64))
+        return IGN_E_CORRUPT; /* first: half a header is of no version */
     if (ign_get32(sector + 8) != IGN_LOG_VERSION)
         return IGN_E_VERSION;
-    if (ign_get32(sector + 64) != ign_crc32c(0, sector, 64))
-        return IGN_E_CORRUPT;
     *segment = (ign_segment_info){
         .generation = ign_get64(sector + 16), .number = ign_get64(sector + 24), .base = ign_get64(sector + 32),
         .size = ign_get64(sector + 40), .salt = ign_get64(sector + 48), .store = ign_get64(sector + 56),

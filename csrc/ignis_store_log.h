@@ -15,7 +15,7 @@
  *       40    8  size            bytes of the file, this header included
  *       48    8  salt            random
  *       56    8  store           the store's own number, the same in all its files
- *       64    4  crc             CRC32C of bytes 0..64
+ *       64    4  crc             CRC32C of bytes 0..64, in every version
  *       68    .  zeros
  *
  * Entry, at a multiple of 8:

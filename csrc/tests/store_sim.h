@@ -67,6 +67,7 @@ typedef struct sim_plan {
     uint32_t switches, stops, kills, write_fails, flush_fails, no_room, writebacks;
     uint64_t cut_at;  /* step at which the power goes; 0: never */
     uint64_t kill_at; /* step at which who runs is killed; 0: never */
+    uint64_t stop_at, stop_for; /* step at which who runs is stopped, and for how long */
 } sim_plan;
 
 typedef struct sim {
@@ -129,7 +130,11 @@ static void sim_step(ign_store_io *io)
         machine.cut = true;
     else if (machine.steps == plan->kill_at || sim_chance(plan->kills))
         p->fate = SIM_KILLED;
-    else if (sim_chance(plan->stops)) {
+    else if (plan->stop_at != 0 && machine.steps >= plan->stop_at && p->number == 0) {
+        machine.plan.stop_at = 0;
+        p->fate = SIM_STOPPED;
+        p->resume_at = machine.clock + plan->stop_for;
+    } else if (sim_chance(plan->stops)) {
         p->fate = SIM_STOPPED;
         p->resume_at = machine.clock + (sim_below(4) == 0 ? UINT64_MAX / 2 : sim_below(8000000000ull));
     } else if (!sim_chance(plan->switches))

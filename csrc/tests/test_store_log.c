@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "store_dir.h"
 
+#include "../ignis_bytes.h"
+#include "../ignis_record.h"
 #include "../ignis_store_log.h"
 
 enum { SIZE = 4096 };
@@ -62,6 +64,8 @@ static void names_and_headers(void)
         sector[i] ^= 4;
     }
     sector[11] = 2;
+    CHECK_EQ(ign_segment_get_header(sector, &got), IGN_E_CORRUPT);
+    ign_put32(sector + 64, ign_crc32c(0, sector, 64));
     CHECK_EQ(ign_segment_get_header(sector, &got), IGN_E_VERSION);
 }
 

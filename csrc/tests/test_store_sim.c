@@ -202,6 +202,7 @@ static void check_all(int process, ign_store_io *io)
     uint8_t batch[1024];
     uint32_t count;
     int rc = ign_store_open(&store, io, &options);
+    TELL("open: %d errno %d\n", rc, errno);
     REQUIRE(rc == IGN_OK);
     ign_store_figures figures;
     REQUIRE(ign_store_figures_of(store, &figures) == IGN_OK && figures.damaged_bytes == 0);
@@ -398,20 +399,26 @@ static void kill_at_every_step(void)
         }
 }
 
-/* One is stopped at each step, for longer than anybody waits; the other goes on; then the first goes on as well. */
+/* Stopped at each step, for longer than anybody waits; another works meanwhile and beyond, and the first goes on in between. */
 static void stop_at_every_step(void)
 {
     what_now = "stop at every step";
     uint64_t steps = count_steps();
-    for (uint64_t at = 1; at <= steps; at++) {
-        begin(1);
-        sim_start(0, two_of_each);
-        machine.plan.kill_at = at;
-        sim_run(1);
-        if (machine.processes[0].fate != SIM_KILLED)
-            continue;
-        crashes++;
-    }
+    for (uint64_t at = 1; at <= steps; at++)
+        for (unsigned variant = 0; variant < 3; variant++) {
+            begin(1 + variant);
+            machine.plan.stop_at = at;
+            machine.plan.stop_for = variant == 2 ? UINT64_MAX / 2 : 2100000000ull + variant * 3000000ull;
+            machine.plan.switches = 50000 * variant;
+            operations = 12;
+            sim_start(0, two_of_each);
+            sim_start(1, work);
+            sim_run(2);
+            REQUIRE(machine.processes[1].fate == SIM_DONE);
+            sim_kill_all();
+            check_now(false);
+            crashes++;
+        }
 }
 
 static void run_forked(void (*body)(void))
@@ -456,8 +463,8 @@ int main(int argc, char **argv)
     }
     run_forked(cut_at_every_step);
     run_forked(kill_at_every_step);
-    (void)stop_at_every_step;
+    run_forked(stop_at_every_step);
     run_forked(some_seeds);
-    printf("%-14s 3 cases\n", "store_sim");
+    printf("%-14s 4 cases\n", "store_sim");
     return 0;
 }
