@@ -49,6 +49,7 @@ typedef struct ign_store_change {
 
 typedef struct ign_store_figures {
     uint64_t generation, openings, end, durable, living_bytes, living_records, damaged_bytes, segments, log_bytes, state_bytes;
+    uint64_t dead_bytes; /* of segments in which nothing lives, and which wait for their removal */
 } ign_store_figures;
 
 int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options);

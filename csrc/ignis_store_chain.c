@@ -77,7 +77,7 @@ static int read_header(ign_store *store, ign_segment_info *info)
     ign_segment_name(name, info->generation, info->number);
     int rc = store->io->open(store->io, name, false, &file);
     if (rc == ENOENT)
-        return IGN_EMPTY; /* removed meanwhile */
+        return IGN_E_STALE; /* removed since the directory was read: look again */
     if (rc != 0)
         return ign_store_error(rc);
     rc = store->io->read(store->io, file, sector, sizeof sector, 0);

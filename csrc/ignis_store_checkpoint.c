@@ -17,8 +17,8 @@
  *       56    4  crc            CRC32C of bytes 0..56
  *      512    .  image
  *
- * The two newest are kept. A segment is removed when the older of them has nothing living in it and begins behind it: so
- * whatever happens to the newest, nothing that is needed is gone.
+ * The two newest are kept. A segment is removed when nothing lives in it by the newer, and the older begins behind it: should the
+ * newer be damaged, the log from the older on says again that nothing lives there.
  */
 #include "ignis_store_parts.h"
 
@@ -257,7 +257,7 @@ static int build_gone(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return IGN_OK;
 }
 
-/* Segments that the older of the two checkpoints knows to hold nothing that lives. */
+/* Segments in which nothing lives by the newer checkpoint, and that end before the older. */
 static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *count)
 {
     ign_ctl ctl;
@@ -268,7 +268,7 @@ static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *cou
     int rc = ign_store_error(ign_ctl_create(&ctl, store->io, scratch, store->options.control_reserve, 0, store->options.arena_bytes));
     if (rc != IGN_OK)
         return rc;
-    rc = ign_checkpoint_load(store, k->generations[1], k->positions[1], &ctl);
+    rc = ign_checkpoint_load(store, k->generations[0], k->positions[0], &ctl);
     if (rc == IGN_OK && ctl.root->segment_count > 0) {
         *dead = calloc((size_t)ctl.root->segment_count, sizeof **dead);
         rc = *dead == NULL ? IGN_E_NOMEM : IGN_OK;
@@ -332,7 +332,8 @@ int ign_store_maintain(ign_store *store)
     if (rc != IGN_OK)
         return rc;
     int did = IGN_EMPTY;
-    if (figures.durable > from && figures.durable - from >= store->options.checkpoint_bytes) {
+    if (figures.durable > from &&
+        (figures.durable - from >= store->options.checkpoint_bytes || figures.dead_bytes >= store->options.checkpoint_bytes)) {
         rc = ign_store_checkpoint(store);
         if (rc < 0)
             return rc;

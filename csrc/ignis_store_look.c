@@ -256,8 +256,11 @@ int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
         .state_bytes = root->used,
     };
     const ign_state_segment *all = ign_ctl_at(&g->ctl, root->segments);
-    for (uint64_t i = 0; i < root->segment_count; i++)
+    for (uint64_t i = 0; i < root->segment_count; i++) {
         figures->log_bytes += all[i].info.size;
+        if (all[i].living == 0 && i + 1 < root->segment_count)
+            figures->dead_bytes += all[i].info.size;
+    }
     unlock_now(store, g);
     return IGN_OK;
 }

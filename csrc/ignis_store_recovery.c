@@ -169,6 +169,29 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl)
     return IGN_OK;
 }
 
+static void look_for_newer(void *arg, const char *name)
+{
+    uint64_t a, b, *newest = arg;
+    if (ign_store_parse_name(name, "control", &a, &b) && a > *newest)
+        *newest = a;
+}
+
+/* Whoever was away for long may find the name free, because it was given, followed and removed meanwhile. */
+static int check_newest(ign_store *store, ign_ctl *ctl, const char *name)
+{
+    uint64_t newest = 0;
+    int rc = ign_store_error(store->io->list(store->io, look_for_newer, &newest));
+#ifndef IGN_MUTANT_LATE_PUBLISH
+    if (rc == IGN_OK && newest == ctl->head->generation)
+        return IGN_OK;
+#else
+    return IGN_OK;
+#endif
+    atomic_store_explicit(&ctl->head->sealed, 1, memory_order_seq_cst);
+    store->io->remove(store->io, name);
+    return rc != IGN_OK ? rc : IGN_E_STALE;
+}
+
 typedef struct sweep {
     ign_store *store;
     uint64_t generation;
@@ -252,6 +275,10 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         int linked = io->link_new(io, control, name);
         published = linked == 0;
         rc = linked == EEXIST || linked == ENOENT ? IGN_E_STALE : ign_store_error(linked);
+    }
+    if (published) {
+        rc = check_newest(store, &made->ctl, name);
+        published = rc == IGN_OK;
     }
     ign_chain_free(&chain);
     free(c.buffer);

@@ -178,6 +178,59 @@ static void through_many_segments(void)
     store_dir_close(io);
 }
 
+/* One old message here and there stays for ever; the log does not grow with what comes and goes, and they stay whole. */
+static void one_old_message(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_small(io);
+    uint32_t m, old, got;
+    ign_store_mark mark;
+    ign_store_run runs[64];
+    uint64_t retired, next = 1, kept = 0;
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "old", 1, 0, &old, &mark), IGN_OK);
+    for (int round = 0; round < 1500; round++) {
+        load(store, m, 0, 40, next);
+        if (round % 15 == 0) { /* 3 of 5 will go */
+            load(store, old, 0, 5, 1000000 + kept * 5);
+            ign_store_run two[2] = {{.first = kept * 5 + 1, .last = kept * 5 + 2}, {.first = kept * 5 + 4, .last = kept * 5 + 4}};
+            CHECK_EQ(ign_store_retire(store, old, two, 2, &retired, &mark), IGN_OK);
+            CHECK_EQ(retired, 3);
+            kept++;
+        }
+        got = claim(store, m, 40, next, runs);
+        CHECK_EQ(got, 40);
+        next += 40;
+        CHECK_EQ(ign_store_retire(store, m, runs, 1, &retired, &mark), IGN_OK);
+        CHECK_EQ(retired, 40);
+        if (round % 20 == 19)
+            CHECK(ign_store_maintain(store) >= 0);
+    }
+    while (ign_store_maintain(store) == IGN_OK)
+        ;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.end > 30ull * small.segment_bytes);
+    CHECK(figures.log_bytes <= 2 * figures.living_bytes + 9 * small.segment_bytes);
+    CHECK_EQ(figures.living_records, 2 * kept);
+    for (int again = 0; again < 2; again++) {
+        static ign_slice slices[512];
+        static uint8_t batch[BATCH_MAX];
+        uint32_t count, seen = 0;
+        CHECK_EQ(ign_store_peek(store, old, 0, 1, UINT64_MAX, slices, 512, &count), IGN_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            CHECK_EQ(ign_store_fetch(store, &slices[i], batch), IGN_OK);
+            for (uint32_t k = slices[i].from; k < slices[i].to; k++, seen++)
+                CHECK_EQ(batch_read(batch, &slices[i], old, k), 1000000 + slices[i].first + k - 1);
+        }
+        CHECK_EQ(seen, 2 * kept);
+        ign_store_close(store);
+        store = open_small(io);
+    }
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 enum { THREADS = 4, ROUNDS = 300 };
 
 typedef struct worker {
@@ -247,5 +300,6 @@ MAIN("store", {
     RUN(load_claim_retire);
     RUN(transfers_and_keys);
     RUN(through_many_segments);
+    RUN(one_old_message);
     RUN(threads_of_two);
 })

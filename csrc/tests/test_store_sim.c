@@ -235,7 +235,7 @@ static void check_all(int process, ign_store_io *io)
             m->gone = m->sent;
         }
         m->there = m->durable = found[id]; /* the opening has flushed it */
-        m->retiring = m->retired = m->claimed = false;
+        m->refused = m->doubt = m->retiring = m->retired = m->claimed = false;
     }
     for (uint32_t id = 1; id < next_id; id++) /* claims that were kept are still claims */
         model[id].claimed = false;
