@@ -20,13 +20,13 @@ static const uint64_t look_ns = 2000000, slow_ns = 50000000;
 enum { DECIDE_ROUNDS = 200, PIECE = 1 << 18 };
 
 /* Bytes of entries, written once more as they are. What cannot be read any more, or is no entry now, is a failure. */
-static int write_again(ign_store *store, const ign_log_file *file, uint64_t from, uint64_t to)
+static int write_again(ign_store *store, const ign_log_file *file, uint64_t from, uint64_t since, uint64_t end)
 {
     ign_log_reader reader;
     ign_entry entry;
     int rc = IGN_OK;
-    ign_log_reader_open(&reader, store->io, file->file, &file->info, from, to);
-    while (rc == IGN_OK && reader.position < to) {
+    ign_log_reader_open(&reader, store->io, file->file, &file->info, from, end);
+    while (rc == IGN_OK && reader.position < since && reader.position < end) {
         rc = ign_log_next(&reader, &entry);
         if (rc == IGN_OK)
             rc = store->io->write(store->io, file->file, entry.payload - IGN_ENTRY_HEADER,
@@ -63,7 +63,7 @@ static int flush_once(ign_store *store, ign_generation *g)
         return rc == ENOENT ? IGN_E_STALE : rc;
 #ifndef IGN_MUTANT_NO_REWRITE
     if (file->since > durable)
-        rc = write_again(store, file, durable > base ? durable : base, end < file->since ? end : file->since);
+        rc = write_again(store, file, durable > base ? durable : base, file->since, end);
 #endif
     IGN_STEP(store->io);
     if (rc == 0)

@@ -180,6 +180,7 @@ static void work(int process, ign_store_io *io)
         else if (choice == 14) {
             ign_store_change change = {.key = "k", .key_bytes = 1, .value = "abcdefgh", .value_bytes = 1 + (uint32_t)sim_below(8), .expected_bytes = UINT32_MAX};
             int changed = ign_store_change_keys(store, &change, 1, &mark);
+            TELL("change: %d errno %d\n", changed, errno);
             REQUIRE(changed == IGN_OK || allowed(changed));
         } else {
             int kept = ign_store_maintain(store);
