@@ -178,6 +178,102 @@ static void through_many_segments(void)
     store_dir_close(io);
 }
 
+typedef struct newest_name {
+    const char *prefix;
+    char name[IGN_STORE_NAME_MAX];
+} newest_name;
+
+static void look_for_newest(void *arg, const char *name)
+{
+    newest_name *n = arg;
+    if (strncmp(name, n->prefix, strlen(n->prefix)) == 0 && strcmp(name, n->name) > 0)
+        strcpy(n->name, name);
+}
+
+static void flip(ign_store_io *io, const char *name, uint64_t at)
+{
+    int file;
+    uint8_t byte;
+    CHECK_EQ(io->open(io, name, false, &file), 0);
+    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
+    byte ^= 0x20;
+    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
+    io->close(io, file);
+}
+
+/* A checkpoint that was damaged is not used, an entry that was damaged is passed over and told of, and a message that was
+ * damaged is not delivered. */
+static void damage(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_small(io);
+    uint32_t m;
+    ign_store_mark mark;
+    ign_store_run runs[64];
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
+    for (uint64_t i = 0; i < 4; i++) {
+        load(store, m, 0, 10, 1 + i * 10);
+        CHECK_EQ(ign_store_checkpoint(store), IGN_OK);
+    }
+    ign_store_close(store);
+    newest_name n = {.prefix = "checkpoint-"};
+    io->list(io, look_for_newest, &n);
+    flip(io, n.name, IGN_LOG_SECTOR + offsetof(ign_root, living_records));
+    store = open_small(io);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.living_records == 40 && figures.damaged_bytes == 0);
+    load(store, m, 0, 10, 41);
+    load(store, m, 0, 10, 51);
+    load(store, m, 0, 10, 61);
+    ign_slice slices[8];
+    uint32_t count;
+    CHECK_EQ(ign_store_peek(store, m, 0, 41 + IGN_STORE_JUMP, UINT64_MAX, slices, 8, &count), IGN_OK);
+    CHECK_EQ(count, 3);
+    ign_store_close(store);
+    char name[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, slices[0].generation, slices[0].number);
+    flip(io, name, slices[0].file_offset + slices[0].bytes - 3); /* one flushed entry of three */
+    store = open_small(io);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.living_records == 60 && figures.damaged_bytes > 0);
+    CHECK_EQ(claim(store, m, 40, 1, runs), 40);
+    CHECK_EQ(claim(store, m, 40, 51, runs), 20);
+
+    static uint8_t batch[BATCH_MAX];
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, 10, slices, 8, &count), IGN_OK);
+    ign_segment_name(name, slices[0].generation, slices[0].number);
+    flip(io, name, slices[0].file_offset + slices[0].bytes - 3);
+    CHECK_EQ(ign_store_fetch(store, &slices[0], batch), IGN_OK);
+    for (uint32_t k = 0; k < 10; k++)
+        CHECK_EQ(batch_read(batch, &slices[0], m, k), k == 9 ? 0 : k + 1);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+/* The directory that was opened is another one now: nothing is confirmed any more. */
+static void moved_directory(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_small(io);
+    uint32_t m;
+    ign_store_mark mark;
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
+    char moved[80];
+    snprintf(moved, sizeof moved, "%s.moved", store_dir_path);
+    CHECK_EQ(rename(store_dir_path, moved), 0);
+    uint8_t batch[256];
+    ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 1, 1, 16)};
+    CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_E_MOVED);
+    CHECK_EQ(rename(moved, store_dir_path), 0);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_OK);
+    CHECK_EQ(rename(store_dir_path, moved), 0);
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_MOVED);
+    CHECK_EQ(rename(moved, store_dir_path), 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 /* One old message here and there stays for ever; the log does not grow with what comes and goes, and they stay whole. */
 static void one_old_message(void)
 {
@@ -300,6 +396,8 @@ MAIN("store", {
     RUN(load_claim_retire);
     RUN(transfers_and_keys);
     RUN(through_many_segments);
+    RUN(damage);
+    RUN(moved_directory);
     RUN(one_old_message);
     RUN(threads_of_two);
 })
