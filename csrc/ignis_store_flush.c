@@ -149,6 +149,8 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
     } else {
         const ign_ctl_cut *cut = &head->cuts[(mark->generation + 1) % IGN_CTL_CUTS];
         rc = cut->generation != mark->generation + 1 ? IGN_E_IN_DOUBT : mark->position <= cut->position ? IGN_OK : IGN_E_FAILED;
+        if (rc == IGN_OK)
+            rc = ign_store_make_ready(store, &g->ctl);
     }
     if (rc == IGN_OK)
         rc = ign_store_error(store->io->same_place(store->io));

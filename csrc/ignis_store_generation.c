@@ -189,7 +189,13 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
     if (replaced != NULL)
         ign_store_leave(store, replaced);
     close_generation(g); /* another thread was quicker */
-    return IGN_OK;
+    /* What it found is on the disk, but only found there once its log has its name. */
+    rc = ign_store_enter(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    rc = ign_store_make_ready(store, &g->ctl);
+    ign_store_leave(store, g);
+    return rc;
 }
 
 /* -- opening and closing --------------------------------------------------------------------------------------------- */

@@ -163,15 +163,12 @@ static void drop_part(ign_ctl *ctl, ign_seq *seq, uint64_t index)
         ign_ctl_put(ctl, &seq->head, seq->head + 1);
         ign_ctl_put(ctl, &seq->length, seq->length - 1);
     }
-#ifndef IGN_MUTANT_PLAIN_REUSE
-    /* The place of a part that is cut off at the end is not written again in this transaction: its words would be lost. */
     if (seq->length == 0) {
         ign_ctl_free(ctl, seq->directory, seq->capacity * sizeof(part));
         ign_ctl_put(ctl, &seq->directory, 0);
         ign_ctl_put(ctl, &seq->capacity, 0);
         ign_ctl_put(ctl, &seq->head, 0);
     }
-#endif
 }
 
 void ign_seq_set_left(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, uint32_t left)

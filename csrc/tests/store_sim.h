@@ -65,6 +65,7 @@ typedef struct sim_process {
 /* What the machine does by itself, in events of so many per million steps. */
 typedef struct sim_plan {
     uint32_t switches, stops, kills, write_fails, flush_fails, no_room, writebacks;
+    bool fail_kills;  /* who is told of a failed flush may be killed before it tells anybody */
     uint64_t cut_at;  /* step at which the power goes; 0: never */
     uint64_t kill_at; /* step at which who runs is killed; 0: never */
     uint64_t stop_at, stop_for; /* step at which who runs is stopped, and for how long */
@@ -405,6 +406,10 @@ static int sim_flush(ign_store_io *io, int file)
     sim_step(io);
     if (d->errors != f->errors) {
         d->errors = f->told = f->errors;
+        if (machine.plan.fail_kills && sim_below(2) == 0) {
+            ((sim_process *)io)->fate = SIM_KILLED;
+            sim_yield();
+        }
         return EIO;
     }
     return 0;

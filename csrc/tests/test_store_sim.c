@@ -280,7 +280,7 @@ static void history(uint64_t seed)
     case 1: plan.kills = (uint32_t)sim_below(3000); break;
     case 2: plan.stops = (uint32_t)sim_below(3000); break;
     case 3: plan.kills = (uint32_t)sim_below(1500), plan.stops = (uint32_t)sim_below(1500); break;
-    case 4: plan.flush_fails = (uint32_t)sim_below(100000), plan.kills = (uint32_t)sim_below(500); break;
+    case 4: plan.flush_fails = (uint32_t)sim_below(100000), plan.kills = (uint32_t)sim_below(500), plan.fail_kills = sim_below(2) == 0; break;
     default: plan.write_fails = (uint32_t)sim_below(20000), plan.no_room = (uint32_t)sim_below(20000), plan.stops = (uint32_t)sim_below(500); break;
     }
     plan.writebacks = (uint32_t)sim_below(300000);
@@ -400,20 +400,42 @@ static void kill_at_every_step(void)
         }
 }
 
+/* Opens, closes and opens again, and then waits until the other has gone on. */
+static void open_twice(int process, ign_store_io *io)
+{
+    ign_store *store;
+    for (int i = 0; i < 2; i++) {
+        ign_store_mark mark;
+        REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
+        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+        REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
+        load_some(store, true);
+        if (i == 0)
+            ign_store_close(store);
+    }
+    for (int i = 0; i < 3; i++) {
+        _Atomic uint32_t nothing = 0;
+        io->wait(io, &nothing, 0, 3000000000ull);
+        load_some(store, true);
+    }
+    (void)process;
+    ign_store_close(store);
+}
+
 /* Stopped at each step, for longer than anybody waits; another works meanwhile and beyond, and the first goes on in between. */
 static void stop_at_every_step(void)
 {
     what_now = "stop at every step";
     uint64_t steps = count_steps();
     for (uint64_t at = 1; at <= steps; at++)
-        for (unsigned variant = 0; variant < 3; variant++) {
+        for (unsigned variant = 0; variant < 4; variant++) {
             begin(1 + variant);
             machine.plan.stop_at = at;
-            machine.plan.stop_for = variant == 2 ? UINT64_MAX / 2 : 2100000000ull + variant * 3000000ull;
-            machine.plan.switches = 50000 * variant;
+            machine.plan.stop_for = variant == 2 ? UINT64_MAX / 2 : variant == 3 ? 5000000000ull : 2100000000ull + variant * 3000000ull;
+            machine.plan.switches = variant == 3 ? 0 : 50000 * variant;
             operations = 12;
             sim_start(0, two_of_each);
-            sim_start(1, work);
+            sim_start(1, variant == 3 ? open_twice : work);
             sim_run(2);
             REQUIRE(machine.processes[1].fate == SIM_DONE);
             sim_kill_all();
