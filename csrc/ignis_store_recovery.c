@@ -219,6 +219,20 @@ static void inherit(ign_ctl_head *head, const ign_ctl *sealed, uint64_t cut)
     head->cuts[head->generation % IGN_CTL_CUTS] = (ign_ctl_cut){.generation = head->generation, .position = cut};
 }
 
+/* Up to where the log is taken. A generation whose log has no name yet has told its writers where it began, and perhaps that
+ * what is behind is refused: this must hold in the one that follows, though it finds more. */
+static uint64_t limit_of(const ign_ctl *sealed, uint64_t refused)
+{
+    uint64_t limit = is_frozen(refused) ? refused & ~FROZEN : refused;
+    if (sealed == NULL || atomic_load_explicit(&sealed->head->ready, memory_order_acquire) != 0)
+        return limit;
+    const ign_ctl_cut *own = &sealed->head->cuts[sealed->head->generation % IGN_CTL_CUTS];
+#ifdef IGN_MUTANT_FORGET_CUT
+    return limit;
+#endif
+    return own->generation == sealed->head->generation && own->position < limit ? own->position : limit;
+}
+
 int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made)
 {
     ign_store_io *io = store->io;
@@ -247,7 +261,7 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         made->ctl.head->store = c.segment.store;
         made->ctl.head->instance = instance;
         made->ctl.head->segment_number = c.segment.number;
-        rc = fill_generation(store, &chain, &c, refused & ~FROZEN, log);
+        rc = fill_generation(store, &chain, &c, limit_of(sealed, refused), log);
     }
     if (rc == IGN_OK) {
         ign_ctl_head *head = made->ctl.head;

@@ -23,7 +23,8 @@
 
 enum {
     SIM_SECTOR = 512, SIM_FILES = 96, SIM_BYTES = 1 << 18, SIM_NAMES = 96, SIM_OPS = 256, SIM_DESCRIPTORS = 256,
-    SIM_PROCESSES = 4, SIM_STACK = 1 << 18, SIM_LOCKS = 64,
+    SIM_PROCESSES = 4, SIM_BYSTANDER = 3, /* is never killed or stopped */
+    SIM_STACK = 1 << 18, SIM_LOCKS = 64,
 };
 
 typedef struct sim_file {
@@ -129,8 +130,12 @@ static void sim_step(ign_store_io *io)
     const sim_plan *plan = &machine.plan;
     if (machine.steps == plan->cut_at)
         machine.cut = true;
-    else if (machine.steps == plan->kill_at || sim_chance(plan->kills))
+    else if (p->number == SIM_BYSTANDER)
+        return;
+    else if ((plan->kill_at != 0 && machine.steps >= plan->kill_at) || sim_chance(plan->kills)) {
         p->fate = SIM_KILLED;
+        machine.plan.kill_at = 0;
+    }
     else if (plan->stop_at != 0 && machine.steps >= plan->stop_at && p->number == 0) {
         machine.plan.stop_at = 0;
         p->fate = SIM_STOPPED;
