@@ -506,6 +506,48 @@ static void kill_beside_a_bystander(void)
         }
 }
 
+static uint64_t healed_at, kill_behind;
+
+static void refuse_and_go_on(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    ign_store_mark mark;
+    REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
+    load_some(store, true);
+    load_some(store, false);
+    machine.plan.flush_fails = 1000000;
+    load_some(store, true);
+    REQUIRE(model[next_id - 1].refused);
+    machine.plan.flush_fails = 0;
+    healed_at = machine.steps;
+    machine.plan.kill_at = kill_behind == 0 ? 0 : healed_at + kill_behind;
+    load_some(store, true);
+    ign_store_close(store);
+}
+
+/* The disk refuses to flush, and who was refused makes the next generation: killed at each step of that. */
+static void killed_behind_a_refusal(void)
+{
+    what_now = "killed behind a refusal";
+    uint64_t steps = UINT64_MAX;
+    for (uint64_t at = 0; at <= steps; at++) {
+        begin(1);
+        disk_fails = true;
+        kill_behind = at;
+        sim_start(0, refuse_and_go_on);
+        sim_run(1);
+        if (at == 0)
+            steps = machine.steps - healed_at;
+        sim_kill_all();
+        machine.plan = (sim_plan){0};
+        check_now(false);
+        crashes++;
+    }
+}
+
 /* Opens, closes and opens again, and then waits until the other has gone on. */
 static void open_twice(int process, ign_store_io *io)
 {
@@ -576,6 +618,10 @@ static void some_seeds(void)
 
 int main(int argc, char **argv)
 {
+#ifdef IGN_TEST_TSAN
+    printf("%-14s coroutines: not under ThreadSanitizer\n", "store_sim");
+    return 0;
+#endif
     enum { PORTION = 2000 }; /* killed processes leave their memory behind: a few thousand histories a child */
     if (argc == 3 && strcmp(argv[1], "one") == 0) {
         history(strtoull(argv[2], NULL, 10));
@@ -593,8 +639,9 @@ int main(int argc, char **argv)
     run_forked(cut_at_every_step);
     run_forked(kill_at_every_step);
     run_forked(kill_beside_a_bystander);
+    run_forked(killed_behind_a_refusal);
     run_forked(stop_at_every_step);
     run_forked(some_seeds);
-    printf("%-14s 5 cases\n", "store_sim");
+    printf("%-14s 6 cases\n", "store_sim");
     return 0;
 }
