@@ -256,7 +256,9 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
             ign_store_unlock(store, g);
-            if (built != IGN_OK) {
+            if (built != IGN_OK && ign_store_sealed(g))
+                rc = IGN_E_STALE; /* looked at a state that holds no more */
+            else if (built != IGN_OK) {
                 ign_store_leave(store, g);
                 return built;
             }

@@ -283,7 +283,7 @@ static inline int sim_new_file(void)
         }
         sim_collect();
     }
-    CHECK(!"room for another file");
+    CHECK(false && "room for another file");
     return -1;
 }
 

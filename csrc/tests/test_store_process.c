@@ -110,7 +110,7 @@ static void others_go_on(int worker, const bool *running)
             return;
         usleep(1000);
     }
-    CHECK(!"somebody goes on within 20 s");
+    CHECK(false && "somebody goes on within 20 s");
 }
 
 static void killed_and_stopped(void)
