@@ -61,10 +61,12 @@ static int flush_once(ign_store *store, ign_generation *g)
     int rc = ign_store_use_file(store, head->generation, number, head, &file);
     if (rc != 0)
         return rc == ENOENT ? IGN_E_STALE : rc;
-#ifndef IGN_MUTANT_NO_REWRITE
-    if (file->since > durable)
-        rc = write_again(store, file, durable > base ? durable : base, file->since, end);
+    uint64_t since = file->since;
+#ifdef IGN_MUTANT_NO_REWRITE
+    since = 0;
 #endif
+    if (since > durable)
+        rc = write_again(store, file, durable > base ? durable : base, since, end);
     IGN_STEP(store->io);
     if (rc == 0)
         rc = store->io->flush(store->io, file->file);

@@ -63,6 +63,9 @@ static uint32_t header_crc(const uint8_t *bytes, uint64_t salt, uint64_t positio
 {
     uint8_t place[28];
     ign_put64(place, salt);
+#ifdef IGN_MUTANT_NO_POSITION
+    position = 0;
+#endif
     ign_put64(place + 8, position);
     memcpy(place + 16, bytes, 4);
     memcpy(place + 20, bytes + 8, 4);
@@ -112,17 +115,21 @@ int ign_entry_check(const uint8_t *bytes, uint64_t available, uint64_t salt, uin
     if (length < IGN_ENTRY_HEADER || length > IGN_ENTRY_MAX || bytes[8] == 0 || bytes[8] >= IGN_ENTRY_TYPES ||
         bytes[9] != IGN_LOG_VERSION)
         return IGN_E_CORRUPT;
-#if !defined(IGN_MUTANT_NO_CRC) && !defined(IGN_MUTANT_NO_POSITION)
-    if (ign_get32(bytes + 12) != header_crc(bytes, salt, position))
-        return IGN_E_CORRUPT;
+    bool holds = ign_get32(bytes + 12) == header_crc(bytes, salt, position);
+#ifdef IGN_MUTANT_NO_CRC
+    holds = true;
 #endif
+    if (!holds)
+        return IGN_E_CORRUPT;
     *needed = ign_entry_size(length - IGN_ENTRY_HEADER);
     if (available < *needed)
         return IGN_NEED_MORE;
-#ifndef IGN_MUTANT_NO_CRC
-    if (ign_get32(bytes + 4) != entry_crc(bytes, length, salt, position))
-        return IGN_E_CORRUPT;
+    holds = ign_get32(bytes + 4) == entry_crc(bytes, length, salt, position);
+#ifdef IGN_MUTANT_NO_CRC
+    holds = true;
 #endif
+    if (!holds)
+        return IGN_E_CORRUPT;
     *entry = (ign_entry){
         .type = bytes[8], .position = position, .durable = ign_get64(bytes + 16), .payload = bytes + IGN_ENTRY_HEADER,
         .payload_bytes = length - IGN_ENTRY_HEADER, .next = position + *needed,
