@@ -94,7 +94,8 @@ uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint
 void ign_store_wake(ign_store *store, uint32_t magazine);
 
 /* Checkpoints, moves what lives out of segments that hold little, removes what nobody needs: a bounded piece of that.
- * IGN_OK: there was something to do; IGN_EMPTY: there was not. For one process at a time; others may. */
+ * IGN_OK: there was something to do; IGN_EMPTY: there was not; IGN_E_STALE: others were at it. For one process at a time; others
+ * may. */
 int ign_store_maintain(ign_store *store);
 int ign_store_checkpoint(ign_store *store);
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures);

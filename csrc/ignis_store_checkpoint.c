@@ -219,7 +219,10 @@ int ign_store_checkpoint(ign_store *store)
         rc = IGN_E_STALE;
     if (rc == IGN_OK) {
         int linked = io->link_new(io, made, name);
-        rc = linked == EEXIST ? IGN_OK : ign_store_error(linked == 0 ? io->flush_names(io) : linked);
+        if (linked == ENOENT) /* swept: a later generation holds */
+            rc = IGN_E_STALE;
+        else
+            rc = linked == EEXIST ? IGN_OK : ign_store_error(linked == 0 ? io->flush_names(io) : linked);
     }
     if (file >= 0)
         io->remove(io, made);

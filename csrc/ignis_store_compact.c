@@ -11,6 +11,7 @@
 #include "ignis_bytes.h"
 #include "ignis_record.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -162,9 +163,9 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures)
     if (!found)
         return rc == IGN_OK ? IGN_EMPTY : rc;
     ign_log_file *file;
-    rc = ign_store_error(ign_store_use_file(store, info.generation, info.number, NULL, &file));
-    if (rc != IGN_OK)
-        return rc;
+    rc = ign_store_use_file(store, info.generation, info.number, NULL, &file);
+    if (rc != 0)
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc); /* gone meanwhile: look again */
     ign_log_reader reader;
     ign_entry entry;
     ign_log_reader_open(&reader, store->io, file->file, &info, info.base, limit);
