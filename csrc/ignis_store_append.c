@@ -255,6 +255,10 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             int built = build(store, g, arg, &bytes);
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
+            if (rc != IGN_OK && rc != IGN_E_STALE && rc != IGN_E_FAILED && rc != IGN_E_IN_DOUBT && ign_store_sealed(g)) {
+                rc = IGN_E_STALE; /* nothing was written: the files are not where a state that holds no more has them */
+                at = UINT64_MAX;
+            }
             ign_store_unlock(store, g);
             if (built != IGN_OK && ign_store_sealed(g))
                 rc = IGN_E_STALE; /* looked at a state that holds no more */

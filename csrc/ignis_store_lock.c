@@ -69,6 +69,8 @@ int ign_store_lock(ign_store *store, ign_generation *g)
         rc = ign_store_make_ready(store, &g->ctl);
     if (rc == IGN_OK)
         rc = ign_store_heal(store, g);
+    if (rc != IGN_OK && ign_store_sealed(g))
+        rc = IGN_E_STALE;
     if (rc != IGN_OK)
         ign_store_unlock(store, g);
     return rc;
