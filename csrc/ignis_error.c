@@ -28,6 +28,12 @@ const char *ign_error_name(int code)
     case IGN_E_FORKED: return "IGN_E_FORKED";
     case IGN_E_CORRUPT: return "IGN_E_CORRUPT";
     case IGN_E_THREAD: return "IGN_E_THREAD";
+    case IGN_E_NO_ROOM: return "IGN_E_NO_ROOM";
+    case IGN_E_FAILED: return "IGN_E_FAILED";
+    case IGN_E_MOVED: return "IGN_E_MOVED";
+    case IGN_E_UNKNOWN: return "IGN_E_UNKNOWN";
+    case IGN_E_MISMATCH: return "IGN_E_MISMATCH";
+    case IGN_E_IN_DOUBT: return "IGN_E_IN_DOUBT";
     default: return "unknown code";
     }
 }

@@ -34,6 +34,12 @@ enum {
     IGN_E_FORKED = -18,
     IGN_E_CORRUPT = -19,       /* checksum mismatch, or positions that cannot be */
     IGN_E_THREAD = -20,        /* debug builds: a second thread on a single-thread side */
+    IGN_E_NO_ROOM = -21,       /* the disk or a quota is full; nothing was stored */
+    IGN_E_FAILED = -22,        /* a write or flush of the store's log failed; nothing was stored */
+    IGN_E_MOVED = -23,         /* the store's directory is another one now: moved, replaced or restored */
+    IGN_E_UNKNOWN = -24,       /* no magazine of that number, or it was dropped */
+    IGN_E_MISMATCH = -25,      /* the magazine exists with other settings */
+    IGN_E_IN_DOUBT = -26,      /* stored or not: what would tell is gone */
 };
 
 const char *ign_error_name(int code); /* static string, never NULL */

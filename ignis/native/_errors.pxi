@@ -33,6 +33,12 @@ cdef extern from "ignis_error.h" nogil:
         IGN_E_FORKED
         IGN_E_CORRUPT
         IGN_E_THREAD
+        IGN_E_NO_ROOM
+        IGN_E_FAILED
+        IGN_E_MOVED
+        IGN_E_UNKNOWN
+        IGN_E_MISMATCH
+        IGN_E_IN_DOUBT
     const char *ign_error_name(int code)
 
 
@@ -54,6 +60,12 @@ cdef dict _by_code = {
     IGN_E_FORKED: (_errors.ForkedHandleError, "the handle was made before fork(); open a new one in the child"),
     IGN_E_CORRUPT: (_errors.NativeError, "positions or words of the shared memory that cannot be"),
     IGN_E_THREAD: (_errors.NativeError, "a second thread on a side that belongs to one thread"),
+    IGN_E_NO_ROOM: (_errors.StoreFullError, "the disk or a quota is full"),
+    IGN_E_FAILED: (_errors.StoreFailedError, "a write or flush of the log failed"),
+    IGN_E_MOVED: (_errors.StoreFailedError, "the directory was moved or replaced"),
+    IGN_E_UNKNOWN: (_errors.QueueNotFoundError, "no such magazine"),
+    IGN_E_MISMATCH: (_errors.QueueMismatchError, "the magazine exists with other settings"),
+    IGN_E_IN_DOUBT: (_errors.StoreFailedError, "stored or not: what would tell is gone"),
 }
 
 

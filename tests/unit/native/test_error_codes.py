@@ -34,6 +34,12 @@ EXPECTED = {
     "IGN_E_FORKED": errors.ForkedHandleError,
     "IGN_E_CORRUPT": errors.NativeError,
     "IGN_E_THREAD": errors.NativeError,
+    "IGN_E_NO_ROOM": errors.StoreFullError,
+    "IGN_E_FAILED": errors.StoreFailedError,
+    "IGN_E_MOVED": errors.StoreFailedError,
+    "IGN_E_UNKNOWN": errors.QueueNotFoundError,
+    "IGN_E_MISMATCH": errors.QueueMismatchError,
+    "IGN_E_IN_DOUBT": errors.StoreFailedError,
 }
 
 CODES = {name: int(value) for name, value in re.findall(r"(IGN_E_\w+) = (-\d+)", HEADER.read_text())}

@@ -1,0 +1,350 @@
+/* Checkpoints, and what they make room for.
+ *
+ * A checkpoint is the state as of a position that is flushed: the bytes of the arena behind a header of one sector, in a file
+ * of its own, which gets its name when all of it is on the disk. It is made by replaying the log from the checkpoint before, beside the writers
+ * and without their lock: the same code as a recovery, so each checkpoint also shows that one would work.
+ *
+ *   offset size  field                     (the machine's own byte order, which the mark names)
+ *        0    8  magic
+ *        8    4  version        1
+ *       12    4  byte order     0x01020304
+ *       16    8  generation
+ *       24    8  position
+ *       32    8  store
+ *       40    8  bytes          of the image
+ *       48    4  crc            CRC32C of the image
+ *       52    4  version of the arena's layout
+ *       56    4  crc            CRC32C of bytes 0..56
+ *      512    .  image
+ *
+ * The two newest are kept. A segment is removed when nothing lives in it by the newer, and the older begins behind it: should the
+ * newer be damaged, the log from the older on says again that nothing lives there.
+ */
+#include "ignis_store_parts.h"
+
+#include "ignis_bytes.h"
+#include "ignis_record.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC 0x31504B43534E4749ull
+#define BYTE_ORDER_MARK 0x01020304u
+
+enum { PIECE = 1 << 20 };
+
+typedef struct header {
+    uint64_t magic;
+    uint32_t version, byte_order;
+    uint64_t generation, position, store, bytes;
+    uint32_t image_crc, layout;
+    uint32_t crc;
+} header;
+
+static uint32_t header_crc(const header *h)
+{
+    return ign_crc32c(0, h, offsetof(header, crc));
+}
+
+static int read_header(ign_store *store, int file, uint64_t generation, uint64_t position, header *h)
+{
+    uint64_t size;
+    int rc = store->io->size(store->io, file, &size);
+    if (rc == 0)
+        rc = store->io->read(store->io, file, h, sizeof *h, 0);
+    if (rc != 0 || h->magic != MAGIC)
+        return IGN_E_CORRUPT;
+    if (h->byte_order == BYTE_ORDER_MARK && h->crc != header_crc(h))
+        return IGN_E_CORRUPT;
+    if (h->version != 1 || h->byte_order != BYTE_ORDER_MARK || h->layout != IGN_CTL_VERSION)
+        return IGN_E_VERSION;
+    if (h->generation != generation || h->position != position || size < IGN_LOG_SECTOR ||
+        h->bytes > size - IGN_LOG_SECTOR || h->bytes < sizeof(ign_root))
+        return IGN_E_CORRUPT;
+    return IGN_OK;
+}
+
+/* Reads the image, into `to` or only to check it. */
+static int read_image(ign_store *store, int file, const header *h, uint8_t *to)
+{
+    uint8_t *scratch = to != NULL ? NULL : malloc(PIECE);
+    if (to == NULL && scratch == NULL)
+        return IGN_E_NOMEM;
+    uint32_t crc = 0;
+    int rc = 0;
+    for (uint64_t at = 0; rc == 0 && at < h->bytes; at += PIECE) {
+        uint64_t part = h->bytes - at < PIECE ? h->bytes - at : PIECE;
+        uint8_t *into = to != NULL ? to + at : scratch;
+        rc = store->io->read(store->io, file, into, (size_t)part, IGN_LOG_SECTOR + at);
+        crc = ign_crc32c(crc, into, (size_t)part);
+    }
+    free(scratch);
+#ifdef IGN_MUTANT_NO_CHECKPOINT_CRC
+    return IGN_OK;
+#endif
+    return rc != 0 || crc != h->image_crc ? IGN_E_CORRUPT : IGN_OK;
+}
+
+static int open_checkpoint(ign_store *store, uint64_t generation, uint64_t position, int *file, header *h)
+{
+    char name[IGN_STORE_NAME_MAX];
+    ign_store_file_name(name, "checkpoint", generation, position);
+    int rc = store->io->open(store->io, name, false, file);
+    if (rc != 0) /* gone: there are newer ones */
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+    rc = read_header(store, *file, generation, position, h);
+    if (rc != IGN_OK)
+        store->io->close(store->io, *file);
+    return rc;
+}
+
+int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t position)
+{
+    int file;
+    header h;
+    int rc = open_checkpoint(store, generation, position, &file, &h);
+    if (rc != IGN_OK)
+        return rc;
+    rc = read_image(store, file, &h, NULL);
+    store->io->close(store->io, file);
+    return rc;
+}
+
+int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl)
+{
+    int file;
+    header h;
+    int rc = open_checkpoint(store, generation, position, &file, &h);
+    if (rc != IGN_OK)
+        return rc;
+    rc = ign_store_error(ign_ctl_make_room(ctl, h.bytes));
+    if (rc == IGN_OK)
+        rc = read_image(store, file, &h, ctl->arena);
+    if (rc == IGN_OK && (ctl->root->used > h.bytes || ctl->root->applied != position))
+        rc = IGN_E_CORRUPT;
+    store->io->close(store->io, file);
+    return rc;
+}
+
+/* -- making one -------------------------------------------------------------------------------------------------------- */
+
+static int write_image(ign_store *store, const ign_ctl *ctl, int file, uint64_t generation, uint64_t id)
+{
+    ign_store_io *io = store->io;
+    uint64_t bytes = ctl->root->used;
+    header h = {.magic = MAGIC, .version = 1, .byte_order = BYTE_ORDER_MARK, .generation = generation,
+                .position = ctl->root->applied, .store = id, .bytes = bytes,
+                .image_crc = ign_crc32c(0, ctl->arena, (size_t)bytes), .layout = IGN_CTL_VERSION};
+    h.crc = header_crc(&h);
+    int rc = io->allocate(io, file, IGN_LOG_SECTOR + bytes);
+    for (uint64_t at = 0; rc == 0 && at < bytes; at += PIECE)
+        rc = io->write(io, file, ctl->arena + at, (size_t)(bytes - at < PIECE ? bytes - at : PIECE), IGN_LOG_SECTOR + at);
+    if (rc == 0)
+        rc = io->write(io, file, &h, sizeof h, 0);
+#ifndef IGN_MUTANT_CHECKPOINT_UNFLUSHED
+    if (rc == 0)
+        rc = io->flush(io, file);
+#endif
+    return rc;
+}
+
+typedef struct keep {
+    ign_store *store;
+    uint64_t generation, positions[2], generations[2]; /* the newest, and the one before */
+    bool remove;
+} keep;
+
+static void look_at(void *arg, const char *name)
+{
+    keep *k = arg;
+    uint64_t generation, position;
+    if (!ign_store_parse_name(name, "checkpoint", &generation, &position))
+        return;
+    if (k->remove) {
+        if (position < k->positions[1])
+            k->store->io->remove(k->store->io, name);
+        return;
+    }
+    if (position > k->positions[0]) {
+        k->positions[1] = k->positions[0];
+        k->generations[1] = k->generations[0];
+        k->positions[0] = position;
+        k->generations[0] = generation;
+    } else if (position > k->positions[1] && position < k->positions[0]) {
+        k->positions[1] = position;
+        k->generations[1] = generation;
+    }
+}
+
+/* The state at a position that is flushed, in a control file that nobody else sees, and then in a checkpoint. */
+int ign_store_checkpoint(ign_store *store)
+{
+    ign_store_io *io = store->io;
+    ign_generation *g;
+    int rc = ign_store_enter(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    uint64_t generation = g->ctl.head->generation, id = g->ctl.head->store;
+    uint64_t durable = atomic_load_explicit(&g->ctl.head->durable, memory_order_seq_cst);
+    char scratch[IGN_STORE_NAME_MAX], made[IGN_STORE_NAME_MAX], name[IGN_STORE_NAME_MAX];
+    uint64_t random = io->random(io);
+    ign_store_file_name(scratch, "tmp-control", generation, random);
+    ign_store_file_name(made, "tmp-checkpoint", generation, random);
+    ign_store_file_name(name, "checkpoint", generation, durable);
+    ign_chain chain;
+    rc = ign_chain_read(store, &chain);
+    ign_ctl ctl = {.file = -1};
+    if (rc == IGN_OK && chain.checkpoint != UINT64_MAX && chain.checkpoint >= durable)
+        rc = IGN_EMPTY;
+    if (rc == IGN_OK)
+        rc = ign_store_error(ign_ctl_create(&ctl, io, scratch, store->options.control_reserve, 0, store->options.arena_bytes));
+    bool created = rc == IGN_OK;
+    if (rc == IGN_OK && chain.checkpoint != UINT64_MAX)
+        rc = ign_checkpoint_load(store, chain.checkpoint_generation, chain.checkpoint, &ctl);
+    if (rc == IGN_OK)
+        rc = ign_chain_replay(store, &chain, &ctl, durable, NULL, NULL);
+    ign_chain_free(&chain);
+    if (rc == IGN_OK && ctl.root->applied != durable)
+        rc = ign_store_sealed(g) ? IGN_E_STALE : IGN_E_CORRUPT;
+    int file = -1;
+    if (rc == IGN_OK)
+        rc = ign_store_error(io->open(io, made, true, &file));
+    if (rc == IGN_OK) {
+        rc = ign_store_error(write_image(store, &ctl, file, generation, id));
+        io->close(io, file);
+    }
+    /* Of a generation that ended meanwhile it may hold what the next one has not. */
+    if (rc == IGN_OK && ign_store_sealed(g))
+        rc = IGN_E_STALE;
+    if (rc == IGN_OK) {
+        int linked = io->link_new(io, made, name);
+        if (linked == ENOENT) /* swept: a later generation holds */
+            rc = IGN_E_STALE;
+        else
+            rc = linked == EEXIST ? IGN_OK : ign_store_error(linked == 0 ? io->flush_names(io) : linked);
+    }
+    if (file >= 0)
+        io->remove(io, made);
+    if (created) {
+        ign_ctl_close(&ctl);
+        io->remove(io, scratch);
+    }
+    ign_store_leave(store, g);
+    return rc;
+}
+
+/* -- removing segments ------------------------------------------------------------------------------------------------- */
+
+typedef struct gone {
+    uint64_t generation, number;
+} gone;
+
+static int build_gone(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
+{
+    (void)store;
+    const gone *what = arg;
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    bool known = false;
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        known = known || (all[i].info.generation == what->generation && all[i].info.number == what->number);
+    if (!known)
+        return IGN_EMPTY;
+    uint8_t *payload;
+    *bytes = 16;
+    int rc = ign_store_stage(g, *bytes, &payload);
+    if (rc != IGN_OK)
+        return rc;
+    ign_put64(payload, what->generation);
+    ign_put64(payload + 8, what->number);
+    return IGN_OK;
+}
+
+/* Segments in which nothing lives by the newer checkpoint, and that end before the older. */
+static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *count)
+{
+    ign_ctl ctl;
+    char scratch[IGN_STORE_NAME_MAX];
+    *dead = NULL;
+    *count = 0;
+    ign_store_file_name(scratch, "tmp-control", k->generation, store->io->random(store->io));
+    int rc = ign_store_error(ign_ctl_create(&ctl, store->io, scratch, store->options.control_reserve, 0, store->options.arena_bytes));
+    if (rc != IGN_OK)
+        return rc;
+    rc = ign_checkpoint_load(store, k->generations[0], k->positions[0], &ctl);
+    if (rc == IGN_OK && ctl.root->segment_count > 0) {
+        *dead = calloc((size_t)ctl.root->segment_count, sizeof **dead);
+        rc = *dead == NULL ? IGN_E_NOMEM : IGN_OK;
+        const ign_state_segment *all = ign_ctl_at(&ctl, ctl.root->segments);
+        for (uint64_t i = 0; rc == IGN_OK && i + 1 < ctl.root->segment_count; i++)
+            if (all[i].living == 0 && all[i + 1].info.base <= k->positions[1])
+                (*dead)[(*count)++] = (gone){all[i].info.generation, all[i].info.number};
+    }
+    ign_ctl_close(&ctl);
+    store->io->remove(store->io, scratch);
+    return rc;
+}
+
+static int remove_dead(ign_store *store)
+{
+    ign_generation *g;
+    int rc = ign_store_enter(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    keep k = {.store = store, .generation = g->ctl.head->generation};
+    ign_store_leave(store, g);
+    rc = ign_store_error(store->io->list(store->io, look_at, &k));
+    if (rc != IGN_OK || k.positions[1] == 0)
+        return rc == IGN_OK ? IGN_EMPTY : rc;
+    /* The newest must be good before the one that it replaces goes, and before a segment goes that only that one needs. */
+    rc = ign_checkpoint_check(store, k.generations[0], k.positions[0]);
+    if (rc != IGN_OK)
+        return rc;
+    gone *dead;
+    uint64_t count;
+    rc = find_dead(store, &k, &dead, &count);
+    int found = count > 0 ? IGN_OK : IGN_EMPTY;
+    for (uint64_t i = 0; rc == IGN_OK && i < count; i++) {
+        char name[IGN_STORE_NAME_MAX];
+        ign_store_mark mark;
+        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], &mark);
+        ign_segment_name(name, dead[i].generation, dead[i].number);
+        if (rc == IGN_OK || rc == IGN_EMPTY) {
+            int removed = store->io->remove(store->io, name);
+            rc = removed == 0 || removed == ENOENT ? IGN_OK : ign_store_error(removed);
+        }
+    }
+    free(dead);
+    if (rc == IGN_OK) {
+        k.remove = true;
+        store->io->list(store->io, look_at, &k);
+    }
+    return rc == IGN_OK ? found : rc;
+}
+
+int ign_store_maintain(ign_store *store)
+{
+    ign_store_figures figures;
+    int rc = ign_store_figures_of(store, &figures);
+    if (rc != IGN_OK)
+        return rc;
+    ign_chain chain;
+    rc = ign_chain_read(store, &chain);
+    uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
+    ign_chain_free(&chain);
+    if (rc != IGN_OK)
+        return rc;
+    int did = IGN_EMPTY;
+    if (figures.durable > from &&
+        (figures.durable - from >= store->options.checkpoint_bytes || figures.dead_bytes >= store->options.checkpoint_bytes)) {
+        rc = ign_store_checkpoint(store);
+        if (rc < 0)
+            return rc;
+        did = rc;
+        rc = remove_dead(store);
+        if (rc < 0)
+            return rc;
+    }
+    rc = ign_store_compact(store, &figures);
+    return rc == IGN_EMPTY ? did : rc;
+}

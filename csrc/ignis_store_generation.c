@@ -1,0 +1,249 @@
+/* Which generation this process is in: joining the newest one, if somebody lives in it, or making the next.
+ *
+ * Who lives is told by locks on bytes of the control file, one byte for each open store. The kernel drops them when the
+ * last descriptor goes, so no death is missed, and a restart of the machine, a remount or a copy of the directory has
+ * none. A stale control file can look joined for no reason but a lock that somebody took in it, and nobody takes one
+ * without having seen another's, or having made the file.
+ */
+#include "ignis_store_parts.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROUNDS = 64 };
+
+bool ign_store_sealed(const ign_generation *generation)
+{
+    return atomic_load_explicit(&generation->ctl.head->sealed, memory_order_seq_cst) != 0;
+}
+
+static void wake_everybody(ign_store *store, ign_ctl_head *head)
+{
+    store->io->wake(store->io, &head->lock);
+    atomic_fetch_add_explicit(&head->flush_turn, 1, memory_order_seq_cst);
+    store->io->wake(store->io, &head->flush_turn);
+    for (unsigned i = 0; i < IGN_STORE_WAKES; i++)
+        if (atomic_exchange_explicit(&head->wake_waiting[i], 0, memory_order_seq_cst) != 0) {
+            atomic_fetch_add_explicit(&head->wake[i], 1, memory_order_seq_cst);
+            store->io->wake(store->io, &head->wake[i]);
+        }
+}
+
+void ign_store_seal(ign_store *store, ign_generation *generation)
+{
+    atomic_store_explicit(&generation->ctl.head->sealed, 1, memory_order_seq_cst);
+    wake_everybody(store, generation->ctl.head);
+}
+
+bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word)
+{
+    uint32_t slot = (word & 0xfffu) - 1u, incarnation = word >> 12;
+    ign_ctl_head *head = generation->ctl.head;
+    if (slot >= IGN_STORE_SLOTS ||
+        (atomic_load_explicit(&head->incarnation[slot], memory_order_acquire) & 0xfffffu) != incarnation)
+        return false; /* somebody else has the slot now */
+    if (slot == generation->slot)
+        return true;
+    bool held = true;
+    return store->io->locked(store->io, generation->ctl.file, slot, 1, &held) != 0 || held;
+}
+
+static int take_slot(ign_store *store, ign_generation *g)
+{
+    ign_store_io *io = store->io;
+    for (uint32_t slot = 0; slot < IGN_STORE_SLOTS; slot++) {
+        int rc = io->lock(io, g->ctl.file, slot);
+        if (rc == EAGAIN)
+            continue;
+        if (rc != 0)
+            return ign_store_error(rc);
+        uint32_t turn = (atomic_load_explicit(&g->ctl.head->incarnation[slot], memory_order_relaxed) + 1) & 0xfffffu;
+        turn = turn == 0 ? 1 : turn;
+        atomic_store_explicit(&g->ctl.head->incarnation[slot], turn, memory_order_release);
+        g->slot = slot;
+        g->word = (slot + 1) | turn << 12;
+        return IGN_OK;
+    }
+    return IGN_E_BUSY;
+}
+
+typedef struct newest {
+    uint64_t control;
+} newest;
+
+static void look_for_control(void *arg, const char *name)
+{
+    newest *n = arg;
+    uint64_t a, b;
+    if (ign_store_parse_name(name, "control", &a, &b) && a > n->control)
+        n->control = a;
+}
+
+static void close_generation(ign_generation *g)
+{
+    if (g == NULL)
+        return;
+    ign_ctl_close(&g->ctl);
+    free(g->stage);
+    free(g);
+}
+
+/* Joins the newest generation, or makes the next. */
+static int find_generation(ign_store *store, ign_generation **found)
+{
+    ign_store_io *io = store->io;
+    int rc = IGN_E_STALE;
+    for (int round = 0; round < ROUNDS && rc == IGN_E_STALE; round++) {
+        ign_generation *g = calloc(1, sizeof *g);
+        if (g == NULL)
+            return IGN_E_NOMEM;
+        g->ctl.file = -1;
+        newest n = {0};
+        rc = ign_store_error(io->list(io, look_for_control, &n));
+        bool there = false, living = false;
+        if (rc == IGN_OK && n.control != 0) {
+            char name[IGN_STORE_NAME_MAX];
+            ign_store_file_name(name, "control", n.control, 0);
+            rc = ign_ctl_open(&g->ctl, io, name, store->options.control_reserve);
+            there = rc == IGN_OK;
+            if (rc == ENOENT)
+                rc = IGN_E_STALE;
+            else if (rc == IGN_E_MAGIC || rc == IGN_E_SIZE || rc == IGN_E_TRUNCATED)
+                rc = IGN_OK; /* nobody lives in what is no control file */
+            else
+                rc = ign_store_error(rc);
+        }
+        if (rc == IGN_OK && there)
+            rc = ign_store_error(io->locked(io, g->ctl.file, 0, IGN_STORE_SLOTS, &living));
+        if (rc == IGN_OK && living && !ign_store_sealed(g))
+            rc = take_slot(store, g);
+        else if (rc == IGN_OK) {
+            ign_generation *made = calloc(1, sizeof *made);
+            rc = made == NULL ? IGN_E_NOMEM : IGN_OK;
+            if (rc == IGN_OK && there)
+                ign_store_seal(store, g);
+            if (rc == IGN_OK)
+                rc = ign_store_rebuild(store, n.control, there ? &g->ctl : NULL, made);
+            close_generation(g);
+            g = made;
+            if (rc != IGN_OK && made != NULL) {
+                free(made);
+                g = NULL;
+            }
+        }
+        if (rc == IGN_OK) {
+            *found = g;
+            return IGN_OK;
+        }
+        close_generation(g);
+    }
+    return rc == IGN_E_STALE ? IGN_E_BUSY : rc;
+}
+
+/* -- for each call --------------------------------------------------------------------------------------------------- */
+
+int ign_store_enter(ign_store *store, ign_generation **generation)
+{
+    pthread_mutex_lock(&store->mutex);
+    *generation = store->now;
+    if (*generation != NULL)
+        (*generation)->users++;
+    pthread_mutex_unlock(&store->mutex);
+    return *generation == NULL ? IGN_E_CLOSED : IGN_OK;
+}
+
+void ign_store_leave(ign_store *store, ign_generation *generation)
+{
+    pthread_mutex_lock(&store->mutex);
+    bool last = --generation->users == 0;
+    pthread_mutex_unlock(&store->mutex);
+    if (last)
+        close_generation(generation);
+}
+
+int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
+{
+    ign_generation *g = NULL, *replaced = NULL;
+    pthread_mutex_lock(&store->mutex);
+    bool current = store->now == old;
+    pthread_mutex_unlock(&store->mutex);
+    int rc = current ? find_generation(store, &g) : IGN_OK;
+    if (rc != IGN_OK)
+        return rc;
+    pthread_mutex_lock(&store->mutex);
+    if (store->now == old && g != NULL) {
+        replaced = store->now;
+        store->now = g;
+        g->users++;
+        g = NULL;
+    }
+    uint64_t next = old->ctl.head->generation + 1;
+    *cut = UINT64_MAX;
+    if (store->now != NULL) {
+        const ign_ctl_cut *known = &store->now->ctl.head->cuts[next % IGN_CTL_CUTS];
+        if (known->generation == next)
+            *cut = known->position;
+    }
+    pthread_mutex_unlock(&store->mutex);
+    if (replaced != NULL)
+        ign_store_leave(store, replaced);
+    close_generation(g); /* another thread was quicker */
+    /* What it found is on the disk, but only found there once its log has its name. */
+    rc = ign_store_enter(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    rc = ign_store_make_ready(store, &g->ctl);
+    ign_store_leave(store, g);
+    return rc;
+}
+
+/* -- opening and closing --------------------------------------------------------------------------------------------- */
+
+static uint64_t choose(uint64_t value, uint64_t otherwise)
+{
+    return value != 0 ? value : otherwise;
+}
+
+int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options)
+{
+    ign_store *s = calloc(1, sizeof *s);
+    if (s == NULL)
+        return IGN_E_NOMEM;
+    s->io = io;
+    s->options = (ign_store_options){
+        .segment_bytes = choose(options->segment_bytes, 64ull << 20),
+        .control_reserve = choose(options->control_reserve, 64ull << 30),
+        .arena_bytes = choose(options->arena_bytes, 1ull << 20),
+        .undo_capacity = choose(options->undo_capacity, 8192),
+        .stopped_after_ns = choose(options->stopped_after_ns, 2000000000ull),
+        .busy_after_ns = choose(options->busy_after_ns, 30000000000ull),
+        .checkpoint_bytes = choose(options->checkpoint_bytes, 64ull << 20),
+    };
+    for (unsigned i = 0; i < IGN_LOG_FILES; i++)
+        s->files[i].file = -1;
+    ign_generation *g = NULL;
+    int rc = pthread_mutex_init(&s->mutex, NULL) == 0 ? find_generation(s, &g) : IGN_E_NOMEM;
+    if (rc != IGN_OK) {
+        ign_store_close_files(s);
+        free(s);
+        return rc;
+    }
+    g->users = 1;
+    s->now = g;
+    *store = s;
+    return IGN_OK;
+}
+
+void ign_store_close(ign_store *store)
+{
+    if (store == NULL)
+        return;
+    ign_generation *g = store->now;
+    store->now = NULL;
+    if (g != NULL)
+        ign_store_leave(store, g);
+    ign_store_close_files(store);
+    pthread_mutex_destroy(&store->mutex);
+    free(store);
+}

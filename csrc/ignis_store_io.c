@@ -1,0 +1,262 @@
+#ifdef __linux__
+#define _GNU_SOURCE
+#endif
+#include "ignis_store_io.h"
+
+#include "ignis_wait.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#ifdef __linux__
+#include <sys/random.h>
+#endif
+#include <unistd.h>
+
+typedef struct posix_io {
+    ign_store_io io; /* first: the functions get it back */
+    int directory;
+    dev_t device;
+    ino_t inode;
+    char path[];
+} posix_io;
+
+static int posix_list(ign_store_io *io, ign_store_name_fn *each, void *arg)
+{
+    posix_io *p = (posix_io *)io;
+    int fd = openat(p->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return errno;
+    DIR *dir = fdopendir(fd);
+    if (dir == NULL) {
+        int kept = errno;
+        close(fd);
+        return kept;
+    }
+    for (;;) {
+        errno = 0;
+        struct dirent *entry = readdir(dir);
+        if (entry == NULL)
+            break;
+        if (entry->d_name[0] != '.' && strlen(entry->d_name) < IGN_STORE_NAME_MAX)
+            each(arg, entry->d_name);
+    }
+    int kept = errno;
+    closedir(dir);
+    return kept;
+}
+
+static int posix_open(ign_store_io *io, const char *name, bool create, int *file)
+{
+    posix_io *p = (posix_io *)io;
+    int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
+    *file = openat(p->directory, name, flags, 0600);
+    return *file < 0 ? errno : 0;
+}
+
+static void posix_close(ign_store_io *io, int file)
+{
+    (void)io;
+    close(file);
+}
+
+static int posix_size(ign_store_io *io, int file, uint64_t *bytes)
+{
+    (void)io;
+    struct stat st;
+    if (fstat(file, &st) != 0)
+        return errno;
+    *bytes = (uint64_t)st.st_size;
+    return 0;
+}
+
+static int posix_read(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at)
+{
+    (void)io;
+    for (uint8_t *p = to; bytes > 0;) {
+        ssize_t got = pread(file, p, bytes, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got < 0 ? errno : EIO;
+        p += got;
+        bytes -= (size_t)got;
+        at += (uint64_t)got;
+    }
+    return 0;
+}
+
+static int posix_write(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at)
+{
+    (void)io;
+    for (const uint8_t *p = from; bytes > 0;) {
+        ssize_t put = pwrite(file, p, bytes, (off_t)at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return put < 0 ? errno : ENOSPC;
+        p += put;
+        bytes -= (size_t)put;
+        at += (uint64_t)put;
+    }
+    return 0;
+}
+
+static int posix_flush(ign_store_io *io, int file)
+{
+    (void)io;
+#ifdef __APPLE__
+    return fcntl(file, F_FULLFSYNC) == 0 ? 0 : errno;
+#else
+    return fdatasync(file) == 0 ? 0 : errno;
+#endif
+}
+
+static int posix_allocate(ign_store_io *io, int file, uint64_t bytes)
+{
+    (void)io;
+#ifdef __linux__
+    int rc;
+    do
+        rc = fallocate(file, 0, 0, (off_t)bytes) == 0 ? 0 : errno;
+    while (rc == EINTR);
+    if (rc != EOPNOTSUPP)
+        return rc;
+#endif
+    return ftruncate(file, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+static int posix_link_new(ign_store_io *io, const char *from, const char *to)
+{
+    posix_io *p = (posix_io *)io;
+    return linkat(p->directory, from, p->directory, to, 0) == 0 ? 0 : errno;
+}
+
+static int posix_remove(ign_store_io *io, const char *name)
+{
+    posix_io *p = (posix_io *)io;
+    return unlinkat(p->directory, name, 0) == 0 ? 0 : errno;
+}
+
+static int posix_flush_names(ign_store_io *io)
+{
+    posix_io *p = (posix_io *)io;
+    return fsync(p->directory) == 0 ? 0 : errno;
+}
+
+static int posix_same_place(ign_store_io *io)
+{
+    posix_io *p = (posix_io *)io;
+    struct stat st;
+    if (stat(p->path, &st) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
+    return st.st_dev == p->device && st.st_ino == p->inode ? 0 : ESTALE;
+}
+
+static int posix_map(ign_store_io *io, int file, uint64_t reserve, void **memory)
+{
+    (void)io;
+    void *base = mmap(NULL, reserve, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (base == MAP_FAILED)
+        return errno;
+    *memory = base;
+    return 0;
+}
+
+static void posix_unmap(ign_store_io *io, void *memory, uint64_t reserve)
+{
+    (void)io;
+    munmap(memory, reserve);
+}
+
+static int posix_lock(ign_store_io *io, int file, uint64_t byte)
+{
+    (void)io;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+    if (fcntl(file, F_OFD_SETLK, &lock) == 0)
+        return 0;
+    return errno == EACCES ? EAGAIN : errno;
+}
+
+static int posix_locked(ign_store_io *io, int file, uint64_t byte, uint64_t count, bool *by_other)
+{
+    (void)io;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = (off_t)count};
+    if (fcntl(file, F_OFD_GETLK, &lock) != 0)
+        return errno;
+    *by_other = lock.l_type != F_UNLCK;
+    return 0;
+}
+
+static uint64_t posix_now_ns(ign_store_io *io)
+{
+    (void)io;
+    return ign_now_ns();
+}
+
+static uint64_t posix_random(ign_store_io *io)
+{
+    uint64_t drawn;
+#ifdef __linux__
+    if (getrandom(&drawn, sizeof drawn, 0) == (ssize_t)sizeof drawn)
+        return drawn;
+#else
+    arc4random_buf(&drawn, sizeof drawn);
+    return drawn;
+#endif
+    drawn = posix_now_ns(io) ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)&drawn;
+    return drawn;
+}
+
+static void posix_wait(ign_store_io *io, _Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+{
+    (void)io;
+    ign_futex_wait(word, seen, timeout_ns);
+}
+
+static void posix_wake(ign_store_io *io, _Atomic uint32_t *word)
+{
+    (void)io;
+    ign_futex_wake_all(word);
+}
+
+int ign_store_io_open(const char *directory, ign_store_io **io)
+{
+    size_t length = strlen(directory) + 1;
+    posix_io *p = calloc(1, sizeof *p + length);
+    if (p == NULL)
+        return ENOMEM;
+    memcpy(p->path, directory, length);
+    struct stat st;
+    p->directory = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (p->directory < 0 || fstat(p->directory, &st) != 0) {
+        int kept = errno;
+        if (p->directory >= 0)
+            close(p->directory);
+        free(p);
+        return kept;
+    }
+    p->device = st.st_dev;
+    p->inode = st.st_ino;
+    p->io = (ign_store_io){
+        .list = posix_list, .open = posix_open, .close = posix_close, .size = posix_size, .read = posix_read,
+        .write = posix_write, .flush = posix_flush, .allocate = posix_allocate, .link_new = posix_link_new,
+        .remove = posix_remove, .flush_names = posix_flush_names, .same_place = posix_same_place, .map = posix_map,
+        .unmap = posix_unmap, .lock = posix_lock, .locked = posix_locked, .now_ns = posix_now_ns,
+        .random = posix_random, .wait = posix_wait, .wake = posix_wake,
+    };
+    *io = &p->io;
+    return 0;
+}
+
+void ign_store_io_close(ign_store_io *io)
+{
+    if (io == NULL)
+        return;
+    close(((posix_io *)io)->directory);
+    free(io);
+}

@@ -1,0 +1,266 @@
+/* The catalogue, and the calls that only look. A look at the state takes the writer's lock, for moments; reading a batch does not. */
+#include "ignis_store_parts.h"
+
+#include "ignis_bytes.h"
+
+#include <errno.h>
+#include <string.h>
+
+enum { TRIES = 16 };
+
+/* Enters the newest generation and locks it. */
+static int lock_now(ign_store *store, ign_generation **g)
+{
+    int rc = IGN_E_STALE;
+    for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
+        uint64_t cut;
+        rc = ign_store_enter(store, g);
+        if (rc != IGN_OK)
+            return rc;
+        rc = ign_store_lock(store, *g);
+        if (rc == IGN_OK)
+            return IGN_OK;
+        if (rc == IGN_E_STALE) {
+            int followed = ign_store_follow(store, *g, &cut);
+            rc = followed == IGN_OK ? IGN_E_STALE : followed;
+        }
+        ign_store_leave(store, *g);
+    }
+    return rc == IGN_E_STALE ? IGN_E_BUSY : rc;
+}
+
+static void unlock_now(ign_store *store, ign_generation *g)
+{
+    ign_store_unlock(store, g);
+    ign_store_leave(store, g);
+}
+
+/* -- magazines ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct catalogue_call {
+    const char *name;
+    uint32_t number;
+    uint16_t shards;
+    uint8_t durability;
+} catalogue_call;
+
+static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
+{
+    catalogue_call *call = arg;
+    ign_ctl *ctl = &g->ctl;
+    size_t name_bytes = call->name == NULL ? 0 : strlen(call->name);
+    uint64_t first = ctl->root->first_pointer;
+    if (call->name == NULL) {
+        if (ign_state_magazine(ctl, call->number) == NULL)
+            return IGN_EMPTY;
+    } else {
+        uint64_t found = ign_map_find(ctl, IGN_KEY_MAGAZINE, call->name, (uint32_t)name_bytes);
+        ign_magazine *magazine = found == 0 ? NULL : ign_record_value(ign_ctl_at(ctl, found));
+        call->number = (uint32_t)(magazine == NULL ? ctl->root->next_magazine : magazine->number);
+        if (magazine != NULL) {
+            if (magazine->durability != call->durability)
+                return IGN_E_MISMATCH;
+            for (uint64_t i = call->shards; i < magazine->shards; i++)
+                if (ign_state_shard(ctl, magazine, i)->living != 0)
+                    return IGN_E_MISMATCH;
+            if (magazine->shards == call->shards)
+                return IGN_EMPTY;
+        }
+    }
+    uint8_t *to;
+    *bytes = 32 + (name_bytes + 7) / 8 * 8;
+    int rc = ign_store_stage(g, *bytes, &to);
+    if (rc != IGN_OK)
+        return rc;
+    memset(to, 0, (size_t)*bytes);
+    ign_put32(to, call->number);
+    ign_put16(to + 4, call->name == NULL ? 0 : call->shards);
+    to[6] = call->durability;
+    ign_put64(to + 8, first);
+    ign_put64(to + 16, store->io->random(store->io));
+    ign_put32(to + 24, (uint32_t)name_bytes);
+    if (name_bytes > 0)
+        memcpy(to + 32, call->name, name_bytes);
+    return IGN_OK;
+}
+
+/* What was there already may not be on the disk yet: the mark says how far to flush all the same. */
+static int commit_catalogue(ign_store *store, catalogue_call *call, ign_store_mark *mark)
+{
+    int rc = ign_store_commit(store, IGN_ENTRY_CATALOGUE, build_catalogue, call, mark);
+    return rc == IGN_EMPTY ? ign_store_mark_now(store, mark) : rc;
+}
+
+int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number, ign_store_mark *mark)
+{
+    catalogue_call call = {.name = name, .shards = shards, .durability = durability};
+    if (name[0] == 0 || strlen(name) > 1024 || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
+        return IGN_E_INVALID;
+    int rc = commit_catalogue(store, &call, mark);
+    if (rc == IGN_OK)
+        *number = call.number;
+    return rc;
+}
+
+int ign_store_drop(ign_store *store, uint32_t number, ign_store_mark *mark)
+{
+    catalogue_call call = {.number = number};
+    return commit_catalogue(store, &call, mark);
+}
+
+int ign_store_find(ign_store *store, const char *name, uint32_t *number)
+{
+    ign_generation *g;
+    int rc = lock_now(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    uint64_t found = ign_map_find(&g->ctl, IGN_KEY_MAGAZINE, name, (uint32_t)strlen(name));
+    if (found != 0)
+        *number = (uint32_t)((ign_magazine *)ign_record_value(ign_ctl_at(&g->ctl, found)))->number;
+    unlock_now(store, g);
+    return found != 0 ? IGN_OK : IGN_E_UNKNOWN;
+}
+
+int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy)
+{
+    ign_generation *g;
+    int rc = lock_now(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
+    ign_shard *found = magazine == NULL ? NULL : ign_state_shard(&g->ctl, magazine, shard);
+    if (found != NULL)
+        *copy = *found;
+    unlock_now(store, g);
+    return found != NULL ? IGN_OK : magazine == NULL ? IGN_E_UNKNOWN : IGN_E_INVALID;
+}
+
+int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
+{
+    ign_generation *g;
+    int rc = lock_now(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    uint64_t found = ign_map_find(&g->ctl, IGN_KEY_VALUE, key, key_bytes);
+    if (found == 0)
+        rc = IGN_EMPTY;
+    else {
+        ign_record_of *record = ign_ctl_at(&g->ctl, found);
+        *bytes = IGN_VALUE_BYTES(record);
+        rc = *bytes > room ? IGN_E_TOO_LARGE : IGN_OK;
+        if (rc == IGN_OK)
+            memcpy(value, ign_record_value(record), *bytes);
+    }
+    unlock_now(store, g);
+    return rc;
+}
+
+/* -- messages ------------------------------------------------------------------------------------------------------------ */
+
+void ign_store_locate(const ign_generation *g, uint16_t shard, ign_slice *slice)
+{
+    ign_ctl ctl = g->ctl;
+    const ign_segment_info *info = &ign_state_find_segment(&ctl, slice->position)->info;
+    slice->shard = shard;
+    slice->generation = info->generation;
+    slice->number = info->number;
+    slice->file_offset = ign_segment_offset(info, slice->position) + slice->offset;
+}
+
+int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
+                   uint32_t room, uint32_t *count)
+{
+    ign_generation *g;
+    *count = 0;
+    int rc = lock_now(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
+    ign_shard *found = magazine == NULL ? NULL : ign_state_shard(&g->ctl, magazine, shard);
+    ign_cursor at;
+    if (found == NULL)
+        rc = magazine == NULL ? IGN_E_UNKNOWN : IGN_E_INVALID;
+    else
+        for (ign_item *e = ign_seq_find(&g->ctl, &found->extents, first, &at); e != NULL && e->first <= last && *count < room;
+             e = ign_seq_next(&g->ctl, &found->extents, &at)) {
+            uint64_t from = e->first > first ? e->first : first, begin, end;
+            while (*count < room && from <= last && ign_extent_run(&g->ctl, e, from, last - from + 1, &begin, &end) && begin <= last) {
+                end = end < last ? end : last;
+                slices[*count] = ign_extent_slice(shard, e, begin, end);
+                ign_store_locate(g, shard, &slices[(*count)++]);
+                from = end + 1;
+                if (from > IGN_ITEM_LAST(e))
+                    break;
+            }
+        }
+    unlock_now(store, g);
+    return rc;
+}
+
+int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+{
+    ign_log_file *file;
+    int rc = ign_store_use_file(store, slice->generation, slice->number, NULL, &file);
+    if (rc != 0)
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+    rc = store->io->read(store->io, file->file, batch, slice->bytes, slice->file_offset);
+    ign_store_drop_file(store, file);
+    return rc == 0 ? IGN_OK : ign_store_error(rc);
+}
+
+/* -- waking -------------------------------------------------------------------------------------------------------------- */
+
+uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
+{
+    ign_generation *g;
+    if (ign_store_enter(store, &g) != IGN_OK)
+        return seen + 1;
+    ign_ctl_head *head = g->ctl.head;
+    _Atomic uint32_t *word = &head->wake[magazine % IGN_STORE_WAKES];
+    if (timeout_ns > 0 && atomic_load_explicit(word, memory_order_seq_cst) == seen) {
+        /* The waiter says that it waits, then looks again; the loader loads, then looks whether anybody waits. */
+        atomic_store_explicit(&head->wake_waiting[magazine % IGN_STORE_WAKES], 1, memory_order_seq_cst);
+        if (atomic_load_explicit(word, memory_order_seq_cst) == seen && !ign_store_sealed(g))
+            store->io->wait(store->io, word, seen, timeout_ns);
+    }
+    uint32_t now = atomic_load_explicit(word, memory_order_seq_cst);
+    ign_store_leave(store, g);
+    return now;
+}
+
+void ign_store_wake(ign_store *store, uint32_t magazine)
+{
+    ign_generation *g;
+    if (ign_store_enter(store, &g) != IGN_OK)
+        return;
+    ign_ctl_head *head = g->ctl.head;
+    uint32_t i = magazine % IGN_STORE_WAKES;
+    atomic_fetch_add_explicit(&head->wake[i], 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&head->wake_waiting[i], memory_order_seq_cst) != 0 &&
+        atomic_exchange_explicit(&head->wake_waiting[i], 0, memory_order_seq_cst) != 0)
+        store->io->wake(store->io, &head->wake[i]);
+    ign_store_leave(store, g);
+}
+
+int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
+{
+    ign_generation *g;
+    int rc = lock_now(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    const ign_root *root = g->ctl.root;
+    *figures = (ign_store_figures){
+        .generation = g->ctl.head->generation, .openings = root->openings, .end = root->applied,
+        .durable = atomic_load_explicit(&g->ctl.head->durable, memory_order_seq_cst), .living_bytes = root->living_bytes,
+        .living_records = root->living_records, .damaged_bytes = root->damaged_bytes, .segments = root->segment_count,
+        .state_bytes = root->used,
+    };
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, root->segments);
+    for (uint64_t i = 0; i < root->segment_count; i++) {
+        figures->log_bytes += all[i].info.size;
+        if (all[i].living == 0 && i + 1 < root->segment_count)
+            figures->dead_bytes += all[i].info.size;
+    }
+    unlock_now(store, g);
+    return IGN_OK;
+}

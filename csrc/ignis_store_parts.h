@@ -1,0 +1,117 @@
+/* What the parts of the store know of each other; see ignis_store.h for what it does. */
+#ifndef IGNIS_STORE_PARTS_H
+#define IGNIS_STORE_PARTS_H
+
+#include "ignis_store.h"
+
+#include <pthread.h>
+
+/* One segment's file, as this process has it open. */
+typedef struct ign_log_file {
+    int file;
+    unsigned users;
+    uint64_t generation, number;
+    uint64_t since; /* what was written before may have failed to reach the disk without our being told */
+    ign_segment_info info;
+    uint64_t used_at;
+} ign_log_file;
+
+/* What this process has of one generation. */
+typedef struct ign_generation {
+    ign_ctl ctl;
+    unsigned users;        /* threads in a call; the store's own */
+    uint32_t slot, word;   /* our slot, and what stands in a lock that we hold */
+    uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
+    uint64_t stage_bytes;
+} ign_generation;
+
+enum { IGN_LOG_FILES = 32 };
+
+struct ign_store {
+    ign_store_io *io;
+    ign_store_options options;
+    pthread_mutex_t mutex; /* over what follows; held for moments, never over a wait or the disk */
+    ign_generation *now;
+    ign_log_file files[IGN_LOG_FILES];
+    uint64_t uses;
+};
+
+/* A file name with its kind's two numbers. */
+void ign_store_file_name(char name[IGN_STORE_NAME_MAX], const char *kind, uint64_t a, uint64_t b);
+bool ign_store_parse_name(const char *name, const char *kind, uint64_t *a, uint64_t *b);
+int ign_store_error(int error); /* from an errno (or a code already) to a code; sets errno */
+
+/* ignis_store_generation.c: joining and leaving. The result is to be given back. */
+int ign_store_enter(ign_store *store, ign_generation **generation);
+void ign_store_leave(ign_store *store, ign_generation *generation);
+/* `old` is sealed: makes or joins a later one. *cut: where the one behind `old` began; UINT64_MAX when not known. */
+int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut);
+void ign_store_seal(ign_store *store, ign_generation *generation);
+bool ign_store_sealed(const ign_generation *generation);
+bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word);
+
+/* ignis_store_lock.c. IGN_OK: ours, and the state is whole. IGN_E_STALE: sealed. IGN_E_BUSY. */
+int ign_store_lock(ign_store *store, ign_generation *generation);
+void ign_store_unlock(ign_store *store, ign_generation *generation);
+
+/* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
+int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
+/* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
+int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
+int ign_store_heal(ign_store *store, ign_generation *generation);
+/* Builds an entry's payload from the state with ign_store_stage; a result that is not IGN_OK ends the call. */
+typedef int ign_store_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *payload_bytes);
+int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, ign_store_mark *mark);
+
+/* ignis_store_look.c: fills in which file a slice is in. */
+void ign_store_locate(const ign_generation *generation, uint16_t shard, ign_slice *slice);
+
+/* ignis_store_flush.c: the log is on the disk up to `position`. IGN_OK; IGN_E_STALE: sealed; IGN_E_FAILED: sealed by us, the
+ * disk refused. */
+int ign_store_flush_to(ign_store *store, ign_generation *generation, uint64_t position);
+
+/* ignis_store_files.c: segments' files held open. `head`: of the generation that writes to it, NULL when it is only read.
+ * 0, an errno, or a code. */
+int ign_store_use_file(ign_store *store, uint64_t generation, uint64_t number, const ign_ctl_head *head, ign_log_file **file);
+void ign_store_drop_file(ign_store *store, ign_log_file *file);
+void ign_store_close_files(ign_store *store);
+
+/* ignis_store_recovery.c. Set in `refused_from` once it is known what the next generation holds: nothing more can be
+ * refused then. */
+#define IGN_REFUSED_FROZEN ((uint64_t)1 << 63)
+
+typedef struct ign_chain_segment {
+    ign_segment_info info;
+    uint64_t limit; /* another segment begins here */
+} ign_chain_segment;
+
+typedef struct ign_chain {
+    ign_chain_segment *segments; /* by base */
+    uint64_t count, capacity;
+    uint64_t store;
+    uint64_t newest_generation, newest_control; /* of any file; of a control file, 0 = none */
+    uint64_t checkpoint_generation, checkpoint; /* ~0: none */
+    int failed;
+} ign_chain;
+
+int ign_chain_read(ign_store *store, ign_chain *chain);
+void ign_chain_free(ign_chain *chain);
+const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position);
+/* Looks at the log from `position` on: where it ends, and up to where it was known to be flushed. */
+int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end);
+/* Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
+typedef int ign_chain_sink(void *arg, const ign_entry *entry);
+int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg);
+/* A generation is made from the disk and published, unless somebody else was quicker: IGN_E_STALE. `newest`: the control file
+ * that was the newest (0: there was none), and `sealed` what is in it, if that can be read. */
+int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made);
+int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
+
+/* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */
+int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl);
+int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t position);
+
+/* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may. IGN_OK | IGN_EMPTY. */
+int ign_store_compact(ign_store *store, const ign_store_figures *figures);
+
+#endif

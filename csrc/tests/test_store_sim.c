@@ -1,0 +1,656 @@
+/* The store on a simulated machine: whatever is killed, stopped, torn or refused, a small model of who was told what must hold.
+ *
+ *   test_store_sim                      what belongs to every run of the tests
+ *   test_store_sim seeds FROM COUNT     long histories; each is one seed, and prints it when it fails
+ *   test_store_sim one SEED             that one again
+ */
+#include <stdio.h>
+#ifndef __GLIBC__ /* no coroutines */
+int main(void)
+{
+    printf("%-14s needs glibc\n", "store_sim");
+    return 0;
+}
+#else
+#include "store_batch.h"
+#include "store_sim.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { IDS = 2048, PROCESSES = 3, POINTERS = 4096 };
+
+/* What the model knows of one message. */
+typedef struct message {
+    bool sent;     /* a load was begun */
+    bool there;    /* the load returned: it survives kill -9 */
+    bool durable;  /* its flush returned: it survives a power cut */
+    bool refused;  /* the load or its flush returned an error that says so */
+    bool doubt;    /* ... or one that does not */
+    bool retiring; /* a retirement was begun */
+    bool retired;  /* ... and returned */
+    bool retired_durable;
+    bool claimed;  /* handed out since the last power cut or failure of the disk */
+    bool gone;     /* was not found at an opening, as it may: it must stay so */
+    uint64_t pointer;
+} message;
+
+static message model[IDS];
+static uint64_t by_pointer[POINTERS][2]; /* pointer, message */
+static unsigned pointers;
+static uint32_t next_id, magazine;
+static bool disk_fails; /* in this history writes or flushes fail */
+static unsigned operations;
+static uint64_t seed_now;
+static const char *what_now;
+
+static const ign_store_options options = {
+    .segment_bytes = 4096, .control_reserve = SIM_BYTES, .arena_bytes = 8192, .undo_capacity = 96,
+    .stopped_after_ns = 2000000000ull, .busy_after_ns = 60000000000ull, .checkpoint_bytes = 3000,
+};
+
+#define REQUIRE(condition)                                                                                        \
+    do {                                                                                                          \
+        if (!(condition)) {                                                                                       \
+            fprintf(stderr, "%s:%d: not true: %s (%s, seed %" PRIu64 ", step %" PRIu64 ")\n", __FILE__, __LINE__,   \
+                    #condition, what_now, seed_now, machine.steps);                                                \
+            _exit(1);                                                                                             \
+        }                                                                                                         \
+    } while (0)
+
+/* Errors that a call may end with while the disk fails, and otherwise none. */
+static bool allowed(int rc)
+{
+    return disk_fails && (rc == IGN_E_FAILED || rc == IGN_E_IN_DOUBT || rc == IGN_E_IO || rc == IGN_E_NO_ROOM || rc == IGN_E_BUSY);
+}
+
+static bool telling(void)
+{
+    return getenv("SIM_TELL") != NULL;
+}
+#define TELL(...) do { if (telling()) { fprintf(stderr, "%6" PRIu64 " p%d ", machine.steps, machine.now->number); fprintf(stderr, __VA_ARGS__); } } while (0)
+
+static void note_pointer(uint64_t pointer, uint64_t id)
+{
+    TELL("pointer %" PRIu64 " is %" PRIu64 "\n", pointer, id);
+    for (unsigned i = 0; i < pointers; i++)
+        if (by_pointer[i][0] == pointer)
+            REQUIRE(by_pointer[i][1] == id); /* pointers are never used again */
+    REQUIRE(pointers < POINTERS);
+    by_pointer[pointers][0] = pointer;
+    by_pointer[pointers++][1] = id;
+}
+
+static void load_some(ign_store *store, bool flush)
+{
+    uint8_t batch[1024];
+    uint32_t count = 1 + (uint32_t)sim_below(4), first = next_id;
+    if (first + count >= IDS)
+        return;
+    next_id += count;
+    for (uint32_t i = 0; i < count; i++)
+        model[first + i].sent = true;
+    ign_store_mark mark;
+    ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
+    int rc = ign_store_load(store, magazine, &part, 1, &mark);
+    TELL("load %u x %u: %d at %" PRIu64 ".%" PRIu64 " first %" PRIu64 "\n", first, count, rc, mark.generation, mark.position, part.first);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    for (uint32_t i = 0; i < count; i++) {
+        message *m = &model[first + i];
+        m->there = rc == IGN_OK;
+        m->refused = rc == IGN_E_FAILED || rc == IGN_E_NO_ROOM;
+        m->doubt = rc != IGN_OK && !m->refused;
+        m->pointer = part.first + i;
+        if (rc == IGN_OK)
+            note_pointer(m->pointer, first + i);
+    }
+    if (rc != IGN_OK || !flush)
+        return;
+    rc = ign_store_flush(store, &mark, true);
+    TELL("flush: %d\n", rc);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    for (uint32_t i = 0; i < count; i++) {
+        model[first + i].durable = rc == IGN_OK;
+        model[first + i].refused = rc == IGN_E_FAILED;
+        model[first + i].doubt = rc != IGN_OK && rc != IGN_E_FAILED;
+    }
+}
+
+static void claim_some(ign_store *store, bool retire, bool flush)
+{
+    static const char *const owners[] = {"one", "two"};
+    uint8_t batch[1024];
+    ign_slice slices[4];
+    uint32_t count;
+    ign_store_mark mark;
+    int rc = ign_store_claim(store, magazine, 0, 1 + (uint32_t)sim_below(6), 1 << 20, owners[sim_below(2)], machine.clock, slices, 4,
+                             &count, &mark);
+    REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
+    if (rc != IGN_OK)
+        return;
+    ign_store_run runs[4];
+    for (uint32_t i = 0; i < count; i++) {
+        rc = ign_store_fetch(store, &slices[i], batch);
+        REQUIRE(rc == IGN_OK || allowed(rc) || rc == IGN_E_STALE);
+        runs[i] = (ign_store_run){.first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
+        for (uint32_t k = slices[i].from; rc == IGN_OK && k < slices[i].to; k++) {
+            uint64_t id = batch_read(batch, &slices[i], magazine, k);
+            REQUIRE(id > 0 && id < next_id && model[id].sent && !model[id].gone);
+            REQUIRE(!model[id].claimed || disk_fails);
+            REQUIRE(!model[id].refused || disk_fails); /* seen before it was refused */
+            model[id].claimed = true;
+            model[id].pointer = slices[i].first + k;
+            note_pointer(slices[i].first + k, id);
+        }
+    }
+    if (!retire)
+        return;
+    for (unsigned i = 0; i < pointers; i++)
+        for (uint32_t k = 0; k < count; k++)
+            if (by_pointer[i][0] >= runs[k].first && by_pointer[i][0] <= runs[k].last)
+                model[by_pointer[i][1]].retiring = true;
+    uint64_t retired;
+    rc = ign_store_retire(store, magazine, runs, count, &retired, &mark);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc != IGN_OK)
+        return;
+    TELL("retired %" PRIu64 " of %" PRIu64 "..%" PRIu64 " at %" PRIu64 ".%" PRIu64 "\n", retired, runs[0].first, runs[count - 1].last, mark.generation, mark.position);
+    int flushed = flush ? ign_store_flush(store, &mark, true) : IGN_E_BUSY;
+    REQUIRE(!flush || flushed == IGN_OK || allowed(flushed));
+    for (unsigned i = 0; i < pointers; i++)
+        for (uint32_t k = 0; k < count; k++)
+            if (by_pointer[i][0] >= runs[k].first && by_pointer[i][0] <= runs[k].last) {
+                model[by_pointer[i][1]].retired = !flush || flushed == IGN_OK;
+                model[by_pointer[i][1]].retired_durable = flushed == IGN_OK;
+            }
+}
+
+static void work(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    ign_store_mark mark;
+    int rc = ign_store_open(&store, io, &options);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc != IGN_OK)
+        return;
+    rc = ign_store_declare(store, "m", 1, 0, &magazine, &mark);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc == IGN_OK)
+        rc = ign_store_flush(store, &mark, true);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    for (unsigned i = 0; rc == IGN_OK && i < operations; i++) {
+        uint64_t choice = sim_below(16);
+        if (choice < 8)
+            load_some(store, choice < 5);
+        else if (choice < 14)
+            claim_some(store, choice < 12, choice < 10);
+        else if (choice == 14) {
+            ign_store_change change = {.key = "k", .key_bytes = 1, .value = "abcdefgh", .value_bytes = 1 + (uint32_t)sim_below(8), .expected_bytes = UINT32_MAX};
+            int changed = ign_store_change_keys(store, &change, 1, &mark);
+            TELL("change: %d errno %d\n", changed, errno);
+            REQUIRE(changed == IGN_OK || allowed(changed));
+        } else {
+            int kept = ign_store_maintain(store);
+            TELL("maintain: %d errno %d\n", kept, errno);
+            REQUIRE(kept == IGN_OK || kept == IGN_EMPTY || kept == IGN_E_STALE || allowed(kept));
+        }
+    }
+    ign_store_close(store);
+}
+
+static bool after_cut, checked;
+
+/* What the living see in the end, for comparison with what the log says. */
+static struct {
+    bool known;
+    ign_shard shard;
+    uint32_t records;
+    uint64_t ids; /* a sum over messages and pointers */
+} seen_alive;
+
+static void look(ign_store *store, ign_shard *shard, uint32_t *records, uint64_t *ids)
+{
+    static ign_slice slices[IDS];
+    uint8_t batch[1024];
+    uint32_t count;
+    *records = 0;
+    *ids = 0;
+    REQUIRE(ign_store_shard(store, magazine, 0, shard) == IGN_OK);
+    REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
+    for (uint32_t i = 0; i < count; i++) {
+        REQUIRE(ign_store_fetch(store, &slices[i], batch) == IGN_OK);
+        for (uint32_t k = slices[i].from; k < slices[i].to; k++, ++*records)
+            *ids += batch_read(batch, &slices[i], magazine, k) * 0x9E3779B97F4A7C15ull ^ (slices[i].first + k);
+    }
+}
+
+/* Has the store open all the time, and when all others are done or dead says what there is: the state that they have mended
+ * in place. */
+static void bystander(int process, ign_store_io *io)
+{
+    ign_store *store;
+    ign_store_mark mark;
+    uint32_t number;
+    _Atomic uint32_t nothing = 0;
+    int rc = ign_store_open(&store, io, &options);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc != IGN_OK)
+        return;
+    for (bool others = true; others;) {
+        io->wait(io, &nothing, 0, 500000000);
+        others = false;
+        for (int i = 0; i < process; i++) {
+            const sim_process *p = &machine.processes[i];
+            others = others || p->fate == SIM_READY || (p->fate == SIM_STOPPED && p->resume_at < UINT64_MAX / 2);
+        }
+    }
+    machine.plan = (sim_plan){0};
+    if (ign_store_find(store, "m", &number) == IGN_OK) {
+        magazine = number;
+        /* An entry that a writer had whole on its way into a new segment when it died is nobody's until the next write, which
+         * takes its place. */
+        ign_store_change change = {.key = "b", .key_bytes = 1, .value = "b", .value_bytes = 1, .expected_bytes = UINT32_MAX};
+        rc = ign_store_change_keys(store, &change, 1, &mark);
+        REQUIRE(rc == IGN_OK || disk_fails);
+        if (rc == IGN_OK)
+            rc = ign_store_flush(store, &mark, false);
+        REQUIRE(rc == IGN_OK || disk_fails);
+        if (rc == IGN_OK) {
+            look(store, &seen_alive.shard, &seen_alive.records, &seen_alive.ids);
+            seen_alive.known = true;
+        }
+    }
+    ign_store_close(store);
+}
+
+static void compare_with_alive(ign_store *store)
+{
+    ign_shard shard;
+    uint32_t records;
+    uint64_t ids;
+    look(store, &shard, &records, &ids);
+    const ign_shard *was = &seen_alive.shard;
+    REQUIRE(records == seen_alive.records && ids == seen_alive.ids && shard.living == records);
+    REQUIRE(was->living == shard.living && was->in_flight == shard.in_flight && was->load_counter == shard.load_counter &&
+            was->fire_counter == shard.fire_counter && was->load_pointer + IGN_STORE_JUMP == shard.load_pointer);
+}
+
+/* Alone, behind whatever happened: what is there, against what was said. */
+static void check_all(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    static ign_slice slices[IDS];
+    static bool found[IDS];
+    uint8_t batch[1024];
+    uint32_t count;
+    int rc = ign_store_open(&store, io, &options);
+    TELL("open: %d errno %d\n", rc, errno);
+    REQUIRE(rc == IGN_OK);
+    ign_store_figures figures;
+    REQUIRE(ign_store_figures_of(store, &figures) == IGN_OK && figures.damaged_bytes == 0);
+    memset(found, 0, sizeof found);
+    uint32_t number;
+    rc = ign_store_find(store, "m", &number);
+    REQUIRE(rc == IGN_OK || rc == IGN_E_UNKNOWN);
+    if (rc == IGN_OK) {
+        magazine = number;
+        if (seen_alive.known)
+            compare_with_alive(store);
+        REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            REQUIRE(ign_store_fetch(store, &slices[i], batch) == IGN_OK);
+            for (uint32_t k = slices[i].from; k < slices[i].to; k++) {
+                uint64_t id = batch_read(batch, &slices[i], magazine, k);
+                REQUIRE(id > 0 && id < next_id && model[id].sent); /* nothing is invented */
+                REQUIRE(!found[id] && !model[id].gone);            /* nor twice, nor back from the dead */
+                REQUIRE(!model[id].retired_durable);
+                REQUIRE(!model[id].retired || after_cut || disk_fails);
+                REQUIRE(!model[id].refused || after_cut);
+                note_pointer(slices[i].first + k, id);
+                found[id] = true;
+            }
+        }
+    }
+    for (uint32_t id = 1; id < next_id; id++) {
+        message *m = &model[id];
+        if (!found[id]) {
+            REQUIRE(!m->durable || m->retiring);
+            REQUIRE(!m->there || m->retiring || after_cut || m->refused || m->doubt || disk_fails);
+            m->gone = m->sent;
+        }
+        m->there = m->durable = found[id]; /* the opening has flushed it */
+        m->refused = m->doubt = m->retiring = m->retired = m->claimed = false;
+    }
+    for (uint32_t id = 1; id < next_id; id++) /* claims that were kept are still claims */
+        model[id].claimed = false;
+    ign_store_close(store);
+    seen_alive.known = false;
+    checked = true;
+}
+
+static void check_now(bool cut)
+{
+    sim_plan kept = machine.plan;
+    machine.plan = (sim_plan){0};
+    after_cut = cut;
+    checked = false;
+    sim_start(0, check_all);
+    sim_run(1);
+    REQUIRE(checked);
+    machine.plan = kept;
+}
+
+static void begin(uint64_t seed)
+{
+    sim_begin(seed);
+    memset(model, 0, sizeof model);
+    pointers = 0;
+    next_id = 1;
+    seen_alive.known = false;
+    disk_fails = false;
+    seed_now = seed;
+}
+
+static uint64_t crashes;
+
+/* One long history: a few epochs, each with several processes, ended by a power cut or by all being killed. */
+static void history(uint64_t seed)
+{
+    begin(seed);
+    what_now = "history";
+    unsigned epochs = 1 + (unsigned)sim_below(4);
+    sim_plan plan = {.switches = (uint32_t)sim_below(100000)};
+    switch (sim_below(6)) {
+    case 0: break;
+    case 1: plan.kills = (uint32_t)sim_below(3000); break;
+    case 2: plan.stops = (uint32_t)sim_below(3000); break;
+    case 3: plan.kills = (uint32_t)sim_below(1500), plan.stops = (uint32_t)sim_below(1500); break;
+    case 4: plan.flush_fails = (uint32_t)sim_below(100000), plan.kills = (uint32_t)sim_below(500), plan.fail_kills = sim_below(2) == 0; break;
+    default: plan.write_fails = (uint32_t)sim_below(20000), plan.no_room = (uint32_t)sim_below(20000), plan.stops = (uint32_t)sim_below(500); break;
+    }
+    plan.writebacks = (uint32_t)sim_below(300000);
+    disk_fails = plan.flush_fails + plan.write_fails + plan.no_room != 0;
+    if (getenv("SIM_TELL") != NULL)
+        fprintf(stderr, "kills %u stops %u flush %u write %u room %u epochs %u\n", plan.kills, plan.stops, plan.flush_fails, plan.write_fails, plan.no_room, epochs);
+    for (unsigned e = 0; e < epochs; e++) {
+        bool cut = sim_below(3) != 0;
+        operations = 4 + (unsigned)sim_below(40);
+        plan.cut_at = cut ? machine.steps + 1 + sim_below(sim_below(2) == 0 ? 300 : 6000) : 0;
+        machine.plan = plan;
+        unsigned count = 1 + (unsigned)sim_below(PROCESSES);
+        for (unsigned i = 0; i < count; i++)
+            sim_start((int)i, work);
+        bool watched = !cut && sim_below(2) == 0;
+        if (watched)
+            sim_start(SIM_BYSTANDER, bystander);
+        sim_run(watched ? SIM_PROCESSES : (int)count);
+        cut = machine.cut;
+        crashes++;
+        if (telling())
+            fprintf(stderr, "--- %s\n", cut ? "cut" : "all killed");
+        if (cut)
+            sim_power_cut(sim_below);
+        else
+            sim_kill_all();
+        check_now(cut);
+    }
+}
+
+/* -- every step of a short history --------------------------------------------------------------------------------------- */
+
+static void two_of_each(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    ign_store_mark mark;
+    REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
+    load_some(store, true);
+    load_some(store, false);
+    claim_some(store, true, true);
+    REQUIRE(ign_store_checkpoint(store) >= 0);
+    load_some(store, true);
+    claim_some(store, true, false);
+    ign_store_close(store);
+}
+
+static unsigned tape[64], tape_length, tape_at, tape_of[64];
+
+/* Every choice once: two for a sector, all for names. The tape says what was chosen before; the last is raised. */
+static uint64_t draw_all(uint64_t n)
+{
+    unsigned of = n == 16 ? 2 : (unsigned)n;
+    if (tape_at == 64 || (tape_at >= 7 && of > 1)) { /* beyond seven sectors: by chance */
+        return n == 16 ? sim_below(2) * 7 : sim_below(n);
+    }
+    if (tape_at == tape_length) {
+        tape[tape_length] = 0;
+        tape_of[tape_length++] = of;
+    }
+    unsigned chosen = tape[tape_at++];
+    return n == 16 ? chosen * 7 : chosen;
+}
+
+static bool next_tape(void)
+{
+    while (tape_length > 0 && ++tape[tape_length - 1] >= tape_of[tape_length - 1])
+        tape_length--;
+    return tape_length > 0;
+}
+
+static uint64_t count_steps(void)
+{
+    begin(1);
+    sim_start(0, two_of_each);
+    sim_run(1);
+    return machine.steps;
+}
+
+static void cut_at_every_step(void)
+{
+    what_now = "cut at every step";
+    uint64_t steps = count_steps();
+    for (uint64_t at = 1; at <= steps; at++) {
+        tape_length = 0;
+        do {
+            begin(1);
+            machine.plan.cut_at = at;
+            sim_start(0, two_of_each);
+            sim_run(1);
+            tape_at = 0;
+            sim_power_cut(draw_all);
+            check_now(true);
+            crashes++;
+        } while (next_tape());
+    }
+}
+
+/* Killed at each step, and whoever goes on killed at each of its first steps; a third finishes. */
+static void kill_at_every_step(void)
+{
+    what_now = "kill at every step";
+    uint64_t steps = count_steps();
+    for (uint64_t at = 1; at <= steps; at++)
+        for (uint64_t second = 1; second < 400; second += 1 + second / 8) {
+            begin(1);
+            operations = 3;
+            machine.plan.kill_at = at;
+            sim_start(0, two_of_each);
+            sim_run(1);
+            sim_start(0, two_of_each);
+            machine.plan.kill_at = machine.steps + second;
+            sim_run(1);
+            machine.plan.kill_at = 0;
+            sim_kill_all();
+            check_now(false);
+            crashes++;
+        }
+}
+
+/* Killed at each step while somebody else has the store open: what was half done is mended in place, and is then what the log
+ * says. A second one is killed while it mends. */
+static void kill_beside_a_bystander(void)
+{
+    what_now = "kill beside a bystander";
+    uint64_t steps = count_steps() + 200;
+    for (uint64_t at = 1; at <= steps; at++)
+        for (unsigned second = 0; second < 4; second++) {
+            begin(1 + second);
+            operations = 2;
+            machine.plan.switches = second * 30000;
+            sim_start(SIM_BYSTANDER, bystander);
+            sim_start(0, two_of_each);
+            sim_start(1, work);
+            machine.plan.kill_at = at;
+            for (int i = 2; i < SIM_BYSTANDER; i++)
+                sim_start(i, work);
+            sim_run(SIM_PROCESSES);
+            sim_kill_all();
+            check_now(false);
+            crashes++;
+        }
+}
+
+static uint64_t healed_at, kill_behind;
+
+static void refuse_and_go_on(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    ign_store_mark mark;
+    REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
+    load_some(store, true);
+    load_some(store, false);
+    machine.plan.flush_fails = 1000000;
+    load_some(store, true);
+    REQUIRE(model[next_id - 1].refused);
+    machine.plan.flush_fails = 0;
+    healed_at = machine.steps;
+    machine.plan.kill_at = kill_behind == 0 ? 0 : healed_at + kill_behind;
+    load_some(store, true);
+    ign_store_close(store);
+}
+
+/* The disk refuses to flush, and who was refused makes the next generation: killed at each step of that. */
+static void killed_behind_a_refusal(void)
+{
+    what_now = "killed behind a refusal";
+    uint64_t steps = UINT64_MAX;
+    for (uint64_t at = 0; at <= steps; at++) {
+        begin(1);
+        disk_fails = true;
+        kill_behind = at;
+        sim_start(0, refuse_and_go_on);
+        sim_run(1);
+        if (at == 0)
+            steps = machine.steps - healed_at;
+        sim_kill_all();
+        machine.plan = (sim_plan){0};
+        check_now(false);
+        crashes++;
+    }
+}
+
+/* Opens, closes and opens again, and then waits until the other has gone on. */
+static void open_twice(int process, ign_store_io *io)
+{
+    ign_store *store;
+    for (int i = 0; i < 2; i++) {
+        ign_store_mark mark;
+        REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
+        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+        REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
+        load_some(store, true);
+        if (i == 0)
+            ign_store_close(store);
+    }
+    for (int i = 0; i < 3; i++) {
+        _Atomic uint32_t nothing = 0;
+        io->wait(io, &nothing, 0, 3000000000ull);
+        load_some(store, true);
+    }
+    (void)process;
+    ign_store_close(store);
+}
+
+/* Stopped at each step, for longer than anybody waits; another works meanwhile and beyond, and the first goes on in between. */
+static void stop_at_every_step(void)
+{
+    what_now = "stop at every step";
+    uint64_t steps = count_steps();
+    for (uint64_t at = 1; at <= steps; at++)
+        for (unsigned variant = 0; variant < 4; variant++) {
+            begin(1 + variant);
+            machine.plan.stop_at = at;
+            machine.plan.stop_for = variant == 2 ? UINT64_MAX / 2 : variant == 3 ? 5000000000ull : 2100000000ull + variant * 3000000ull;
+            machine.plan.switches = variant == 3 ? 0 : 50000 * variant;
+            operations = 12;
+            sim_start(0, two_of_each);
+            sim_start(1, variant == 3 ? open_twice : work);
+            sim_run(2);
+            REQUIRE(machine.processes[1].fate == SIM_DONE);
+            sim_kill_all();
+            check_now(false);
+            crashes++;
+        }
+}
+
+static void run_forked(void (*body)(void))
+{
+    fflush(stdout);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        body();
+        printf("  %-24s %" PRIu64 " crashes\n", what_now, crashes);
+        fflush(stdout);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static uint64_t from_seed = 1, seed_count = 3000;
+
+static void some_seeds(void)
+{
+    for (uint64_t s = from_seed; s < from_seed + seed_count; s++)
+        history(s);
+}
+
+int main(int argc, char **argv)
+{
+#ifdef IGN_TEST_TSAN
+    printf("%-14s coroutines: not under ThreadSanitizer\n", "store_sim");
+    return 0;
+#endif
+    enum { PORTION = 2000 }; /* killed processes leave their memory behind: a few thousand histories a child */
+    if (argc == 3 && strcmp(argv[1], "one") == 0) {
+        history(strtoull(argv[2], NULL, 10));
+        return 0;
+    }
+    if (argc == 4 && strcmp(argv[1], "seeds") == 0) {
+        uint64_t from = strtoull(argv[2], NULL, 10), count = strtoull(argv[3], NULL, 10);
+        for (uint64_t s = from; s < from + count; s += PORTION) {
+            from_seed = s;
+            seed_count = from + count - s < PORTION ? from + count - s : PORTION;
+            run_forked(some_seeds);
+        }
+        return 0;
+    }
+    run_forked(cut_at_every_step);
+    run_forked(kill_at_every_step);
+    run_forked(kill_beside_a_bystander);
+    run_forked(killed_behind_a_refusal);
+    run_forked(stop_at_every_step);
+    run_forked(some_seeds);
+    printf("%-14s 6 cases\n", "store_sim");
+    return 0;
+}
+#endif
