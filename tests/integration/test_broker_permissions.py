@@ -20,7 +20,7 @@ from ignis.broker.asks import Ask
 from ignis.broker.auth import KnownUser
 from ignis.broker.commands import ANSWERS, Command
 from ignis.broker.payloads import Failure, pack, unpack, unpack_value
-from ignis.broker.permissions import FREE
+from ignis.broker.permissions import FREE, words_for
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.table import TABLE, WORDS
 from ignis.broker.users import User
@@ -433,3 +433,23 @@ def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
         ):  # fmt: skip
             with pytest.raises(errors.PermissionDeniedError):
                 call()
+
+
+def test_the_command_line_says_what_a_permission_takes(
+    broker: RunningBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IGNIS_URL", broker.url)
+    monkeypatch.setenv("IGNIS_TOKEN", "ops|manage:mine")
+    assert main(["queue", "create", "mine"]) == 0
+    monkeypatch.setenv("IGNIS_TOKEN", "web|publish:mine,ours")
+    assert main(["peek", "ours"]) == 5
+    assert capfd.readouterr().err.endswith("queue 'ours' does not exist\n"), "though it may not list what there is"
+    for arguments, says in (
+        (["peek", "mine"], "no permission for SCAN on queue 'mine': that takes work, look or all; see 'ignis broker"),
+        (["stats"], "that takes work, look or all; see"),
+        (["queue", "pause", "mine"], "that takes work, manage or all; see"),
+    ):
+        assert main(arguments) == 1
+        assert says in capfd.readouterr().err
+    assert words_for("STATS") == ["look:*", "all:*"]
+    assert words_for("DECLARE") == ["manage", "all"], "whoever may open it and not make it"
