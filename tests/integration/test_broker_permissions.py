@@ -423,6 +423,17 @@ def test_who_may_manage_a_queue_empties_pauses_and_removes_it(
             boss.queue(MINE).publish(b"d")
 
 
+def test_a_worker_of_one_queue_has_figures(broker: RunningBroker) -> None:
+    """Those of `ignis worker --health-bind`: of its queues and its connection, and not of the whole store."""
+    make(broker, MINE, THEIRS)
+    with app(broker, "worker", f"work:{MINE}") as worker, app(broker, "boss", "all:*") as boss:
+        worker.queue(MINE, bytes).publish(b"a")
+        figures = worker.stats()
+        assert [(one["queue"], one["pending"]) for one in figures["queues"]] == [(MINE, 1)]
+        assert figures["store"]["broker"] == broker.url
+        assert set(figures["store"]) < set(boss.stats()["store"])
+
+
 def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
     make(broker, MINE)
     with app(broker, "web", f"publish:{MINE}") as web:
