@@ -434,6 +434,16 @@ def test_a_worker_of_one_queue_has_figures(broker: RunningBroker) -> None:
         assert set(figures["store"]) < set(boss.stats()["store"])
 
 
+def test_who_may_only_publish_counts_what_it_publishes(broker: RunningBroker) -> None:
+    make(broker, MINE)
+    with app(broker, "web", f"publish:{MINE}") as web:
+        web.queue(MINE, bytes).publish(b"a")
+        [figures] = web.stats()["queues"]
+        assert (figures["queue"], figures["published"], "pending" in figures) == (MINE, 1, False)
+        with pytest.raises(errors.PermissionDeniedError):
+            web.queue(MINE).stats()
+
+
 def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
     make(broker, MINE)
     with app(broker, "web", f"publish:{MINE}") as web:
