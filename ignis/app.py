@@ -33,7 +33,15 @@ from ignis.config import (
     shown,
 )
 from ignis.consumer import PROCESS, REMOVAL, Consumer
-from ignis.errors import ConfigError, IgnisError, InvalidNameError, QueueMismatchError, QueueNotFoundError
+from ignis.errors import (
+    ConfigError,
+    IgnisError,
+    InvalidNameError,
+    PermissionDeniedError,
+    PublishOnlyError,
+    QueueMismatchError,
+    QueueNotFoundError,
+)
 from ignis.handler import Middleware, check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
@@ -59,6 +67,13 @@ __all__ = ["Ignis"]
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("ignis.app")
+
+
+def _figures_of(queue: Queue[Any]) -> dict[str, Any]:
+    try:
+        return queue.stats()
+    except (PermissionDeniedError, PublishOnlyError):
+        return queue.local_stats()
 
 
 class Ignis:
@@ -562,11 +577,12 @@ class Ignis:
 
     def stats(self) -> dict[str, Any]:
         """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
-        and the part in elections, once there are any."""
+        and the part in elections, once there are any. Of queues that it may only publish to, over a broker or a relay,
+        those that this process counted."""
         states = self.refresher.states
         figures: dict[str, Any] = {
             "store": self.store.stats(),
-            "queues": [queue.stats() for queue in self.queues() if states.get(queue.name) != REMOVED],
+            "queues": [_figures_of(queue) for queue in self.queues() if states.get(queue.name) != REMOVED],
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
             "pool": pool_classes(),

@@ -26,7 +26,7 @@ from ignis.message import (
     Message,
     as_utf8,
 )
-from ignis.middleware import check_layers, is_coroutine_function, wrapped
+from ignis.middleware import Completed, check_layers, is_coroutine_function, wrapped
 from ignis.native import Record
 from ignis.outcome import (
     DROPPED,
@@ -249,6 +249,14 @@ class Runner:
             self.run = self._run_direct  # type: ignore[method-assign]
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
+
+    def leave_awaiting(self) -> bool:
+        """Leaves layers that are coroutine functions to the caller's event loop, by `run_async` and `run_batch_async`, though
+        the handler is plain. Returns whether there are any."""
+        if not isinstance(self._call, Completed):
+            return False
+        self._call = self._call.call
+        return True
 
     def run(self, data: bytes) -> Outcome:
         """One record through a plain handler."""

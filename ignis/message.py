@@ -224,7 +224,19 @@ class BodyCodec(Generic[M]):
         except Exception as exc:
             # Whatever it is: a type's own __post_init__ may raise anything, and bytes nested too deeply exhaust the
             # stack. A body must not be able to end the worker that reads it.
-            raise UnreadableMessageError(f"body of {len(body)} bytes is not {self.name}: {_said(exc)}") from exc
+            fault = f"does not fit {_name(self.type)}" if self._is_wellformed(body) else f"is not {self.name}"
+            raise UnreadableMessageError(f"body of {len(body)} bytes {fault}: {_said(exc)}") from exc
+
+    def _is_wellformed(self, body: bytes) -> bool:
+        """Whether it is what the codec writes, for whatever type."""
+        try:
+            if self.name == "json":
+                msgspec.json.decode(body)
+            else:
+                msgspec.msgpack.decode(body)
+        except Exception:
+            return False
+        return self.name != "raw"
 
 
 def _said(exc: BaseException) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ignis.errors import ConfigError
 
-__all__ = ["check_layers", "is_coroutine_function", "wrapped"]
+__all__ = ["Completed", "check_layers", "is_coroutine_function", "wrapped"]
 
 Call = Callable[[Any], Any]
 
@@ -64,7 +64,7 @@ def wrapped(innermost: Call, layers: Sequence[Any], is_async: bool) -> Call:
             call, awaited = _wrap(layer, call if awaited else _awaitable(call)), True
         else:
             call = _wrap(layer, call)
-    return _Completed(call) if awaited and not is_async else call
+    return Completed(call) if awaited and not is_async else call
 
 
 def _wrap(layer: Callable[[Any, Call], Any], inner: Call) -> Call:
@@ -78,19 +78,23 @@ def _awaitable(call: Call) -> Call:
     return answer
 
 
-class _Completed:
+class Completed:
     """Runs the layers that are coroutine functions to their end, on an event loop of this worker's own: a plain handler runs
-    in a thread or a process that has none. Not shared between workers."""
+    in a thread or a process that has none. Not shared between workers.
+
+    Args:
+        call: the layers and the handler, to be awaited.
+    """
 
     def __init__(self, call: Callable[[Any], Awaitable[Any]]) -> None:
-        self._call = call
+        self.call = call
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, context: Any) -> Any:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close)
-        return self._loop.run_until_complete(self._call(context))
+        return self._loop.run_until_complete(self.call(context))
 
 
 def _name(layer: Any) -> str:

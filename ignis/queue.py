@@ -480,7 +480,7 @@ class Queue(Generic[M]):
                 )
             except TypeError as exc:
                 raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
-            spec.check_middleware([*self.app.layers, *self._middleware])
+            spec.check_middleware(self.layers)
             if not declares:
                 spec.declared = None
             self.spec = spec
@@ -514,6 +514,11 @@ class Queue(Generic[M]):
         if self.spec is not None:
             self.spec.check_middleware([*outer, *self._middleware, *inner])
 
+    @property
+    def layers(self) -> list[Middleware]:
+        """The middleware round the handler, the outermost first: the application's, then the queue's."""
+        return [*self.app.layers, *self._middleware]
+
     def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
 
@@ -523,7 +528,7 @@ class Queue(Generic[M]):
         """
         if codec is not None and codec != self._codec.name:
             self._codec = BodyCodec(self._type_for(codec), codec, self._settings.strict)
-        spec.middleware = [*outermost, *self.app.layers, *self._middleware]
+        spec.middleware = [*outermost, *self.layers]
         return Runner(spec, self._codec, self.app.resources)
 
     @property

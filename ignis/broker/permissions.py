@@ -9,7 +9,7 @@ from ignis.broker.commands import Command
 from ignis.broker.table import TABLE, WORDS, About
 from ignis.errors import ConfigError
 
-__all__ = ["FREE", "GROUPS", "Permissions", "Rule"]
+__all__ = ["FREE", "GROUPS", "Permissions", "Rule", "words_for"]
 
 GROUPS: dict[str, frozenset[str]] = {
     word: frozenset(Command(number).name for number, row in TABLE.items() if word in row.words.split())
@@ -26,6 +26,22 @@ _WHOLE: dict[str, frozenset[str]] = {
 
 FREE = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.CONNECTION) | {"PONG"}
 """Commands that are about the connection and need no permission."""
+
+_ABOUT_BROKER = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.BROKER)
+_MAKING = "DECLARE"
+"""Whoever may open a queue and not make it is refused this one."""
+
+
+def words_for(command: str) -> list[str]:
+    """The words of the users file that include a command which was refused; with ``:*`` behind when only in a rule for
+    ``*``."""
+    if command == _MAKING:
+        return ["manage", "all"]
+    found = [word for word in WORDS if command in GROUPS[word]]
+    if found and command not in _ABOUT_BROKER:
+        return [*found, "all"]
+    return [*(f"{word}:*" for word in WORDS if word in found or command in _WHOLE[word]), "all:*"]
+
 
 _COMMAND = re.compile(r"[A-Z][A-Z_]{1,31}\Z")
 _QUEUE = re.compile(r"(?:[A-Za-z0-9._-]{1,128}\*?|\*)\Z")

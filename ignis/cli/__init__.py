@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ignis._version import __version__
+from ignis.broker.permissions import words_for
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.autoscale import autoscale
@@ -30,6 +31,7 @@ from ignis.cli.sideline import sideline
 from ignis.cli.state import State, common_options
 from ignis.cli.worker import sweep, worker
 from ignis.cli.workers import workers
+from ignis.errors import PermissionDeniedError
 
 __all__ = ["cli", "main"]
 
@@ -94,6 +96,9 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
         render.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
         return code
     message, name, retryable = render.describe(exc)
+    if isinstance(exc, PermissionDeniedError):
+        words = words_for(exc.command)
+        message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"
     render.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)
     return code
 

@@ -27,7 +27,7 @@ reason_option = click.option(
     multiple=True,
     type=click.Choice([*REASONS, UNKNOWN]),
     metavar="REASON",
-    help=f"Only messages that failed for this reason; may be given often: {', '.join(REASONS)}.",
+    help=f"Only messages that failed for this reason; may be given often: {', '.join([*REASONS, UNKNOWN])}.",
 )
 
 

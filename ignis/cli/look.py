@@ -57,6 +57,19 @@ def queues(state: State, everything: bool) -> int:
     return exit_codes.OK
 
 
+class _Pause(click.FloatRange):
+    """Seconds between two looks."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is no number of seconds. A queue goes before it: ignis stats {value} --watch", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("queue", required=False)
 @click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
@@ -65,9 +78,9 @@ def queues(state: State, everything: bool) -> int:
     "--watch",
     is_flag=False,
     flag_value=2.0,
-    type=click.FloatRange(0.1, 86_400),
+    type=_Pause(0.1, 86_400),
     metavar="[SECONDS]",
-    help="Again and again, every 2 seconds or so many, until Ctrl-C.",
+    help="Again and again, every 2 seconds or so many, until Ctrl-C. Without SECONDS it goes behind QUEUE.",
 )
 @common_options
 @pass_state

@@ -162,7 +162,7 @@ def _send_all(
                 publisher.send(message, key=key)
             except (ValueError, RecursionError, InvalidMessageError) as exc:
                 if not skip_bad:
-                    failure = InvalidMessageError(f"line {number}: {exc}")
+                    failure = InvalidMessageError(f"line {number}: {exc} (--skip-bad counts such lines and goes on)")
                     break
                 counts.skipped += 1
             if show is not None and number % _STEP == 0:

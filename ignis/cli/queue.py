@@ -40,24 +40,42 @@ def queue() -> None:
 @common_options
 @pass_state
 def create_command(state: State, /, name: str, codec: str | None, **given: Any) -> int:
-    """Makes QUEUE, and the store when it does not exist. One that is there already with these settings is fine."""
+    """Makes QUEUE, and the store when it does not exist.
+
+    One that is there already gets the settings that are given, for all its processes; what has changed is said. Another
+    codec or durability is refused, and fewer shards while what they hold waits. More shards may move a key to another
+    one, so that its new messages pass those that wait.
+    """
     settings = {option: value for option, value in given.items() if value is not None}
     if codec is not None:
         settings["codec"] = codec
     with state.app(create=True) as app:
-        there = app.store.queues.get(check_queue_name(name)) is not None
+        there = app.store.queues.get(check_queue_name(name))
+        before = {} if there is None else _changeable(there)
         made = app.queue(name, bytes if codec == "raw" else None, **settings)
         made.open()
         record = queue_record(app.store, name)
+    after = _changeable(record)
+    changed = {what: {"from": value, "to": after[what]} for what, value in before.items() if after[what] != value}
     if state.json:
-        render.document({"queue": name, "created": not there, "shards": record.shards, "durability": record.durability})
-    elif there:
-        render.remark(f"queue {name} is there already")
+        answer = {"queue": name, "created": there is None, "shards": record.shards, "durability": record.durability}
+        render.document({**answer, "changed": changed})
+    elif there is not None:
+        said = ", ".join(
+            f"{render.label(what)} {render.setting(what, step['from'])} -> {render.setting(what, step['to'])}"
+            for what, step in changed.items()
+        )
+        render.remark(f"queue {name} is there already" + (f"; changed: {said}" if said else ", and stays as it is"))
     else:
         render.line(
             f"queue {name} made: {record.shards} shard(s), durability {record.durability}, codec {record.codec}"
         )
     return exit_codes.OK
+
+
+def _changeable(record: QueueRecord) -> dict[str, int]:
+    """What `queue create` may change of a queue that is there."""
+    return {name: getattr(record, name) for name in ("shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s")}
 
 
 @queue.command("delete")

@@ -27,6 +27,7 @@ __all__ = [
     "document",
     "error",
     "event",
+    "label",
     "line",
     "moment",
     "number",
@@ -36,6 +37,7 @@ __all__ = [
     "preview",
     "rate",
     "remark",
+    "setting",
     "size",
     "table",
     "to_json",
@@ -50,6 +52,8 @@ _EVENT_BYTES = 512
 _encode = msgspec.json.Encoder().encode
 _SECOND, _MINUTE, _HOUR, _DAY = 1.0, 60.0, 3600.0, 86_400.0
 NONE = "-"
+_ZERO = {"message_expiry_s": "never", "shovel_interval_s": "only by hand"}
+"""Settings whose 0 is no span of time."""
 
 
 def on_terminal() -> bool:
@@ -176,19 +180,21 @@ def table(
 
 def pairs(values: Mapping[str, Any], *, title: str = "") -> None:
     """A table of names and values."""
-    rows = [[_label(name), _cell(name, value)] for name, value in values.items()]
+    rows = [[label(name), setting(name, value)] for name, value in values.items()]
     table(["what", "value"], rows, title=title, right=["value"])
 
 
-def _label(name: str) -> str:
-    """``oldest_age_s`` -> ``oldest age``: `_cell` shows the unit."""
+def label(name: str) -> str:
+    """``oldest_age_s`` -> ``oldest age``: `setting` shows the unit."""
     for unit in ("_at_ms", "_s"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
-def _cell(name: str, value: object) -> str:
+def setting(name: str, value: object) -> str:
     """A value in the form that its name asks for."""
+    if value == 0 and name in _ZERO:
+        return _ZERO[name]
     if value is None or value == "":
         return NONE
     if isinstance(value, bool):

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from ignis.app import Ignis
 from ignis.cli import render
 from ignis.config import check_name, check_sections, load_file
-from ignis.errors import ConfigError, QueueNotFoundError
+from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
 from ignis.urls import redacted
@@ -107,7 +107,10 @@ def queue_record(store: Store, name: str) -> QueueRecord:
     """The stored queue. Raises InvalidNameError, QueueNotFoundError, which names what there is."""
     record = store.queues.get(check_name(name))
     if record is None:
-        known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
+        try:
+            known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
+        except PermissionDeniedError:  # who may only publish does not see what there is
+            raise QueueNotFoundError(f"queue {name!r} does not exist") from None
         raise QueueNotFoundError(f"queue {name!r} does not exist; there is {known or 'none'}")
     return record
 

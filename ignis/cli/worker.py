@@ -85,6 +85,8 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
 def find_app(target: str) -> Ignis:
     """Imports ``MODULE:APP``. Raises ConfigError with the place of the failure, never the module's traceback."""
     module_name, _, path = target.partition(":")
+    if not module_name:
+        raise ConfigError(f"{target!r} names no module; write MODULE:APP, such as shop.tasks:app")
     directory = os.getcwd()
     if directory not in sys.path:
         sys.path.insert(0, directory)

@@ -99,8 +99,9 @@ def open_store(
 
         path = directory_of(parts)
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
+    path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
     raise ConfigError(
-        f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay"
+        f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay{path}"
     )
 
 

@@ -18,6 +18,7 @@ from ignis.config import check_whole, shown
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
 from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
+from ignis.middleware import is_coroutine_function
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
 from ignis.storage.base import MOST_FRUITLESS, Claim, group_pointers
@@ -48,9 +49,10 @@ class Drained(NamedTuple):
 def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMIT) -> Drained:
     """Handles everything that waits, and what handlers publish meanwhile, in this thread and without any other.
 
-    Middleware, attempts, ``ignore`` and outcomes are those of a running application; a coroutine handler runs in an event
-    loop of its own, and one with ``pool="process"`` here as well. Before that, open publishers are flushed and, with a
-    `ManualClock`, what is due by it is done: sweeps, returns from the sideline, the refresher's pass.
+    Middleware, attempts, ``ignore`` and outcomes are those of a running application. Handlers and middleware that are
+    coroutine functions run in an event loop of their own, a handler with ``pool="process"`` here as well. Before that, open
+    publishers are flushed and, with a `ManualClock`, what is due by it is done: sweeps, returns from the sideline, the
+    refresher's pass.
 
     Args:
         target: an application that is not started, or one of its queues.
@@ -59,8 +61,8 @@ def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMI
             to the next call.
         limit: most messages: a handler that feeds its own queue would go on for ever.
 
-    Raises ConfigError: the application runs, it has no handler, or a coroutine handler is called from a running event loop,
-    where `adrain` goes; WaitTimeoutError: more than ``limit``.
+    Raises ConfigError: the application runs, it has no handler, or coroutine functions are to be called from a running event
+    loop, where `adrain` goes; WaitTimeoutError: more than ``limit``.
     """
     steps = _steps(target, raises, limit, not _in_loop())
     loop: asyncio.AbstractEventLoop | None = None
@@ -139,8 +141,11 @@ def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool
     handling = [queue for queue in _chosen(target) if queue.spec is not None and queue.spec.concurrency]
     if not handling:
         raise ConfigError(f"{target!r} has no handler")
-    if not may_await and any(queue.spec is not None and queue.spec.pool == "async" for queue in handling):
-        raise ConfigError("an event loop runs in this thread; write `await adrain(...)` for coroutine handlers")
+    if not may_await and any(map(_needs_loop, handling)):
+        raise ConfigError(
+            "an event loop runs in this thread; write `await adrain(...)` for handlers and middleware that are coroutine "
+            "functions"
+        )
     for queue in handling:
         queue.open()  # says whether it is paused
     claiming = [] if app.paused else [queue for queue in handling if not queue.paused]
@@ -168,6 +173,12 @@ def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool
 
 def _chosen(target: Ignis | Queue[Any]) -> list[Queue[Any]]:
     return target.queues() if isinstance(target, Ignis) else [target]
+
+
+def _needs_loop(queue: Queue[Any]) -> bool:
+    """Whether the handler is a coroutine function, or a layer round it."""
+    is_async = queue.spec is not None and queue.spec.pool == "async"
+    return is_async or any(map(is_coroutine_function, queue.layers))
 
 
 def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
@@ -207,8 +218,11 @@ class _QueueDrain:
         self._counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._spec = dataclasses.replace(spec)
-        layer: Middleware = self._note_async if spec.pool == "async" else self._note
+        self._needs_loop = _needs_loop(queue)
+        layer: Middleware = self._note_async if self._needs_loop else self._note
         self._runner: Runner = queue.make_runner(self._spec, None, layer)
+        if self._runner.leave_awaiting():
+            self._spec.timeout_s = None  # of a plain function it is not kept
         self._acker = Acknowledger(queue, spec.name, queue.app.consumer_settings, self._counts, lambda: None, list)
 
     def _note(self, ctx: Context, call_next: Any) -> Any:
@@ -269,7 +283,7 @@ class _QueueDrain:
 
     def _call(self, records: list[bytes]) -> Generator[Call, Any, list[Any]]:
         runner = self._runner
-        if self._spec.pool == "async":
+        if self._needs_loop:
             if self._spec.batch_size is None:
                 return [(yield runner, runner.run_async(records[0]))]
             outcomes: list[Any] = yield runner, runner.run_batch_async(records)

@@ -20,7 +20,7 @@ from ignis.broker.asks import Ask
 from ignis.broker.auth import KnownUser
 from ignis.broker.commands import ANSWERS, Command
 from ignis.broker.payloads import Failure, pack, unpack, unpack_value
-from ignis.broker.permissions import FREE
+from ignis.broker.permissions import FREE, words_for
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.table import TABLE, WORDS
 from ignis.broker.users import User
@@ -423,6 +423,27 @@ def test_who_may_manage_a_queue_empties_pauses_and_removes_it(
             boss.queue(MINE).publish(b"d")
 
 
+def test_a_worker_of_one_queue_has_figures(broker: RunningBroker) -> None:
+    """Those of `ignis worker --health-bind`: of its queues and its connection, and not of the whole store."""
+    make(broker, MINE, THEIRS)
+    with app(broker, "worker", f"work:{MINE}") as worker, app(broker, "boss", "all:*") as boss:
+        worker.queue(MINE, bytes).publish(b"a")
+        figures = worker.stats()
+        assert [(one["queue"], one["pending"]) for one in figures["queues"]] == [(MINE, 1)]
+        assert figures["store"]["broker"] == broker.url
+        assert set(figures["store"]) < set(boss.stats()["store"])
+
+
+def test_who_may_only_publish_counts_what_it_publishes(broker: RunningBroker) -> None:
+    make(broker, MINE)
+    with app(broker, "web", f"publish:{MINE}") as web:
+        web.queue(MINE, bytes).publish(b"a")
+        [figures] = web.stats()["queues"]
+        assert (figures["queue"], figures["published"], "pending" in figures) == (MINE, 1, False)
+        with pytest.raises(errors.PermissionDeniedError):
+            web.queue(MINE).stats()
+
+
 def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
     make(broker, MINE)
     with app(broker, "web", f"publish:{MINE}") as web:
@@ -433,3 +454,23 @@ def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
         ):  # fmt: skip
             with pytest.raises(errors.PermissionDeniedError):
                 call()
+
+
+def test_the_command_line_says_what_a_permission_takes(
+    broker: RunningBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IGNIS_URL", broker.url)
+    monkeypatch.setenv("IGNIS_TOKEN", "ops|manage:mine")
+    assert main(["queue", "create", "mine"]) == 0
+    monkeypatch.setenv("IGNIS_TOKEN", "web|publish:mine,ours")
+    assert main(["peek", "ours"]) == 5
+    assert capfd.readouterr().err.endswith("queue 'ours' does not exist\n"), "though it may not list what there is"
+    for arguments, says in (
+        (["peek", "mine"], "no permission for SCAN on queue 'mine': that takes work, look or all; see 'ignis broker"),
+        (["stats"], "that takes work, look or all; see"),
+        (["queue", "pause", "mine"], "that takes work, manage or all; see"),
+    ):
+        assert main(arguments) == 1
+        assert says in capfd.readouterr().err
+    assert words_for("STATS") == ["look:*", "all:*"]
+    assert words_for("DECLARE") == ["manage", "all"], "whoever may open it and not make it"

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import ignis
 from ignis import errors
 from ignis.config import RelaySettings
+from ignis.metrics import Collector
 from tests.relay_support import Place, finish, kill, place, say, stop
 from tests.support import WAIT_S, eventually
 
@@ -293,6 +295,9 @@ def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[by
         with pytest.raises(errors.PublishOnlyError, match="open the store"):
             call()
     assert store.stats()["relay"] == "absent"
+    [figures] = queue.app.stats()["queues"]
+    assert (figures["published"], "pending" in figures) == (0, False), "what this process counted"
+    CollectorRegistry().register(Collector(queue.app.stats))  # which asks at once
     here.start_relay()
     assert store.stats()["relay"] != "absent"
 

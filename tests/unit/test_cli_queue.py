@@ -83,7 +83,7 @@ def test_create(run: Run, app: Ignis) -> None:
     assert record is not None
     assert (record.shards, record.durability, record.message_expiry_s) == (3, "none", 3_600)
     assert run("queue", "create", "orders", "--json")[1] == [
-        '{"queue":"orders","created":false,"shards":3,"durability":"none"}'
+        '{"queue":"orders","created":false,"shards":3,"durability":"none","changed":{}}'
     ]
     code, _, err = run("queue", "create", "orders", "--durability", "sync")
     assert (code, "durability 'none'" in err) == (2, True)
@@ -386,3 +386,28 @@ def test_follow_without_acknowledging_shows_each_once(url: str, app: Ignis) -> N
         assert process.wait(WAIT_S) == 0
     assert (first, sorted(rest)) == ({0, 1}, [2, 3])
     assert pending(app) == [0, 1, 2, 3]
+
+
+def test_create_says_what_it_changes_of_a_queue_that_is_there(run: Run) -> None:
+    assert run("queue", "create", "orders", "--shards", "8")[0] == 0
+    assert run("queue", "create", "orders")[2] == "queue orders is there already, and stays as it is\n"
+    code, _, err = run("queue", "create", "orders", "--shards", "16", "--message-expiry", "2d")
+    assert (code, err) == (
+        0,
+        "queue orders is there already; changed: shards 8 -> 16, message expiry never -> 2 d\n",
+    )
+    code, [line], _ = run("queue", "create", "orders", "--stuck-after", "30m", "--json")
+    assert json.loads(line) == {
+        "queue": "orders",
+        "created": False,
+        "shards": 16,
+        "durability": "sync",
+        "changed": {"stuck_after_s": {"from": 1_200, "to": 1_800}},
+    }
+
+
+def test_watch_says_where_the_queue_goes(run: Run) -> None:
+    assert run("queue", "create", "orders")[0] == 0
+    code, _, err = run("stats", "--watch", "orders")
+    assert code == 2
+    assert "'orders' is no number of seconds. A queue goes before it: ignis stats orders --watch" in err

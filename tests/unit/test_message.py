@@ -102,20 +102,21 @@ def test_an_object_that_holds_itself_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "codec", "body"),
+    ("kind", "codec", "body", "fault"),
     [
-        (Order, "json", b"{bad"),
-        (Order, "json", b'{"id": 5, "total": 1}'),
-        (Order, "json", b""),
-        (Order, "msgpack", b"\xc1"),
-        (Picky, "json", b'{"id": "x"}'),
-        (str, "raw", b"\xff"),
-        (None, "json", b"[" * 100_000),
-        (None, "msgpack", b"\x91" * 100_000),
+        (Order, "json", b"{bad", "is not json"),
+        (Order, "json", b'{"id": 5, "total": 1}', "does not fit Order: "),
+        (Order, "json", b"", "is not json"),
+        (Order, "msgpack", b"\xc1", "is not msgpack"),
+        (Order, "msgpack", b"\x01", "does not fit Order: "),
+        (Picky, "json", b'{"id": "x"}', "does not fit Picky: "),
+        (str, "raw", b"\xff", "is not raw"),
+        (None, "json", b"[" * 100_000, "is not json"),
+        (None, "msgpack", b"\x91" * 100_000, "is not msgpack"),
     ],
 )
-def test_a_body_of_another_type_is_unreadable(kind: Any, codec: str, body: bytes) -> None:
-    with pytest.raises(UnreadableMessageError, match=f"body of {len(body)} bytes is not {codec}"):
+def test_a_body_of_another_type_is_unreadable(kind: Any, codec: str, body: bytes, fault: str) -> None:
+    with pytest.raises(UnreadableMessageError, match=f"body of {len(body)} bytes {fault}"):
         BodyCodec(kind, codec).decode_checked(body)
 
 

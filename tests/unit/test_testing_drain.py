@@ -125,6 +125,51 @@ def test_what_middleware_raises_is_raised(queue: ignis.Queue[int]) -> None:
         drain(queue)
 
 
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_middleware_that_is_a_coroutine_function_round_a_plain_handler(
+    queue: ignis.Queue[int], batch_size: int | None
+) -> None:
+    layers: list[str] = []
+
+    @queue.app.middleware
+    async def outer(ctx: ignis.Context, call_next: Any) -> Any:
+        await asyncio.sleep(0)
+        layers.append("outer")
+        return await call_next(ctx)
+
+    @queue.middleware
+    def inner(ctx: ignis.Context, call_next: Any) -> Any:
+        layers.append("inner")
+        return call_next(ctx)
+
+    @queue.handler(batch_size=batch_size, attempts=2, timeout_s=30)
+    def handle(message: Any) -> bool:
+        layers.append("handler")
+        if message in (1, [1]):
+            raise ValueError("one")
+        return message not in (2, [2])
+
+    async def in_a_loop() -> Drained:
+        with pytest.raises(ConfigError, match="adrain"):
+            drain(queue)
+        return await adrain(queue)
+
+    queue.publish(0)
+    assert drain(queue) == Drained(done=1)
+    assert layers == ["outer", "inner", "handler"]
+    queue.publish(0)
+    assert asyncio.run(in_a_loop()) == Drained(done=1)
+    queue.publish(1)
+    with pytest.raises(ValueError, match="one"):
+        drain(queue)
+    queue.publish(1)
+    with pytest.raises(ValueError, match="one"):
+        asyncio.run(in_a_loop())
+    queue.publish(2)
+    assert asyncio.run(in_a_loop()) == Drained(sidelined=1)
+    assert reasons(queue) == {"exception": 2, "rejected": 1}
+
+
 def test_a_body_that_cannot_be_read(queue: ignis.Queue[int]) -> None:
     queue.handler(lambda message: pytest.fail("it was called"))
     queue.main.store.load_records("jobs", 0, [encode_record(b'"x"', flags=CODEC_JSON)])
