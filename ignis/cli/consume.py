@@ -135,8 +135,8 @@ class _Lines:
         return True
 
     def _write(self, data: memoryview) -> int:
-        """Returns how much went out: not through `sys.stdout`, which drops the rest of a write that was cut short when Python runs
-        without buffers (``PYTHONUNBUFFERED``)."""
+        """Returns how much went out. Not through `sys.stdout`: without buffers (``PYTHONUNBUFFERED``) it drops what a write that
+        was cut short has left."""
         if self._pipe:  # a write of more than this may wait for the reader, and no signal would end it
             if not _writable(self._fd):
                 return 0
