@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from ignis.config import check_whole, shown
-from ignis.errors import ConfigError, InvalidMessageError, UnreadableMessageError
+from ignis.errors import ConfigError, InvalidMessageError, StoreFullError, UnreadableMessageError
 from ignis.message import Message
 from ignis.storage.base import MagazineStore
+from ignis.storage.purging import PURGE_BATCH
 
 __all__ = ["Deleted", "Purged", "delete_matching", "match_messages", "purge"]
 
@@ -36,17 +37,26 @@ class Deleted(NamedTuple):
 
 
 def purge(magazines: MagazineStore, name: str, *, in_flight: bool = False, progress: Progress | None = None) -> Purged:
-    """Removes what is in a magazine when the call begins, 10,000 messages a transaction. ``progress`` is called after each with
-    how many it removed. Raises QueueNotFoundError and the store's errors: what was removed by then is gone."""
-    step = magazines.purge(name, in_flight=in_flight)
-    waiting, claimed = step.waiting, step.in_flight
+    """Removes what is in a magazine when the call begins, 10,000 messages a transaction, fewer on a full disk.
+
+    ``progress`` is called after each with how many it removed. Raises QueueNotFoundError and the store's errors: what was
+    removed by then is gone."""
+    limit = PURGE_BATCH
+    waiting = claimed = 0
+    left = None
     while True:
+        try:
+            step = magazines.purge(name, limit, in_flight=in_flight, left=left)
+        except StoreFullError:  # deletes need pages too: a smaller transaction may have them, and frees more
+            if limit == 1:
+                raise
+            limit = max(1, limit // 4)
+            continue
+        waiting, claimed, left = waiting + step.waiting, claimed + step.in_flight, step.left
         if progress is not None:
             progress(step.waiting + step.in_flight)
         if not step.left:
             return Purged(waiting, claimed)
-        step = magazines.purge(name, in_flight=in_flight, left=step.left)
-        waiting, claimed = waiting + step.waiting, claimed + step.in_flight
 
 
 def match_messages(ids: Iterable[Any] | None, where: Callable[[Message], object] | None) -> Match:

@@ -36,6 +36,7 @@ from ignis.outcome import (
     Outcome,
     batch_outcomes,
     failure_of,
+    is_awaitable,
     joined_failure,
     outcome_of,
     overrun_failure,
@@ -382,10 +383,10 @@ class Runner:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
             answer = self._call(context)
-            if inspect.isawaitable(answer):  # a middleware may answer by itself
+            if is_awaitable(answer):  # a middleware may answer by itself
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 answer = await asyncio.wait_for(_contained(answer), left_s)
-                if isinstance(answer, _Contained):
+                if type(answer) is _Contained:
                     raise answer.exc
             return answer, None
         except BaseException as exc:

@@ -11,6 +11,7 @@ import logging
 import traceback
 from collections.abc import Callable
 
+from ignis.history import type_name
 from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
 
@@ -41,7 +42,7 @@ class HandlerLog:
 
     def raised(self, exc: BaseException, message: str, *, again: bool) -> None:
         """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows at once."""
-        kind = type(exc).__qualname__
+        kind = type_name(exc)
         count = self._limit.due(kind)
         if count:
             then = "it is tried again" if again else "the message goes to the sideline"
@@ -59,7 +60,7 @@ class HandlerLog:
         """The handler returned what says nothing. Said once."""
         self._write_once(
             "ignored",
-            f"{self._name} returned a value of type {type(answer).__qualname__}, which is ignored: the message is done. Only "
+            f"{self._name} returned a value of type {type_name(answer)}, which is ignored: the message is done. Only "
             "False fails it, None and True do not (said once)",
         )
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["MAX_HISTORY_BYTES", "MOST_ATTEMPTS", "Attempt", "extended", "parsed", "trace_of"]
+__all__ = ["MAX_HISTORY_BYTES", "MOST_ATTEMPTS", "Attempt", "extended", "parsed", "trace_of", "type_name"]
 
 MOST_ATTEMPTS = 8
 MOST_ERROR_BYTES = 300
@@ -104,6 +104,12 @@ def trace_of(exc: BaseException) -> str:
         return _end("\n".join(lines), MOST_TRACE_BYTES)
     except BaseException:  # the source lines are asked of whatever has loaded the user's module
         return ""
+
+
+def type_name(value: object) -> str:
+    """What the type of an exception or an answer is called. Never raises: a metaclass is not asked."""
+    name: str = type.__dict__["__qualname__"].__get__(type(value))
+    return name
 
 
 def _cut(text: str, most: int) -> str:

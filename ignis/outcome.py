@@ -20,10 +20,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeGuard
 
 from ignis.handler_log import HandlerLog
-from ignis.history import MOST_ATTEMPTS, Attempt, trace_of
+from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
 from ignis.message import REASON_EXCEPTION, REASON_REJECTED, REASON_TIMEOUT, as_utf8
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "batch_outcomes",
     "by_worker",
     "failure_of",
+    "is_awaitable",
     "joined_failure",
     "now_ms",
     "outcome_of",
@@ -142,7 +143,7 @@ Outcome = Failure | Dropped | None
 
 def failure_of(exc: BaseException) -> Failed:
     """Never raises: an exception whose own text cannot be made is told by its type."""
-    kind = type(exc).__qualname__
+    kind = type_name(exc)
     try:
         error = as_utf8(f"{kind}: {exc}")
     except BaseException:  # KeyboardInterrupt too: it is the user's code that is called here
@@ -159,9 +160,27 @@ def _storable(failure: Failure) -> Failure:
 
 
 def outcome_of(answer: object, log: HandlerLog) -> Outcome:
-    """What an answer means; ``log`` is told of one that means nothing."""
+    """What an answer means; ``log`` is told of one that means nothing. Never raises."""
     if answer is None or answer is True:
         return None
+    try:
+        outcome = _meaning(answer)
+    except BaseException:  # it cannot be looked at, such as a proxy with nothing behind it: another value, then
+        outcome = _NOTHING
+    if isinstance(outcome, _Nothing):
+        log.ignored(answer)
+        return None
+    return outcome
+
+
+class _Nothing:
+    """The answer says nothing."""
+
+
+_NOTHING = _Nothing()
+
+
+def _meaning(answer: object) -> Outcome | _Nothing:
     if type(answer).__module__ == "numpy" and type(answer).__name__ in ("bool", "bool_"):
         answer = bool(answer)  # its comparisons give a truth value of its own
         if answer:
@@ -175,19 +194,33 @@ def outcome_of(answer: object, log: HandlerLog) -> Outcome:
             answer.close()  # it is told here, and Python need not say that nobody awaited it
         return Failure(
             REASON_EXCEPTION,
-            f"handler returned a {type(answer).__qualname__}, of which nothing has run: a handler that awaits is 'async def'",
+            f"handler returned a {type_name(answer)}, of which nothing has run: a handler that awaits is 'async def'",
         )
-    log.ignored(answer)
-    return None
+    return _NOTHING
 
 
 def _is_undone(answer: object) -> bool:
     return inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
 
 
+def is_awaitable(answer: object) -> bool:
+    """Never raises."""
+    try:
+        return inspect.isawaitable(answer)
+    except BaseException:  # as in `outcome_of`
+        return False
+
+
+def _is_list(answer: object) -> TypeGuard[list[object] | tuple[object, ...]]:
+    try:
+        return isinstance(answer, (list, tuple)) and not isinstance(answer, Failure)
+    except BaseException:  # as in `outcome_of`
+        return False
+
+
 def batch_outcomes(answer: object, count: int, log: HandlerLog) -> list[Outcome]:
     """`outcome_of` for each of ``count`` messages of a batch."""
-    if isinstance(answer, (list, tuple)) and not isinstance(answer, Failure):
+    if _is_list(answer):
         outcomes = [outcome_of(one, log) for one in answer]
         if len(answer) == count:
             return outcomes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import signal
@@ -35,6 +36,8 @@ _CHUNK = 100
 _PAGE = 1_000
 _WAIT_S = 1.0
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 0.0001, 0.02
+_LAST_READ_S = 1.0
+"""So long a reader may take, after a signal asked to stop, for the line that it is at: what it reads later is there twice."""
 _INT = struct.Struct("i")
 
 
@@ -93,35 +96,55 @@ class _Stopping:
 
 
 class _Lines:
-    """Standard output, line by line."""
+    """Standard output, line by line, each whole or not at all."""
 
     def __init__(self, stopping: _Stopping) -> None:
         self._stopping = stopping
         self._fd = -1
+        self._pipe = False
         with contextlib.suppress(OSError, ValueError):
-            fd = sys.stdout.fileno()
-            if stat.S_ISFIFO(os.fstat(fd).st_mode):
-                self._fd = fd
+            self._fd = sys.stdout.fileno()
+            self._pipe = stat.S_ISFIFO(os.fstat(self._fd).st_mode)
 
     def write(self, line: str, meanwhile: Callable[[], None]) -> bool:
-        """Writes and flushes; into a pipe, until it was read. False when it was not before somebody asked to stop. Raises
+        """Writes; into a pipe, until it was read. False when it was not, for a while after somebody asked to stop. Raises
         BrokenPipeError when the reader is gone."""
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-        if self._fd < 0:
+        if self._fd < 0:  # no file: somebody catches what is printed
+            sys.stdout.write(line + "\n")
             return True
+        sys.stdout.flush()
+        left = memoryview((line + "\n").encode())
+        until_s = math.inf
+        nap_s = _SHORTEST_NAP_S
         poll = select.poll()
         poll.register(self._fd, 0)
-        nap_s = _SHORTEST_NAP_S
-        while self._unread():
+        while left or (self._pipe and self._unread()):
+            if left and (wrote := self._write(left)):
+                left = left[wrote:]
+                nap_s = _SHORTEST_NAP_S
+                continue
             if poll.poll(0):
                 raise BrokenPipeError  # it ended with this in the pipe
-            if self._stopping.asked():
+            if until_s == math.inf and self._stopping.asked():
+                until_s = time.monotonic() + _LAST_READ_S
+            if time.monotonic() >= until_s:
                 return False
             meanwhile()
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
         return True
+
+    def _write(self, data: memoryview) -> int:
+        """Returns how much went out. Not through `sys.stdout`: without buffers (``PYTHONUNBUFFERED``) it drops what a write that
+        was cut short has left."""
+        if self._pipe:  # a write of more than this may wait for the reader, and no signal would end it
+            if not _writable(self._fd):
+                return 0
+            data = data[: select.PIPE_BUF]
+        try:
+            return os.write(self._fd, data)
+        except BlockingIOError:
+            return 0
 
     def _unread(self) -> int:
         try:
@@ -129,6 +152,12 @@ class _Lines:
             return found
         except OSError:
             return 0  # a system that does not tell
+
+
+def _writable(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return any(events & select.POLLOUT for _, events in poll.poll(0))
 
 
 class _Take:

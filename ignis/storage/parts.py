@@ -20,7 +20,8 @@ def in_parts(
     """Transfers the items: all at once where there is room, else in halves, down to single messages.
 
     Yields each part that was transferred, and how many of it moved. What was not yielded is where it was. A message that is
-    too large for the store with all that its failure says goes without the history.
+    too large for the store with all that its failure says goes without the history, and so does one for which a full store has
+    no room by itself.
 
     Args:
         items: what is to move. Neighbours go together, so that whole segments become free early.
@@ -45,14 +46,14 @@ def in_parts(
             if len(part) > 1:
                 size = len(part) // 2
                 continue
-            slim = slim_record(part[0].record)
-            if slim != part[0].record:
-                ordered[at] = part[0]._replace(record=slim)
+            if _slimmed(ordered, at):
                 continue
             refused = exc
         except StoreFullError as exc:
             if len(part) > 1:
                 size = len(part) // 2
+                continue
+            if _slimmed(ordered, at):  # else each transfer would need more room than it frees
                 continue
             refused, in_a_row = exc, in_a_row + 1
             if in_a_row == _MOST_REFUSED:
@@ -64,6 +65,15 @@ def in_parts(
         at += len(part)
     if refused is not None:
         raise refused
+
+
+def _slimmed(items: list[Transfer], at: int) -> bool:
+    """Takes the history from that item. False when it has none."""
+    slim = slim_record(items[at].record)
+    if slim == items[at].record:
+        return False
+    items[at] = items[at]._replace(record=slim)
+    return True
 
 
 def transfer_in_parts(items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int]) -> int:

@@ -64,6 +64,26 @@ def test_failures_reach_the_sideline_of_a_full_disk(
         app.close()
 
 
+def test_failures_that_grow_reach_the_sideline_of_a_full_disk(tmp_path: Path, new_app: MakeApp) -> None:
+    """Each would need more room than it frees: without its history it does not."""
+    with disk(tmp_path / "disk", "34m") as path:
+        app = new_app(f"embedded://{path}/store", consumer={"ack_retry": 0.05})
+        queue = app.queue("jobs", bytes, shards=2, shovel_interval=0)
+        count = fill(queue, 10_200, 1)
+        assert count >= 200
+        fill_disk(path / "ballast")
+
+        @queue.handler(attempts=9)
+        def handle(message: bytes) -> None:
+            raise ValueError("x" * 400)
+
+        app.start()
+        eventually(lambda: not queue.main.pending() and not queue.main.in_flight())
+        assert reasons(queue) == {"exception": count}
+        assert app.stop() is True
+        app.close()
+
+
 def test_a_sweep_by_hand_works_on_a_full_disk(tmp_path: Path, new_app: MakeApp) -> None:
     with disk(tmp_path / "disk", "24m") as path:
         app = new_app(f"embedded://{path}/store", clock=lambda: 4e9)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.native import CODEC_MSGPACK, encode_record
 from ignis.storage.base import Transfer
+from tests.disk_support import disk
 from tests.support import WAIT_S, eventually
 
 Run = Callable[..., "tuple[int, list[str], str]"]
@@ -353,6 +355,62 @@ def test_a_signal_gives_back_what_nobody_has_read(url: str, app: Ignis, number: 
     read = {json.loads(line)["body"] for line in seen.splitlines()}
     assert read | set(pending(app)) == set(range(300))
     assert queue.main.in_flight() == 0
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_a_line_that_a_write_cuts_short_arrives_whole(url: str, app: Ignis, unbuffered: str) -> None:
+    """A pipe that does not wait takes what fits."""
+    queue = app.queue("orders", str, shards=1)
+    queue.publish_many(["x" * 300_000, "y" * 300_000])
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb") as pipe:
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        with start(url, "consume", "orders", stdout=writing, env=environment) as process:
+            os.close(writing)
+            lines = pipe.read().splitlines()
+            assert process.wait(WAIT_S) == 0
+    assert [json.loads(line)["body"][:1] for line in lines] == ["x", "y"]
+    assert (queue.main.pending(), queue.main.in_flight()) == (0, 0)
+
+
+def test_a_file_that_is_full_in_the_middle_of_a_line_loses_nothing(url: str, app: Ignis, tmp_path: Path) -> None:
+    queue = app.queue("orders", int, shards=1)
+    queue.publish_many(range(600))
+    with disk(tmp_path / "disk", "64k") as place, open(place / "out", "wb") as file:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        with start(url, "consume", "orders", stdout=file, env=environment) as process:
+            assert process.wait(WAIT_S) == 1
+        lines = (place / "out").read_bytes().split(b"\n")[:-1]
+    assert 0 < len(lines) < 600
+    assert sorted([json.loads(line)["body"] for line in lines] + pending(app)) == list(range(600))
+
+
+def test_a_signal_ends_it_in_the_middle_of_a_line_that_nobody_reads(url: str, app: Ignis) -> None:
+    queue = app.queue("orders", str, shards=1)
+    queue.publish("x" * 300_000)
+    with start(url, "consume", "orders", preexec_fn=_default_signals) as process:
+        assert process.stdout is not None
+        os.read(process.stdout.fileno(), 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 130
+    assert len(pending(app)) == 1
+    assert queue.main.in_flight() == 0
+
+
+def test_the_line_that_is_read_after_a_signal_is_acknowledged(url: str, app: Ignis) -> None:
+    queue = app.queue("orders", int, shards=1)
+    queue.publish_many(range(300))
+    with start(url, "consume", "orders", preexec_fn=_default_signals) as process:
+        assert process.stdout is not None
+        pipe = process.stdout
+        seen = os.read(pipe.fileno(), 1 << 16)
+        eventually(lambda: bool(select.select([pipe], [], [], 0)[0]))  # the next one is in the pipe
+        process.send_signal(signal.SIGTERM)
+        while more := os.read(pipe.fileno(), 1 << 16):
+            seen += more
+        assert process.wait(WAIT_S) == 130
+    assert sorted([json.loads(line)["body"] for line in seen.splitlines()] + pending(app)) == list(range(300))
 
 
 def _default_signals() -> None:

@@ -14,6 +14,7 @@ from ignis.handler_log import HandlerLog
 from ignis.log_limit import LogLimit
 from ignis.message import BodyCodec
 from ignis.native import CODEC_JSON, encode_record
+from ignis.outcome import batch_outcomes
 from tests.apps import jobs
 from tests.support import Journal, eventually, sidelined, wait_idle
 
@@ -138,6 +139,56 @@ def test_logging_never_raises(caplog: pytest.LogCaptureFixture, forwards: bool) 
         made.send = gone
     made.raised(NoTextError(), "message 1", again=False)
     assert "handler handle of queue jobs raised NoTextError on message 1" in said(caplog)[0].getMessage()
+
+
+class Shy(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__qualname__", "__name__", "__module__"):
+            raise ValueError("no name")
+        return super().__getattribute__(name)
+
+
+class ShyError(Exception, metaclass=Shy):
+    """Its class does not say what it is called."""
+
+
+class Unbound:
+    """As a proxy of a web framework outside of its request."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("nothing stands behind it")
+
+
+@pytest.mark.parametrize("pool", ["thread", "async"])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_what_cannot_be_looked_at_ends_no_worker(memory_app: ignis.Ignis, pool: str, attempts: int) -> None:
+    queue = memory_app.queue("jobs", str, shards=1, max_returns=0)
+
+    def answer(message: str) -> Any:
+        if message == "raises":
+            raise ShyError
+        return Unbound()
+
+    if pool == "async":
+
+        async def later(message: str) -> Any:
+            return answer(message)
+
+        queue.handler(later, attempts=attempts)
+    else:
+        queue.handler(answer, attempts=attempts)
+    queue.publish_many(["answers", "raises"])
+    memory_app.start()
+    wait_idle(queue)
+    assert [(one.message, one.envelope.reason) for one in queue.sideline.peek()] == [("raises", "exception")]
+    assert (queue.sideline.peek()[0].envelope.error or "").startswith("ShyError")
+
+
+def test_batch_answers_that_cannot_be_looked_at_fail_nothing() -> None:
+    made = HandlerLog("jobs", "handle")
+    assert batch_outcomes(Unbound(), 2, made) == [None, None]
+    assert batch_outcomes([Unbound(), True], 2, made) == [None, None]
 
 
 def test_a_long_text_is_cut_in_the_middle() -> None:

@@ -71,6 +71,16 @@ def test_a_history_that_makes_a_record_too_large_is_left_out() -> None:
         assert message.error.startswith("KeyError: 7")
 
 
+def test_a_history_for_which_a_full_store_has_no_room_is_left_out() -> None:
+    """Else each transfer needs more room than it frees, and the consumer stands still."""
+    record = encode_record(b"body", flags=0)
+    for _ in range(8):
+        record = failed_record(record, "exception", "e" * 500, worker="w")
+    store = Store(len(record) - 1)
+    assert transfer_in_parts([Transfer(0, pointer, record, 0) for pointer in range(3)], store.transfer) == 3
+    assert sorted(store.moved) == [0, 1, 2]
+
+
 def test_a_record_that_is_too_large_holds_up_no_other() -> None:
     store = SmallRecords(500)
     with pytest.raises(RecordTooLargeError):
