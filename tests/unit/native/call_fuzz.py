@@ -568,11 +568,11 @@ class Fuzz:
         # The last ones may be left out, but not what says how long to wait.
         if args and "timeout" not in kinds and self.random.random() < 0.1:
             args.pop()
-        if "timeout" in kinds:
-            at = kinds.index("timeout")
-            # None is the default of half a minute, and a huge number is taken at its word.
-            if args[at] is None or (isinstance(args[at], (int, float)) and args[at] > 0.01):
-                args[at] = 0
+        # None is the default of half a minute, and a huge number is taken at its word.
+        if "timeout" in kinds and _is_long(args[kinds.index("timeout")]):
+            args[kinds.index("timeout")] = 0
+        if "timeout" in named and _is_long(named["timeout"]):
+            named["timeout"] = 0
         found = self._try(
             f"{name}({', '.join(type(a).__name__ for a in args)}, {list(named)})", lambda: call(*args, **named)
         )
@@ -635,6 +635,10 @@ class Fuzz:
         # not look into.
         left = sum(box.first_error is None for box in self.outboxes)
         assert not left, f"{left} outbox(es) are never collected"
+
+
+def _is_long(timeout: Any) -> bool:
+    return timeout is None or (isinstance(timeout, (int, float)) and timeout > 0.01)
 
 
 def print_nothing(*_: object) -> None:
