@@ -315,7 +315,7 @@ def delete_before_load() -> None:
     """A transfer takes the messages out of the source before the target has them."""
 
     def change(magazines: Any) -> None:
-        def transfer(source: str, target: str, items: Sequence[Any], ttl_s: float | None, fence: Any = None) -> int:
+        def transfer(source: str, target: str, items: Sequence[Any], ttl_s: Any = None, fence: Any = None) -> int:
             there = magazines.peek(source, group_pointers((one.shard, one.pointer) for one in items))
             items = [one for one in items if one.pointer in there.get(one.shard, {})]
             if items:

@@ -31,7 +31,7 @@ import ignis
 from ignis.errors import StaleEpochError, StoreBusyError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
-from ignis.storage.base import QueueRecord, Transfer
+from ignis.storage.base import KEEP_TTL, QueueRecord, Transfer
 from tests.torture.faults import Mutant
 from tests.torture.network import Cable, ProxyWay, Way, cables_possible
 from tests.torture.process import Child, Reporter, Role, follow
@@ -81,7 +81,7 @@ def instance(url: str, name: str, address: str) -> Role:
         )
         transfer = app.store.magazines.transfer
 
-        def noted(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Any = None) -> int:
+        def noted(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None = KEEP_TTL, fence: Any = None) -> int:
             moved = transfer(source, target, items, ttl_s, fence)
             if moved:
                 report.note("swept", f"{fence.epoch} {time.monotonic()} {moved}")
