@@ -81,7 +81,9 @@ def instance(url: str, name: str, address: str) -> Role:
         )
         transfer = app.store.magazines.transfer
 
-        def noted(source: str, target: str, items: Sequence[Transfer], ttl_s: float | None = KEEP_TTL, fence: Any = None) -> int:
+        def noted(
+            source: str, target: str, items: Sequence[Transfer], ttl_s: float | None = KEEP_TTL, fence: Any = None
+        ) -> int:
             moved = transfer(source, target, items, ttl_s, fence)
             if moved:
                 report.note("swept", f"{fence.epoch} {time.monotonic()} {moved}")
