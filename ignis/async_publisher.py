@@ -37,9 +37,8 @@ class AsyncPublisher(Generic[M]):
         make: Callable[[OnPlaced], Publisher[M]],
         on_stored: Callable[[int], None],
     ) -> None:
-        self._places: dict[
-            str, int
-        ] = {}  # by id, pointer * _SHARDS + shard: a tuple each would be the collector's to look at
+        # By id, pointer * _SHARDS + shard: a tuple each would be the collector's to look at.
+        self._places: dict[str, int] = {}
         self.publisher = make(self._note)
         self._tell = None if self.publisher.tells_stored else on_stored
 
