@@ -28,7 +28,7 @@ PACKAGE_SOURCES := $(shell find ignis -name '*.py' -o -name '*.pyi' -o -name py.
 # What comes before the Python tests, whose summary is what stands at the end. Two run at a time, each on one core; those of
 # the C core begin while the virtual environment is made.
 C_CHECKS := sanitize-c fuzz test-c mutants
-PY_CHECKS := lint typecheck wheel sanitize-py stubtest
+PY_CHECKS := lint typecheck wheel sanitize-py stubtest instructions micro
 CHECKS := $(PY_CHECKS) $(C_CHECKS)
 # What a check says stands together, where make can do that: not with the 3.81 of macOS.
 TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=recurse)
@@ -40,7 +40,7 @@ help: ## this list
 # -- Set-up ------------------------------------------------------------------------------------------------------------
 
 .PHONY: system-packages
-system-packages: ## compilers, strace, xfsprogs: installed as root where apt-get is, else said what is missing
+system-packages: ## compilers, strace, valgrind, xfsprogs: installed as root where apt-get is, else said what is missing
 	@[ -n "$$IGNIS_SYSTEM_PACKAGES" ] || IGNIS_PYTHON='$(IGNIS_PYTHON)' scripts/system-packages test
 
 $(STAMPS)/venv:
@@ -172,6 +172,18 @@ reproducible: $(STAMPS)/packages ## the wheel built twice, in two places: the sa
 bench: $(STAMPS)/build ## ignis beside its peers, which are installed first (BENCH_ARGS='--quick store')
 	bench/install_peers.sh $(PY)
 	$(PY) -m bench $(BENCH_ARGS)
+
+.PHONY: instructions
+instructions: $(STAMPS)/build ## instructions a message: fails when publish, claim or delete cost 5 % more than kept
+	@if command -v valgrind >/dev/null; then \
+	    set -x; $(PY) -m bench.instructions; \
+	else \
+	    echo "instructions: SKIPPED: no valgrind" >&2; \
+	fi
+
+.PHONY: micro
+micro: $(STAMPS)/build ## each step of a message beside a reference of the same run: a table to read (MICRO_ARGS=--update-ratios)
+	$(PY) -m pytest bench/micro -q -p no:xdist --benchmark-quiet --benchmark-disable-gc --benchmark-max-time=0.2 $(MICRO_ARGS)
 
 # --no-deps: the demo reads the package's data files and not pandas.
 $(STAMPS)/flights: $(STAMPS)/venv

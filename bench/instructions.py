@@ -1,0 +1,171 @@
+"""Instructions that publish, claim and acknowledge cost a message: a gate that a busy machine cannot move.
+
+``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
+its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones.
+
+What is counted is the calling thread's own instructions, from the call of a step to its return, after some calls to warm up.
+They are the same from run to run but for some in a thousand; another build of Python or of the C library counts otherwise,
+so the kept counts name both, and are compared only where they match.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.measure import REPOSITORY
+
+_KEPT = Path(__file__).with_name("instructions.json")
+_CALLS = 50
+_WARM_CALLS = 60
+_BODY = b"x" * 100
+_MESSAGE = {"order": 7, "lines": ["a", "b"]}
+_ALLOWED = 1.05
+_TIMEOUT_S = 600.0
+# All that a step does happens within one call of a C function, by whose name valgrind switches the counting on and off. It
+# must be called by C: a call by libffi is not seen.
+_SWITCH = "counted"
+_SOURCE = f"""
+__attribute__((noipa)) int {_SWITCH}(int (*step)(void)) {{ return step() + 1; }}
+int run_counted(int (*step)(void)) {{ return {_SWITCH}(step) + 1; }}
+"""
+_Step = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+def _build(directory: str) -> str:
+    source, library = Path(directory, "counted.c"), Path(directory, "counted.so")
+    source.write_text(_SOURCE, "utf-8")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return str(library)
+
+
+def _counted(library: ctypes.CDLL, step: Callable[[], object]) -> None:
+    def call() -> int:
+        step()
+        return 0
+
+    library.run_counted(_Step(call))
+
+
+class _Steps:
+    """The steps of one store, each as a function that does it so many times."""
+
+    def __init__(self, url: str) -> None:
+        import ignis
+        from ignis.native import encode_record, new_id
+
+        self._app = ignis.Ignis(url)
+        self._queue = self._app.queue("counted", bytes, shards=1, durability="none")
+        self._queue.open()
+        self._typed = self._app.queue("typed", dict, shards=1, durability="none")
+        self._typed.open()
+        self._magazines = self._app.store.magazines
+        self._magazines.declare("m", 1, "none")
+        for _ in range(_CALLS + _WARM_CALLS):
+            self._magazines.load_records("m", 0, [encode_record(_BODY, id=new_id())])
+        self._claimed: list[int] = []
+
+    def close(self) -> None:
+        self._app.close()
+
+    def publish(self, calls: int) -> None:
+        for _ in range(calls):
+            self._queue.publish(_BODY)
+
+    def publish_typed(self, calls: int) -> None:
+        for _ in range(calls):
+            self._typed.publish(_MESSAGE)
+
+    def claim(self, calls: int) -> None:
+        for _ in range(calls):
+            self._claimed.extend(self._magazines.fire("m", 1, "bench").claims[0].pointers)
+
+    def delete(self, calls: int) -> None:
+        for _ in range(calls):
+            self._magazines.delete("m", {0: [self._claimed.pop(0)]})
+
+
+def _work(directory: str) -> None:
+    library = ctypes.CDLL(_build(directory))
+    for store, url in (("memory", "memory://"), ("embedded", f"embedded://{directory}/store")):
+        steps = _Steps(url)
+        for step in (steps.publish, steps.publish_typed, steps.claim, steps.delete):
+            step(_WARM_CALLS)
+            _counted(library, functools.partial(step, _CALLS))
+            print(store, step.__name__, flush=True)
+        steps.close()
+
+
+def _measure() -> dict[str, int]:
+    """Instructions a call, by step. Raises RuntimeError when valgrind or what it runs fails."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [
+            "valgrind", "--tool=callgrind", f"--toggle-collect={_SWITCH}", f"--dump-after={_SWITCH}",
+            f"--callgrind-out-file={directory}/counts", "--quiet",
+            sys.executable, "-m", "bench.instructions", "--work", directory,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONMALLOC": "pymalloc", "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        names = done.stdout.split("\n")[:-1]
+        if done.returncode != 0 or not names:
+            raise RuntimeError(f"valgrind ended with {done.returncode}: {done.stderr[-2000:]}")
+        return {name: _total(Path(f"{directory}/counts.{number}")) // _CALLS for number, name in enumerate(names, 1)}
+
+
+def _total(path: Path) -> int:
+    for line in path.read_text("utf-8", "replace").splitlines():
+        if line.startswith("totals:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"{path} has no totals")
+
+
+def _machine() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()} {platform.machine()} {'-'.join(platform.libc_ver())}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--update", action="store_true", help="keep these counts")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        _work(given.work)
+        return 0
+    counts = _measure()
+    kept = json.loads(_KEPT.read_text("utf-8")) if _KEPT.exists() else {}
+    comparable = kept.get("machine") == _machine()
+    print(f"{'step':<28}{'instructions':>14}{'kept':>12}{'change':>9}")
+    worse = []
+    for name, count in counts.items():
+        before = kept.get("counts", {}).get(name) if comparable else None
+        print(f"{name:<28}{count:>14,}" + ("" if before is None else f"{before:>12,}{count / before - 1:>+9.1%}"))
+        if before is not None and count > before * _ALLOWED:
+            worse.append(name)
+    if given.update:
+        _KEPT.write_text(json.dumps({"machine": _machine(), "counts": counts}, indent=2) + "\n", "utf-8")
+        return 0
+    if not comparable:
+        print(f"not compared: kept for {kept.get('machine', 'no machine')}, this is {_machine()}")
+    if worse:
+        print(f"over {_ALLOWED - 1:.0%} more instructions than kept: {', '.join(worse)}", file=sys.stderr)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
