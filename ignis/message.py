@@ -28,6 +28,7 @@ __all__ = [
     "BodyCodec",
     "Message",
     "as_utf8",
+    "bare_record",
     "corrupt_record",
     "encode_key",
     "encode_meta",
@@ -66,6 +67,7 @@ _kinds_encoder = msgspec.msgpack.Encoder()
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
 _SLIM_ERROR_CHARS = 100
+_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history")
 MAX_KEY_BYTES = 0xFFFF
 """A record has two bytes for the length of its key."""
 MAX_HEADERS_BYTES = 16 << 10
@@ -534,6 +536,20 @@ def slim_record(data: bytes) -> bytes:
             meta["error"] = meta["error"][:_SLIM_ERROR_CHARS]
         return record.replace(meta=_meta_encoder.encode(meta))
     except Exception:  # an envelope that nobody can read stays as it is
+        return data
+
+
+def bare_record(data: bytes) -> bytes:
+    """The record of a failed message with nothing of what its failure says but the counters: no larger than it was before it
+    failed. Never raises."""
+    try:
+        record = Record(data)
+        meta = decode_meta(record.meta)
+        if isinstance(meta.get("unread"), bytes):
+            return record.replace(meta=meta["unread"])
+        kept = {name: value for name, value in meta.items() if name not in _OF_FAILURE}
+        return record.replace(meta=_meta_encoder.encode(kept) if kept else b"")
+    except Exception:  # as in `slim_record`
         return data
 
 

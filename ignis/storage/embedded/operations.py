@@ -227,6 +227,10 @@ class Move(MagazineOperation):
         self._items = items
         self._expires_at_ms = expires_at_ms
         self._fence = fence
+        self._bytes = sum(len(item.record) for item in items)
+
+    def move_bytes(self) -> int:
+        return self._bytes
 
     def run(self, txn: Txn) -> int:
         self.place.check_fence(txn, self._fence)
@@ -235,6 +239,7 @@ class Move(MagazineOperation):
         moving = still_there(txn, source, self._items)
         if not moving:
             return 0
+        self._check_growth(txn, source, moving)
         load = Load(self._target, pack_transfers(moving, self._expires_at_ms))
         load.run(txn)
         retired = self._retired(txn, source)
@@ -242,6 +247,18 @@ class Move(MagazineOperation):
             segments.retire(txn, source.id, shard, runs_of(many), retired, self.touched)
         retired.store(txn)
         return len(moving)
+
+    def _check_growth(self, txn: Txn, source: MagazineInfo, moving: Sequence[tuple[Transfer, int]]) -> None:
+        """Raises StoreFullError where that would use up what is kept for transfers that do not grow."""
+        env = self.place.directory.data(source.durability).env
+        if env.spare_bytes is None:
+            return
+        before = 0
+        for shard, many in group_pointers((item.shard, item.pointer) for item, _ in moving).items():
+            for found, low, high, bitmap, value in segments.walk_runs(txn, source.id, shard, runs_of(many)):
+                before += sum(len(record or b"") for record in segments.read_live(value, found, low, high, bitmap))
+        after = sum(len(item.record) for item, _ in moving)
+        env.check_growth(after - before, after)
 
 
 def live_pointers(txn: Txn, info: MagazineInfo, pointers: Pointers) -> dict[int, dict[int, int]]:
