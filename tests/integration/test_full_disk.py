@@ -65,10 +65,11 @@ def test_failures_reach_the_sideline_of_a_full_disk(
 
 
 @pytest.mark.parametrize(
-    ("size", "batch", "room"), [(10_200, 1, "34m"), (1_000, 20, "24m"), (900, 20, "24m"), (200, 50, "24m")]
+    ("size", "batch", "room", "attempts"),
+    [(10_200, 1, "34m", 9), (1_000, 20, "24m", 9), (900, 20, "24m", 3), (200, 50, "24m", 1)],
 )
 def test_failures_that_grow_reach_the_sideline_of_a_full_disk(
-    tmp_path: Path, new_app: MakeApp, size: int, batch: int, room: str
+    tmp_path: Path, new_app: MakeApp, size: int, batch: int, room: str, attempts: int
 ) -> None:
     """Each would need more room than it frees: without its history it does not, or without anything that its failure says.
     The first ones must not take what the last ones need to move at all."""
@@ -79,7 +80,7 @@ def test_failures_that_grow_reach_the_sideline_of_a_full_disk(
         assert count >= 200
         fill_disk(path / "ballast")
 
-        @queue.handler(attempts=9)
+        @queue.handler(attempts=attempts)
         def handle(message: bytes) -> None:
             raise ValueError("x" * 400)
 
@@ -88,7 +89,7 @@ def test_failures_that_grow_reach_the_sideline_of_a_full_disk(
         found = reasons(queue)
         assert set(found) <= {"exception", None}
         assert sum(found.values()) == count
-        assert found["exception"] >= count // 10, "what the reserve can spare says why"
+        assert found["exception"] >= 100, "what can be spared says why"
         assert app.stop() is True
         app.close()
 
