@@ -95,6 +95,7 @@ class Relay:
         self._pause_s = 0.0
         self._next_scan = 0.0
         self._next_catalogue = 0.0
+        self._listed: set[str] = set()  # queues that producers can find
         self._failing = ""
         self._unwritten = ""
         self._backoff_s = 0.0
@@ -344,6 +345,10 @@ class Relay:
         return True
 
     def _acknowledge(self, load: Load) -> None:
+        if load.magazine.name not in self._listed:
+            # Whose first message is stored finds the queue at once, and not only when the settings are written the next time.
+            self._listed.add(load.magazine.name)
+            self._write_state()
         for inlet, count in load.held.items():
             # A file that was cut in the meantime: its messages are stored, and there is nobody to tell.
             with contextlib.suppress(NativeError, ClosedError):
@@ -380,6 +385,7 @@ class Relay:
         except IgnisError as exc:
             self._said.warning("the queues' settings cannot be read: %s", exc)
             return
+        self._listed = set(queues)
         pid = os.getpid()
         state = {
             "version": 1,
