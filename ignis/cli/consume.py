@@ -23,7 +23,7 @@ from ignis.cli import render
 from ignis.cli.look import message_dict
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.errors import ConfigError, IgnisError
+from ignis.errors import ConfigError, IgnisError, PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record
 from ignis.pausing import PAUSED
@@ -254,7 +254,7 @@ class _Look:
         """Returns how many messages were printed."""
         printed = 0
         while not self._stopping.asked():
-            seen = self._magazines.wait(self._name, -1, 0)
+            seen = self._wait(-1, 0) if follow else 0
             for shard, pointer, record in self._pages():
                 if limit is not None and printed == limit:
                     return printed
@@ -265,8 +265,16 @@ class _Look:
                 printed += 1
             if not follow or printed == limit:
                 break
-            self._magazines.wait(self._name, seen, _WAIT_S)
+            self._wait(seen, _WAIT_S)
         return printed
+
+    def _wait(self, seen: int, timeout_s: float) -> int:
+        """For a load; a while where a broker lets this user only look, which keeps none of its threads."""
+        try:
+            return self._magazines.wait(self._name, seen, timeout_s)
+        except PermissionDeniedError:
+            time.sleep(timeout_s)
+            return seen
 
     def _pages(self) -> Iterator[tuple[int, int, bytes | None]]:
         """What waits behind what was printed."""
