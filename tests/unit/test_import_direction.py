@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
     frozenset({"clock", "file_lock", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "log_limit", "main_guard", "native", "stop_signals"}),
-    frozenset({"pydantic_models"}),
+    frozenset({"body_plan", "pydantic_models"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),
