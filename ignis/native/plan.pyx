@@ -65,7 +65,7 @@ cdef class Plan:
     cdef object _kind
     cdef _Object _only
 
-    def __init__(self, int scalars, Plan items=None, Plan values=None):
+    def __cinit__(self, int scalars, Plan items=None, Plan values=None):
         if scalars & _ANYTHING:
             scalars |= _NONE | _BOOL | _INT | _FLOAT | _STR
             items = values = self
