@@ -112,7 +112,8 @@ class Ignis:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.file = load_file(config)
-        self.url, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
+        found, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
+        self.url = found or None
         self.client_id = check_name(client_id, "client_id")
         self.farm_id = check_name(farm_id, "farm_id")
         self.resources = _mapping(resources, "resources")
