@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ignis.config import ConsumerSettings
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
 from ignis.handler import Failure
+from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
@@ -62,6 +63,7 @@ class Acknowledger:
         self._long_held = long_held
         self._renew_at = 0.0
         self._failing = False
+        self._said = LimitedLog(log)
         self._magazines = queue.main.store
         self._done: deque[tuple[int, Sequence[int]]] = deque()
         self._failures: deque[tuple[Chunk, int, Failure]] = deque()
@@ -134,7 +136,7 @@ class Acknowledger:
                 except IgnisError as exc:
                     self._counts["ack_errors"] += 1
                     self._failing = True
-                    log.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
+                    self._said.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
                     retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.set()
                     if not last:
@@ -161,7 +163,7 @@ class Acknowledger:
                 self._counts["renewals"] += 1
         except IgnisError as exc:
             self._counts["renew_errors"] += 1
-            log.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
+            self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
 

@@ -29,8 +29,10 @@ from ignis.config import (
     check_whole,
     given_names,
     load_file,
+    naming,
     resolve,
     shown,
+    url_named,
 )
 from ignis.consumer import PROCESS, REMOVAL, Consumer
 from ignis.errors import (
@@ -110,11 +112,8 @@ class Ignis:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.file = load_file(config)
-        self.url = (
-            (None if url is None else check_text(url, "url", secret=True))
-            or os.environ.get("IGNIS_URL")
-            or self.file.get("url")
-        )
+        found, self._url_source = url_named(None if url is None else check_text(url, "url", secret=True), self.file)
+        self.url = found or None
         self.client_id = check_name(client_id, "client_id")
         self.farm_id = check_name(farm_id, "farm_id")
         self.resources = _mapping(resources, "resources")
@@ -178,7 +177,8 @@ class Ignis:
                         if not self.url.startswith("memory:"):
                             raise ConfigError(f"a clock by hand goes with memory://, not with {redacted(self.url)}")
                         options["clock"] = self.clock
-                    self._store = open_store(self.url, client_id=self.client_id, farm_id=self.farm_id, **options)
+                    with naming(self._url_source):
+                        self._store = open_store(self.url, client_id=self.client_id, farm_id=self.farm_id, **options)
         return self._store
 
     @property

@@ -15,6 +15,7 @@ Nothing is read at import.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import difflib
@@ -24,7 +25,7 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -60,11 +61,13 @@ __all__ = [
     "check_whole",
     "given_names",
     "load_file",
+    "naming",
     "parse_bool",
     "parse_duration_s",
     "parse_number",
     "reference",
     "resolve",
+    "url_named",
 ]
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
@@ -663,6 +666,7 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
     misspelt variable of the environment."""
     environ = os.environ if environ is None else environ
     check_variables(environ)
+    given = path
     chosen = environ.get("IGNIS_CONFIG") if path is None or path == "" else path
     if chosen is None or chosen == "":
         return {}
@@ -671,6 +675,8 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
     except TypeError:
         raise ConfigError(f"settings file {shown(chosen)} is not a path") from None
     where = f"settings file {str(path).encode('utf-8', 'backslashreplace').decode()}"
+    if given is None or given == "":
+        where += " (environment variable IGNIS_CONFIG)"
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
     except OSError as exc:
@@ -714,9 +720,17 @@ def resolve(
     > default.
 
     ``stored`` is what the store remembers of an existing queue. Arguments whose value is None count as not given.
-    Raises ConfigError for an unknown name or a bad value.
+    Raises ConfigError for an unknown name or a bad value; it names the variable, or the part of the file, that has it.
     """
-    return cls(**{**(stored or {}), **_given(cls, arguments, file, name, environ)})
+    values, sources = _given(cls, arguments, file, name, environ)
+    try:
+        return cls(**{**(stored or {}), **values})
+    except ConfigError as exc:
+        told = re.findall(r"[a-z_]+", str(exc))
+        found = list(dict.fromkeys(sources[one] for one in told if one in sources))
+        if not found:
+            raise
+        raise ConfigError(f"{exc} ({', '.join(found)})") from None
 
 
 def given_names(
@@ -727,7 +741,7 @@ def given_names(
     name: str | None = None,
 ) -> set[str]:
     """The settings that somebody chose, by argument, environment or file, though it may be their defaults."""
-    return set(_given(cls, arguments, file, name, None))
+    return set(_given(cls, arguments, file, name, None)[0])
 
 
 def _given(
@@ -736,25 +750,50 @@ def _given(
     file: Mapping[str, Any] | None,
     name: str | None,
     environ: Mapping[str, str] | None,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values, and for those that no argument gave, where each comes from."""
     environ = os.environ if environ is None else environ
     if file is not None and not isinstance(file, Mapping):
         raise ConfigError(f"file = {shown(file)} is not a parsed settings file")
     names = {spec.name for spec in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     table = dict((file or {}).get(cls.section, {}))
     own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls is QueueSettings else {}
     _merge(cls, names, values, {key: value for key, value in table.items() if key not in own}, "file")
     if name is not None and name in own:
         _merge(cls, names, values, own[name], f"file [{cls.section}.{name}]")
+        sources.update(dict.fromkeys(values, f"settings file, [{cls.section}] or [{cls.section}.{name}]"))
+    else:
+        sources.update(dict.fromkeys(values, f"settings file, [{cls.section}]"))
     for field_name in names:
         # The shorter name first: where both are set, the exact one holds.
         for spelling in (field_name.removesuffix("_s"), field_name):
             variable = f"IGNIS_{cls.section}_{spelling}".upper()
             if variable in environ:
                 values[field_name] = environ[variable]
-    _merge(cls, names, values, {key: value for key, value in arguments.items() if value is not None}, "argument")
-    return values
+                sources[field_name] = f"environment variable {variable}"
+    chosen: dict[str, Any] = {}
+    _merge(cls, names, chosen, {key: value for key, value in arguments.items() if value is not None}, "argument")
+    return {**values, **chosen}, {key: source for key, source in sources.items() if key not in chosen}
+
+
+def url_named(given: str | None, file: Mapping[str, Any]) -> tuple[str, str]:
+    """The store's URL by argument > ``IGNIS_URL`` > file, and what names it where no argument does; both may be empty."""
+    if given:
+        return given, ""
+    if url := os.environ.get("IGNIS_URL"):
+        return url, "environment variable IGNIS_URL"
+    return str(file.get("url") or ""), "settings file"
+
+
+@contextlib.contextmanager
+def naming(source: str) -> Iterator[None]:
+    """What is refused inside is refused with the name of where it comes from; empty = the caller's own argument."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise (ConfigError(f"{exc} (the URL is from: {source})") if source else exc) from None
 
 
 def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: Mapping[str, Any], source: str) -> None:

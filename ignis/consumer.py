@@ -28,6 +28,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.handler import Failure, HandlerSpec, check_consumers
+from ignis.log_limit import LimitedLog
 from ignis.message import REASON_UNREADABLE
 from ignis.storage.base import Claim
 from ignis.workers import Chunk, Worker, make_pool
@@ -79,6 +80,7 @@ class Consumer:
         self._parked = True  # the fetcher is not claiming and has seen the pause; only it makes this false again
         self._timed_s = 0.0
         self._stopping = threading.Event()
+        self._said = LimitedLog(log)
         self._room = threading.Event()
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._room.set, self._long_held)
         self._pool_lock = threading.RLock()
@@ -333,7 +335,7 @@ class Consumer:
         if not exc.retryable:
             raise exc
         self.counts["fetch_errors"] += 1
-        log.warning("claim on %s failed, trying again: %s", self.queue.main.name, exc)
+        self._said.warning("claim on %s failed, trying again: %s", self.queue.main.name, exc)
         self._stopping.wait(self.settings.idle_poll_s)
 
     def _window(self) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of
 
 __all__ = ["Endpoint", "Exposition", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
@@ -107,6 +108,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], routes: Mapping[str, Route]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.routes = routes
+        self.said = LimitedLog(log)
         self._lock = threading.Lock()
         self._places: Places[socket.socket] = Places(
             _MAX_CONNECTIONS, "connections of the endpoint", _MAX_PER_ADDRESS, "connections of one address"
@@ -210,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
                 try:
                     return route(path[len(name) :])
                 except Exception as exc:
-                    log.exception("%s failed", _escaped(path))
+                    self.server.said.error("%s failed", _escaped(path), about=name, exc_info=exc)
                     return Reply(500, f'{{"error":"{type(exc).__name__}"}}'.encode())
         return Reply(404, b'{"error":"not found"}')
 

@@ -18,16 +18,19 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from ignis.body_plan import plan_of
 from ignis.config import shown
 from ignis.errors import ConfigError, InvalidMessageError, MessageTooLargeError, UnreadableMessageError
 from ignis.history import Attempt, extended, parsed
 from ignis.native import CODEC_JSON, CODEC_MSGPACK, CODEC_RAW, Record, encode_record, id_text
+from ignis.native.plan import Plan
 from ignis.pydantic_models import pydantic_coders
 
 __all__ = [
     "BodyCodec",
     "Message",
     "as_utf8",
+    "bare_record",
     "corrupt_record",
     "encode_key",
     "encode_meta",
@@ -66,6 +69,7 @@ _kinds_encoder = msgspec.msgpack.Encoder()
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
 _SLIM_ERROR_CHARS = 100
+_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history")
 MAX_KEY_BYTES = 0xFFFF
 """A record has two bytes for the length of its key."""
 MAX_HEADERS_BYTES = 16 << 10
@@ -106,6 +110,7 @@ class BodyCodec(Generic[M]):
         self.decode: Callable[[bytes], Any]
         self._reads_back = self._is_json = False
         self._skim: Callable[[bytes], Any] | None = None
+        self._plan: Plan | None = None
         self._kind = None if raw or type is None or not _tells_instances(type) else type
         if strict and _has_no_fields(type):
             self._kind = None  # as for a field of that type, reading back says whether a value will do
@@ -142,13 +147,17 @@ class BodyCodec(Generic[M]):
         anything = any(target is one for one in _ANYTHING)
         # What JSON has no form for, it writes in the form of something else: that shows when it is read, also without a type.
         self._reads_back = strict and (self._is_json or not anything)
+        if self._reads_back or self._is_json:
+            self._plan = plan_of(target)
         if strict and not self._reads_back:
             # Makes no objects: a third of what reading back costs. Only a msgspec.Raw puts in what cannot be read.
             self._skim = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
     def encode_checked(self, message: object) -> bytes:
         """`encode`, with InvalidMessageError that names the message's type and the queue's, or the field that is wrong."""
-        if self._kind is not None and not isinstance(message, self._kind):
+        # Every field is plainly what its type says: nothing of it can arrive as something else.
+        proven = self._reads_back and self._plan is not None and self._plan.holds(message)
+        if not proven and self._kind is not None and not isinstance(message, self._kind):
             raise InvalidMessageError(f"{_a(message)} was published to a queue of {_name(self.type)}")
         try:
             body = self.encode(message)
@@ -158,6 +167,8 @@ class BodyCodec(Generic[M]):
             # An integer beyond 64 bits, an object that holds itself, half of a surrogate pair; or whatever a property of
             # the message raises.
             raise InvalidMessageError(f"cannot encode {_a(message)} as {self.name}: {exc}") from exc
+        if proven:
+            return body
         if self._reads_back:
             # As the consumer will: one call, and there is no second list of what a type may hold.
             try:
@@ -205,6 +216,8 @@ class BodyCodec(Generic[M]):
                 raise InvalidMessageError(said)
 
     def _check_nulls(self, message: object, body: bytes) -> None:
+        if self._plan is not None and self._plan.holds(message):
+            return
         try:
             same = bool(self.decode(body) == message)
         except Exception:
@@ -534,6 +547,20 @@ def slim_record(data: bytes) -> bytes:
             meta["error"] = meta["error"][:_SLIM_ERROR_CHARS]
         return record.replace(meta=_meta_encoder.encode(meta))
     except Exception:  # an envelope that nobody can read stays as it is
+        return data
+
+
+def bare_record(data: bytes) -> bytes:
+    """The record of a failed message with nothing of what its failure says but the counters: no larger than it was before it
+    failed. Never raises."""
+    try:
+        record = Record(data)
+        meta = decode_meta(record.meta)
+        if isinstance(meta.get("unread"), bytes):
+            return record.replace(meta=meta["unread"])
+        kept = {name: value for name, value in meta.items() if name not in _OF_FAILURE}
+        return record.replace(meta=_meta_encoder.encode(kept) if kept else b"")
+    except Exception:  # as in `slim_record`
         return data
 
 

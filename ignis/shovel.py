@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ignis.config import check_number, check_timeout, check_whole, shown
 from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
+from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, Message, returned_record
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer, group_pointers
 from ignis.storage.parts import in_parts
@@ -82,6 +83,7 @@ class Shovel:
         self._once: threading.Thread | None = None
         self._owed: list[tuple[int, int]] = []
         self._running = False
+        self._said = LimitedLog(log)
         self.total = ShovelResult()
         self.returned = 0
         """Of the moved: by the schedule."""
@@ -361,7 +363,9 @@ class Shovel:
                 self._owed += owed
             if not isinstance(exc, IgnisError):
                 raise
-            log.warning("%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc)
+            self._said.warning(
+                "%d message(s) of %s stay claimed until the next pass: %s", len(owed), sideline.name, exc
+            )
 
     def _move(
         self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
@@ -385,7 +389,7 @@ class Shovel:
                     for item in part:
                         left.pop((item.shard, item.pointer), None)
             except IgnisError as exc:
-                log.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._queue.name, exc)
+                self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._queue.name, exc)
                 result.refused += len(left)
                 staying += left
         return staying

@@ -25,6 +25,7 @@ from ignis.broker.renewing import Renewing
 from ignis.broker.turns import Turns
 from ignis.broker.watching import Watch
 from ignis.errors import ClosedError, IgnisError, QueueNotFoundError, TooManyRequestsError
+from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, Store
@@ -75,6 +76,7 @@ class Application:
         """Whose they are: see `Broker.holder`. Guarded likewise."""
         self.idle_since_s: float | None = None
         self._returning = 0
+        self.said = LimitedLog(log)
         self.calls = 0
         """Requests of its connections that are at the store."""
         self.turns = Turns(self)
@@ -312,7 +314,7 @@ class Application:
         def failed(exc: BaseException) -> None:
             self._pauses_due_s = time.monotonic() + _PAUSES_S
             if not isinstance(exc, IgnisError):
-                log.error("pauses cannot be looked for", exc_info=exc)
+                self.said.error("pauses cannot be looked for", exc_info=exc)
 
         self.broker.call(read, compare, waited_for, failed)
 
@@ -342,7 +344,7 @@ class Application:
     def _not_taken_back(self, exc: BaseException) -> None:
         if not isinstance(exc, ClosedError):
             self._take_back_s = time.monotonic() + _GRACE_S
-            log.warning("what clients of an earlier broker held cannot be looked for, trying again: %s", exc)
+            self.said.warning("what clients of an earlier broker held cannot be looked for, trying again: %s", exc)
 
     def recover(self, magazine: str) -> None:
         """What was held by clients and brokers of this machine that are dead goes back to the tail; looked for every ten
@@ -435,7 +437,7 @@ class Application:
             return magazine, runs, crashed, aside, exc
         except Exception as exc:
             # Nothing that is known. The messages come back all the same, if need be without being counted.
-            log.exception("messages of %s could not be given back", magazine)
+            self.said.error("messages of %s could not be given back", magazine, about=magazine, exc_info=exc)
             return self._reload((magazine, runs, False)) if crashed else (magazine, runs, crashed, aside, exc)
         return magazine, runs, crashed, aside, None
 
@@ -444,13 +446,17 @@ class Application:
         magazine, runs, crashed, aside, error = result
         if aside:
             self.broker.sidelined += aside
-            log.warning("%d message(s) of %s were held by too many lost connections: sideline", aside, magazine)
+            self.said.warning(
+                "%d message(s) of %s were held by too many lost connections: sideline", aside, magazine, about=magazine
+            )
         if error is None:
             self.poke(magazine)
         elif self.closed or self.broker.draining:
             log.error("messages of %s could not be given back and are left to the sweeper: %s", magazine, error)
         else:
-            log.warning("messages of %s could not be given back, trying again: %s", magazine, error)
+            self.said.warning(
+                "messages of %s could not be given back, trying again: %s", magazine, error, about=magazine
+            )
             self._returning += 1
             self.broker.loop.call_later(1.0, self._give_back_again, magazine, runs, crashed)
 

@@ -17,6 +17,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CRASH, corrupt_record, failed_record, is_readable
 from ignis.native import Record
 from ignis.storage.base import Transfer
+from ignis.storage.parts import transfer_all
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -65,9 +66,11 @@ def count_crash(app: Application, magazine: str, runs: list[Run]) -> int:
                 unreadable = data is not None and not is_readable(data)
                 (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
         if back:
-            magazines.transfer(magazine, magazine, back)
+            transfer_all(back, lambda some: magazines.transfer(magazine, magazine, some))
         if aside:
-            set_aside += magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, aside)
+            set_aside += transfer_all(
+                aside, lambda some: magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, some)
+            )
     return set_aside
 
 

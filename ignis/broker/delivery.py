@@ -22,6 +22,7 @@ from ignis.broker.commands import Command
 from ignis.broker.holding import Run, runs_of
 from ignis.broker.payloads import Delivery, pack
 from ignis.errors import DrainingError, IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.native.wire import pack_claims
 from ignis.storage.base import MOST_FRUITLESS, Claim, FireResult
 
@@ -129,6 +130,7 @@ class Pump:
         self.delivered = 0
         self._application = application
         self._subscriptions: deque[Consumer] = deque()
+        self._said = LimitedLog(log)
         self._pulls: dict[Consumer, None] = {}
         """In the order of their requests. They go first. There may be very many: nothing is done for each of them per request,
         per claim or per time-out."""
@@ -392,7 +394,7 @@ class Pump:
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:
-            log.warning("claim on %s failed, trying again: %s", self.magazine, exc)
+            self._said.warning("claim on %s failed, trying again: %s", self.magazine, exc)
             if self._retry is not None:
                 self._retry.cancel()
             self._retry = self._application.broker.loop.call_later(_RETRY_S, self.poke)
@@ -400,7 +402,7 @@ class Pump:
                 self._refuse_pull(one, exc)
             return
         if not isinstance(exc, IgnisError):
-            log.error("claim on %s failed", self.magazine, exc_info=exc)
+            self._said.error("claim on %s failed", self.magazine, exc_info=exc)
         for consumer in [*self._pulls, *self._subscriptions]:
             self.remove(consumer)
             consumer.session.consuming.failed(consumer, exc)

@@ -17,6 +17,7 @@ from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_recor
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
+from ignis.storage.parts import transfer_all
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -129,4 +130,4 @@ def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worke
     ]
     if not items:
         return 0
-    return app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, items)
+    return transfer_all(items, lambda part: app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, part))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ignis.broker.holding import Run, as_pointers
 from ignis.config import QueueSettings
 from ignis.errors import QueueNotFoundError
+from ignis.log_limit import LimitedLog
 from ignis.storage.base import RENEWALS
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Renewing:
         self._due_s: dict[str, float] = {}
         self._before: dict[str, dict[Session, list[Run]]] = {}
         self._asked: set[str] = set()
+        self._said = LimitedLog(log)
 
     def look(self, now: float, sessions: list[Session], delayed: dict[str, list[Run]]) -> None:
         """Now and then.
@@ -101,4 +103,4 @@ class Renewing:
     def _failed(self, magazine: str, exc: BaseException) -> None:
         self._asked.discard(magazine)
         if not isinstance(exc, QueueNotFoundError):
-            log.warning("claims of %s could not be renewed, trying again: %s", magazine, exc)
+            self._said.warning("claims of %s could not be renewed, trying again: %s", magazine, exc, about=magazine)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ignis.broker import asks
 from ignis.broker.holding import Held, Run, as_pointers, runs_of
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
+from ignis.log_limit import LimitedLog
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import Claim, Pointers
 
@@ -52,6 +53,7 @@ class Tracking:
         """Magazines of which a claim's answer did not arrive."""
         self._resuming: set[str] = set()
         self._said = 1
+        self._troubles = LimitedLog(log)
         """The connection, by its number, on which all that is held was said; the first has nothing to say."""
         self._changed = threading.Condition(threading.Lock())  # over all of the above
         self._thread: threading.Thread | None = None
@@ -124,8 +126,8 @@ class Tracking:
                 if self._client.closed:
                     return
                 log.debug("no broker for what is held: %s", exc)
-            except Exception:
-                log.exception("what is held could not be looked after")
+            except Exception as exc:
+                self._troubles.error("what is held could not be looked after", exc_info=exc)
 
     def _resume(self) -> None:
         """Says what is held, unless that was done on this connection."""

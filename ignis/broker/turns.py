@@ -121,8 +121,8 @@ class Turns:
         try:
             if writes:
                 unflushed = self._application.store.magazines.try_together(writes)
-        except Exception:
-            log.exception("writing at once failed; tried again in a thread")
+        except Exception as exc:
+            self._application.said.error("writing at once failed; tried again in a thread", exc_info=exc)
         finishing: list[Callable[[BaseException | None], None]] = []
         for loading in loads:
             self._loaded(loading, finishing)
@@ -234,6 +234,6 @@ class Turns:
 
         def failed(exc: BaseException) -> None:
             self._catching_up = False
-            log.warning("tidying up behind acknowledgements failed: %s", exc)
+            self._application.said.warning("tidying up behind acknowledgements failed: %s", exc)
 
         self._broker.call(work, done, None, failed)

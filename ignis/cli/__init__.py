@@ -64,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: arguments without the program's name; None = ``sys.argv[1:]``.
     """
-    _open_standard_streams()
+    closed = _open_standard_streams()
     if argv is None and (answered := answer(cli)) is not None:
         return answered
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in arguments
     try:
         # Not cli.main(): it would end the process on a closed pipe with a code that says nothing.
-        with cli.make_context("ignis", list(arguments)) as context:
+        with cli.make_context("ignis", list(arguments), obj=State(output_closed="stdout" in closed)) as context:
             code: Any = cli.invoke(context)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -118,9 +118,10 @@ def _asked_for_debug(arguments: Sequence[str]) -> bool:
     return "--log-level=debug" in arguments or ("--log-level", "debug") in itertools.pairwise(arguments)
 
 
-def _open_standard_streams() -> None:
+def _open_standard_streams() -> set[str]:
     """Those that are closed, as some that start services leave them, become /dev/null. Otherwise the next file that is
-    opened, a store's perhaps, would get the number, and what is printed would go into it."""
+    opened, a store's perhaps, would get the number, and what is printed would go into it. Returns which they were."""
+    closed: set[str] = set()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -131,7 +132,9 @@ def _open_standard_streams() -> None:
                 os.close(nowhere)
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
+            closed.add(name)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    return closed
 
 
 def _pipe_closed() -> int:

@@ -13,6 +13,7 @@ from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.command import PLACE, Command
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import ConfigError
@@ -23,7 +24,7 @@ __all__ = ["autoscale"]
 
 
 @click.command()
-@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @click.option("--min", "min_workers", type=int, metavar="N", help="Never fewer.  [default: autoscaler.min_workers]")
 @click.option("--max", "max_workers", type=int, metavar="N", help="Never more.  [default: autoscaler.max_workers]")
 @click.option("--messages-per-worker", type=int, metavar="N", help="Pending messages that one worker more is worth.")

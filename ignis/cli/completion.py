@@ -7,6 +7,8 @@ import os
 import click
 from click.shell_completion import get_completion_class, shell_complete
 
+from ignis.cli.queue_names import end_if_asked_in_vain
+
 __all__ = ["answer", "completion"]
 
 VARIABLE = "_IGNIS_COMPLETE"
@@ -24,14 +26,18 @@ def answer(command: click.Command) -> int | None:
         The exit code, or None when no shell asks.
     """
     asked = os.environ.get(VARIABLE)
-    return None if asked is None else shell_complete(command, {}, "ignis", VARIABLE, asked)
+    if asked is None:
+        return None
+    code = shell_complete(command, {}, "ignis", VARIABLE, asked)
+    end_if_asked_in_vain(code)
+    return code
 
 
 @click.command(epilog=HOW_TO)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the script that makes SHELL complete commands and options."""
+    """Print the script that makes SHELL complete commands, options and the names of queues."""
     made = get_completion_class(shell)
     assert made is not None
     click.echo(made(context.find_root().command, {}, "ignis", VARIABLE).source())

@@ -21,8 +21,9 @@ import click
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.look import message_dict
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.errors import IgnisError
+from ignis.errors import ConfigError, IgnisError, PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record
 from ignis.pausing import PAUSED
@@ -42,7 +43,7 @@ _INT = struct.Struct("i")
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more instead of ending; Ctrl-C ends it.")
 @click.option("--no-ack", is_flag=True, help="Leave every message where it is: only look, and claim nothing.")
 @click.option("-n", "--limit", type=click.IntRange(min=1), help="End after so many messages.")
@@ -55,6 +56,10 @@ def consume(state: State, queue: str, follow: bool, no_ack: bool, limit: int | N
     lost, and what was not printed goes back. With --no-ack what workers take meanwhile may be missed. Ends with 5 when there
     was nothing.
     """
+    if state.output_closed and not no_ack:
+        raise ConfigError(
+            "standard output is closed: nobody could read what is taken, and nothing was; '> /dev/null' throws it away on purpose"
+        )
     with state.store() as store, _Stopping() as stopping:
         record = queue_record(store, queue)
         if PAUSED in record.extra and not no_ack:
@@ -249,7 +254,7 @@ class _Look:
         """Returns how many messages were printed."""
         printed = 0
         while not self._stopping.asked():
-            seen = self._magazines.wait(self._name, -1, 0)
+            seen = self._wait(-1, 0) if follow else 0
             for shard, pointer, record in self._pages():
                 if limit is not None and printed == limit:
                     return printed
@@ -260,8 +265,16 @@ class _Look:
                 printed += 1
             if not follow or printed == limit:
                 break
-            self._magazines.wait(self._name, seen, _WAIT_S)
+            self._wait(seen, _WAIT_S)
         return printed
+
+    def _wait(self, seen: int, timeout_s: float) -> int:
+        """For a load; a while where a broker lets this user only look, which keeps none of its threads."""
+        try:
+            return self._magazines.wait(self._name, seen, timeout_s)
+        except PermissionDeniedError:
+            time.sleep(timeout_s)
+            return seen
 
     def _pages(self) -> Iterator[tuple[int, int, bytes | None]]:
         """What waits behind what was printed."""

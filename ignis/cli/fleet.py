@@ -28,6 +28,7 @@ from ignis.config import (
 )
 from ignis.errors import IgnisError
 from ignis.leader import make_leader
+from ignis.log_limit import LimitedLog
 from ignis.supervisor import Supervisor, WorkerCommand
 from ignis.supervisor.endpoint import app_endpoint, supervisor_endpoint
 from ignis.supervisor.inside import Limits, Worker, running_queues
@@ -208,6 +209,7 @@ class _Scaling:
 
     def _begin(self) -> None:
         supervisor = self._supervisor()
+        said = LimitedLog(log)
         while not self._closing.is_set():
             try:
                 store = supervisor.store()
@@ -221,5 +223,5 @@ class _Scaling:
                 self.autoscaler.start()
                 return
             except IgnisError as exc:
-                log.warning("the autoscaler cannot begin yet: %s", exc)
+                said.warning("the autoscaler cannot begin yet: %s", exc)
                 self._closing.wait(_RETRY_S)

@@ -10,6 +10,7 @@ import click
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.depths import queue_depths, shard_states
 from ignis.errors import UnreadableMessageError
@@ -71,7 +72,7 @@ class _Pause(click.FloatRange):
 
 
 @click.command()
-@click.argument("queue", required=False)
+@click.argument("queue", required=False, shell_complete=complete_queue)
 @click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
 @click.option(
     "-w",
@@ -156,7 +157,7 @@ def _stats_json(
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
 )

@@ -16,6 +16,7 @@ from rich.progress import Progress as Bars
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def export_command(state: State, file: Path, run_id: str | None, master: str) ->
 
 
 @pipeline.command("report")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @click.option("--csv", "csv_path", metavar="PATH", type=click.Path(dir_okay=False, path_type=Path), help="Write CSV.")
 @click.option(
     "--html",

@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeE
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import check_name
 from ignis.errors import ConfigError, IgnisError, InvalidMessageError, PublishError, QueueNotFoundError
@@ -33,7 +34,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 @click.command()
-@click.argument("queue_name", metavar="QUEUE")
+@click.argument("queue_name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option(
     "--key", "key_field", metavar="FIELD", help="The field whose value is the message's key; a.b goes into objects."
 )

@@ -12,6 +12,7 @@ from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import Filter, filter_options
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
 from ignis.depths import queue_depths
@@ -30,7 +31,7 @@ def queue() -> None:
 
 
 @queue.command("create")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option("--shards", type=int, metavar="N", help="Independent sequences of messages.  [default: 32]")
 @click.option("--durability", type=click.Choice(["sync", "interval", "none"]), help="What an acknowledgement survives.")
 @click.option("--codec", type=click.Choice(["json", "msgpack", "raw"]), help="How bodies are stored.  [default: json]")
@@ -79,7 +80,7 @@ def _changeable(record: QueueRecord) -> dict[str, int]:
 
 
 @queue.command("delete")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option("--force", is_flag=True, help="Also when it holds messages: they are lost.")
 @yes_option
 @common_options
@@ -106,7 +107,7 @@ def delete_command(state: State, name: str, force: bool, yes: bool) -> int:
 
 
 @queue.command("purge")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @click.option("--in-flight", is_flag=True, help="Also what workers have claimed. Handlers that run go on.")
 @filter_options(failures=False)
 @click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")
@@ -167,7 +168,7 @@ def report_removed(
 
 
 @queue.command("pause")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @common_options
 @pass_state
 def pause_command(state: State, name: str) -> int:
@@ -179,7 +180,7 @@ def pause_command(state: State, name: str) -> int:
 
 
 @queue.command("resume")
-@click.argument("name", metavar="QUEUE")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
 @common_options
 @pass_state
 def resume_command(state: State, name: str) -> int:

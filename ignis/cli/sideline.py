@@ -18,6 +18,7 @@ from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import UNKNOWN, Filter, filter_options, reason_option
 from ignis.cli.look import Row, show_messages
 from ignis.cli.queue import report_removed
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
@@ -38,7 +39,7 @@ def sideline() -> None:
 
 
 @sideline.command("list")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @reason_option
 @click.option("--limit", type=click.IntRange(min=1), help="Look at no more than so many messages.")
 @common_options
@@ -84,7 +85,7 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
 
 
 @sideline.command("show")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @click.option(
     "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
 )
@@ -138,7 +139,7 @@ def _show_history(row: Row) -> None:
 
 
 @sideline.command("shovel")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @reason_option
 @click.option("--error", metavar="TEXT", help="Only messages whose error contains this.")
 @click.option("--key", metavar="KEY", help="Only messages of this key.")
@@ -201,7 +202,7 @@ def shovel_command(
 
 
 @sideline.command("drop")
-@click.argument("queue")
+@click.argument("queue", shell_complete=complete_queue)
 @filter_options(failures=True)
 @click.option("--limit", type=click.IntRange(min=1), help="With a filter: remove no more than so many messages.")
 @click.option("--dry-run", is_flag=True, help="Only count.")

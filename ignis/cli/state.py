@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from rich.progress import Progress
 
 from ignis.app import Ignis
 from ignis.cli import render
-from ignis.config import check_name, check_sections, load_file
+from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
@@ -53,18 +52,24 @@ class State:
     config: str | None = None
     json: bool = False
     log_level: str | None = None
+    output_closed: bool = False
+    """The process was started without a standard output (``>&-``)."""
     _closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def resolved_url(self) -> str:
         """Option > ``IGNIS_URL`` > settings file. Raises ConfigError when none names a store that others can see."""
-        url = self.url or os.environ.get("IGNIS_URL") or load_file(self.config).get("url")
+        return self._named_url()[0]
+
+    def _named_url(self) -> tuple[str, str]:
+        url, source = url_named(self.url, load_file(self.config))
         if not url:
             raise ConfigError("no store: give --url embedded:///path, or set IGNIS_URL")
-        if str(url).startswith("memory:"):
-            raise ConfigError(
-                f"url = {redacted(url)!r}: a store in memory lives in one process, the command line cannot see it"
-            )
-        return str(url)
+        if url.startswith("memory:"):
+            with naming(source):
+                raise ConfigError(
+                    f"url = {redacted(url)!r}: a store in memory lives in one process, the command line cannot see it"
+                )
+        return url, source
 
     def store_options(self, create: bool) -> dict[str, Any]:
         return {} if create else {"create": False}
@@ -72,20 +77,23 @@ class State:
     @contextlib.contextmanager
     def store(self) -> Iterator[Store]:
         """The store, opened to look at it: one that does not exist is not made. Raises StoreUnreachableError."""
-        opened = open_store(
-            self.resolved_url(),
-            client_id=self.client_id or DEFAULT_CLIENT_ID,
-            farm_id=self.farm_id or DEFAULT_FARM_ID,
-            **self.store_options(create=False),
-        )
+        url, source = self._named_url()
+        with naming(source):
+            opened = open_store(
+                url,
+                client_id=self.client_id or DEFAULT_CLIENT_ID,
+                farm_id=self.farm_id or DEFAULT_FARM_ID,
+                **self.store_options(create=False),
+            )
         with opened:
             yield opened
 
     @contextlib.contextmanager
     def app(self, *, create: bool = False, **options: Any) -> Iterator[Ignis]:
         """An application object on the store; ``create`` makes a store that does not exist."""
+        self._named_url()
         app = Ignis(
-            self.resolved_url(),
+            self.url or None,
             client_id=self.client_id or DEFAULT_CLIENT_ID,
             farm_id=self.farm_id or DEFAULT_FARM_ID,
             config=self.config,

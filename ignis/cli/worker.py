@@ -14,6 +14,7 @@ import click
 from ignis.app import Ignis
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import ConfigError, MainGuardError
 from ignis.main_guard import imported_by_worker
@@ -23,7 +24,10 @@ __all__ = ["find_app", "sweep", "worker"]
 
 @click.command()
 @click.argument("target", metavar="MODULE:APP")
-@click.option("-q", "--queue", "queues", multiple=True, metavar="NAME", help="Only this queue; may be given often.")
+@click.option(
+    "-q", "--queue", "queues", multiple=True, metavar="NAME", shell_complete=complete_queue,
+    help="Only this queue; may be given often.",
+)  # fmt: skip
 @click.option(
     "--processes",
     type=click.IntRange(1, 1_000),
@@ -118,7 +122,7 @@ def _place(exc: BaseException) -> str:
 
 
 @click.command()
-@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...", shell_complete=complete_queue)
 @common_options
 @pass_state
 def sweep(state: State, queues: tuple[str, ...]) -> int:

@@ -9,6 +9,7 @@ import click
 
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
+from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.depths import shard_states
 from ignis.magazine import SIDELINE_SUFFIX
@@ -22,7 +23,7 @@ _FAR_MS = 1 << 53
 
 
 @click.command()
-@click.argument("queue", required=False)
+@click.argument("queue", required=False, shell_complete=complete_queue)
 @common_options
 @pass_state
 def workers(state: State, queue: str | None) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ignis.errors import IgnisError
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
+from ignis.log_limit import LimitedLog
 from ignis.storage.base import Fence, Store
 
 __all__ = ["LEASE_S", "LeaseLeader"]
@@ -42,6 +43,7 @@ class LeaseLeader(Leadership):
         self._owner = ""
         self._until_s = 0.0
         self._ended = threading.Event()
+        self._said = LimitedLog(log)
         self._available = True
 
     @property
@@ -76,7 +78,7 @@ class LeaseLeader(Leadership):
             except IgnisError as exc:
                 if not exc.retryable:
                     return
-                log.warning("lease of %s could not be extended, trying again: %s", self.scope, exc)
+                self._said.warning("lease of %s could not be extended, trying again: %s", self.scope, exc)
                 self._available = False
                 continue
             self._available = True

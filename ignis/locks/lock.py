@@ -16,6 +16,7 @@ from ignis.config import MAX_EXPIRY_S, check_number, check_timeout
 from ignis.errors import LockError, LockLostError, LockUnavailableError, StoreError
 from ignis.hooks import call_user_code
 from ignis.locks.calls import LockCalls, now_s
+from ignis.log_limit import LimitedLog
 
 if TYPE_CHECKING:
     from ignis.locks.manager import LockLevel, LockManager
@@ -91,6 +92,7 @@ class Lock:
         self._manager = manager
         self._now_s = manager.now_s
         self._calls = calls
+        self._said = LimitedLog(log)
         self._max_hold_s = max_hold_s
         self._on_lost = on_lost
         self._mutex = threading.Lock()
@@ -240,7 +242,7 @@ class Lock:
         try:
             record = self._calls.renew_once(hold.owner, ttl_s)
         except StoreError as exc:
-            log.warning("lock %s could not be renewed, trying again: %s", self.id, exc)
+            self._said.warning("lock %s could not be renewed, trying again: %s", self.id, exc)
             return min(hold.until_s, self._now_s() + hold.ttl_s / 6)
         if record is None:
             self._lose(hold, "somebody else has it, or its time ran out")

@@ -30,6 +30,7 @@ from ignis.errors import (
     UnreadableMessageError,
 )
 from ignis.file_lock import FileLock
+from ignis.log_limit import LimitedLog
 from ignis.native import Bell, process_start_time
 from ignis.relay.carrier import Carrier, Load, Outcome
 from ignis.relay.directory import RelayDirectory
@@ -86,6 +87,7 @@ class Relay:
         self._stopping = False
         self._running = False
         self._turns = 0
+        self._said = LimitedLog(log)
         self._last_turn = 0
         self._carrier = Carrier(_PARALLEL_LOADS)
         self._flight: dict[Target, Load] = {}
@@ -93,6 +95,7 @@ class Relay:
         self._pause_s = 0.0
         self._next_scan = 0.0
         self._next_catalogue = 0.0
+        self._listed: set[str] = set()  # queues that producers can find
         self._failing = ""
         self._unwritten = ""
         self._backoff_s = 0.0
@@ -182,7 +185,7 @@ class Relay:
             if self._bell.wait([inlet.intake for inlet in self.roster], timeout_s):
                 self._next_scan = min(self._next_scan, time.monotonic())  # somebody rang: perhaps for a new channel
         except NativeError as exc:
-            log.warning("cannot be woken, looking every %g s: %s", self.settings.scan_s, exc)
+            self._said.warning("cannot be woken, looking every %g s: %s", self.settings.scan_s, exc)
             time.sleep(self.settings.scan_s)
             self._next_scan = 0.0
 
@@ -199,7 +202,7 @@ class Relay:
         try:
             found = self.directory.lock(0)
         except StoreError as exc:
-            log.warning("%s is gone and cannot be made: %s", self._lock.path, exc)
+            self._said.warning("%s is gone and cannot be made: %s", self._lock.path, exc)
             return
         log.warning("%s was deleted, moved or replaced; it is locked anew", self._lock.path)
         self._lock.close()
@@ -342,6 +345,10 @@ class Relay:
         return True
 
     def _acknowledge(self, load: Load) -> None:
+        if load.magazine.name not in self._listed:
+            # Whose first message is stored finds the queue at once, and not only when the settings are written the next time.
+            self._listed.add(load.magazine.name)
+            self._write_state()
         for inlet, count in load.held.items():
             # A file that was cut in the meantime: its messages are stored, and there is nobody to tell.
             with contextlib.suppress(NativeError, ClosedError):
@@ -354,7 +361,7 @@ class Relay:
         """Says once that the store refuses, and sets the pause before it is asked again."""
         if not failures:
             if self._failing:
-                log.warning("the store takes messages again")
+                self._said.warning("the store takes messages again")
             self._failing, self._backoff_s, self._resume_at = "", 0.0, 0.0
             return
         self._figures["store_errors"] += len(failures)
@@ -362,7 +369,7 @@ class Relay:
             if isinstance(exc, StoreFailedError) or not isinstance(exc, IgnisError):
                 raise exc
         if self._failing != str(failures[0]):
-            log.error("the store refuses, messages wait in their channels: %s", failures[0])
+            self._said.error("the store refuses, messages wait in their channels: %s", failures[0])
         self._failing = str(failures[0])
         self._backoff_s = min(max(self.settings.retry_s, self._backoff_s * 2), self.settings.max_retry_s)
         self._resume_at = time.monotonic() + self._backoff_s
@@ -376,8 +383,9 @@ class Relay:
                 record.name: {**settings_of(record), "codec": record.codec} for record in self.app.store.queues.list()
             }
         except IgnisError as exc:
-            log.warning("the queues' settings cannot be read: %s", exc)
+            self._said.warning("the queues' settings cannot be read: %s", exc)
             return
+        self._listed = set(queues)
         pid = os.getpid()
         state = {
             "version": 1,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ignis.config import check_name
 from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
 from ignis.spark.columns import ENVELOPE_SCHEMA, MESSAGE_SCHEMA
 from ignis.spark.offsets import Incarnations, check_incarnations, incarnations
@@ -326,11 +327,12 @@ def struct_of(schema: StructType | str) -> StructType:
 def keep_renewing(place: Place, owner: str, stop: threading.Event) -> None:
     """The stuck time of that owner's claims begins anew every now and then until ``stop`` is set. For a thread, which so
     does not keep what started it alive."""
+    said = LimitedLog(log)
     while not stop.wait(place.stuck_after_s / _RENEWALS):
         try:
             place.open().magazines.renew(place.queue, owner)
         except IgnisError as exc:
-            log.warning("the claims of %s could not be renewed: %s", owner, exc)
+            said.warning("the claims of %s could not be renewed: %s", owner, exc)
 
 
 def _parallelism(spark: SparkSession) -> int:

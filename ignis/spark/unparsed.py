@@ -14,6 +14,7 @@ from ignis.message import REASON_UNREADABLE, failed_record
 from ignis.spark._pyspark import AccumulatorParam, Column, DataFrame, SparkSession, StructType, functions
 from ignis.spark.places import Place
 from ignis.storage.base import Run, Transfer, group_pointers
+from ignis.storage.parts import transfer_all
 
 __all__ = ["CORRUPT", "Suspects", "parsed_with_spark", "put_aside"]
 
@@ -108,4 +109,4 @@ def _move(place: Place, places: list[tuple[int, int]]) -> int:
         for pointer, data in found.items()
         if data is not None
     ]
-    return magazines.transfer(place.queue, place.sideline, items)
+    return transfer_all(items, lambda part: magazines.transfer(place.queue, place.sideline, part))

@@ -417,14 +417,19 @@ class MemoryMagazines(MemoryAtOnce):
         return {number: Runs(runs) for number, runs in left.items() if runs}
 
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        count = expired = 0
         with self._store.open_content():
             found = self._get(magazine)
             self._store.calls["deletes"] += 1
-            return sum(
-                shard.retire([one for one in shard.there(pointers[number]) if one > shard.fire_pointer])
-                for number, shard in enumerate(found.shards)
-                if number in pointers
-            )
+            now_ms = self._store.clock.now_ms()
+            for number, shard in enumerate(found.shards):
+                there = [one for one in shard.there(pointers.get(number, ())) if one > shard.fire_pointer]
+                late = sum(0 < shard.records[one].expires_at_ms <= now_ms for one in there)
+                count += shard.retire(there) - late
+                expired += late
+                shard.expired += late
+        self._store.expired_log.note(magazine, expired)
+        return count
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
         with self._store.open_content():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from ignis.errors import RecordTooLargeError, StoreFullError
-from ignis.message import slim_record
+from ignis.message import bare_record, slim_record
 from ignis.storage.base import Transfer
 
-__all__ = ["in_parts", "transfer_in_parts"]
+__all__ = ["in_parts", "transfer_all", "transfer_in_parts"]
 
 _MOST_REFUSED = 8
 """So many single messages refused one after the other: there is no room for any."""
@@ -20,8 +20,9 @@ def in_parts(
     """Transfers the items: all at once where there is room, else in halves, down to single messages.
 
     Yields each part that was transferred, and how many of it moved. What was not yielded is where it was. A message that is
-    too large for the store with all that its failure says goes without the history, and so does one for which a full store has
-    no room by itself.
+    too large for the store with all that its failure says goes without the history, and if need be without anything that its
+    failure says. So does one for which a full store has no room by itself, and those behind it: else each transfer would need
+    more room than it frees.
 
     Args:
         items: what is to move. Neighbours go together, so that whole segments become free early.
@@ -46,14 +47,14 @@ def in_parts(
             if len(part) > 1:
                 size = len(part) // 2
                 continue
-            if _slimmed(ordered, at):
+            if _shorten(ordered, at, at + 1):
                 continue
             refused = exc
         except StoreFullError as exc:
             if len(part) > 1:
                 size = len(part) // 2
                 continue
-            if _slimmed(ordered, at):  # else each transfer would need more room than it frees
+            if _shorten(ordered, at, len(ordered)):
                 continue
             refused, in_a_row = exc, in_a_row + 1
             if in_a_row == _MOST_REFUSED:
@@ -67,13 +68,18 @@ def in_parts(
         raise refused
 
 
-def _slimmed(items: list[Transfer], at: int) -> bool:
-    """Takes the history from that item. False when it has none."""
-    slim = slim_record(items[at].record)
-    if slim == items[at].record:
-        return False
-    items[at] = items[at]._replace(record=slim)
-    return True
+def _shorten(items: list[Transfer], begin: int, end: int) -> bool:
+    """Takes from those items the next thing that a failed message may go without. False when the first has no such thing."""
+    for shorter in (slim_record, bare_record):
+        if shorter(items[begin].record) != items[begin].record:
+            items[begin:end] = [item._replace(record=shorter(item.record)) for item in items[begin:end]]
+            return True
+    return False
+
+
+def transfer_all(items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int]) -> int:
+    """`in_parts` for who needs all of them moved, and the sum. Raises what `in_parts` raises: a part may have moved then."""
+    return sum(moved for _, moved in in_parts(items, transfer))
 
 
 def transfer_in_parts(items: Sequence[Transfer], transfer: Callable[[Sequence[Transfer]], int]) -> int:

@@ -36,7 +36,8 @@ class Purges(abc.ABC):
     @abc.abstractmethod
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
         """`MagazineStore.delete`, but only of records that wait: what was claimed stays with its owner. Returns how many were
-        removed. No record is both removed and handed out. Atomic where the store has transactions, else for each record.
+        removed; those whose time had run out go too, and are counted as expired instead. No record is both removed and handed
+        out. Atomic where the store has transactions, else for each record.
 
         Where later records of the shard wait, `MagazineStore.metadata` may count the removed ones as pending until a claim has
         passed them."""
@@ -44,7 +45,8 @@ class Purges(abc.ABC):
     def purge(
         self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
     ) -> Purged:
-        """One step of a purge: removes up to ``limit`` of the records that were there when the purge began.
+        """One step of a purge: removes up to ``limit`` of the records that were there when the purge began. Those whose time had
+        run out go too, and are counted as expired and not here.
 
         Those that wait are removed as `delete_waiting` does it; with ``in_flight``, after all of these, also the claimed
         ones: their owners' acknowledgements find nothing then. What was loaded since the first step stays. Call it with what

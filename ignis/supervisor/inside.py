@@ -15,6 +15,7 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.native import pool_classes
 from ignis.supervisor.dump import dumping_on_signal, in_hand
 from ignis.supervisor.link import Link
@@ -77,6 +78,7 @@ class Worker:
         self._on_started = on_started
         self._ended = threading.Event()
         self._carried_out = 0
+        self._said = LimitedLog(log)
         self._reported_at = 0.0
         self._before = 0
         self.why = SIGNAL
@@ -120,10 +122,10 @@ class Worker:
                 self._look_at_limits()
                 self._report()
             except IgnisError as exc:
-                log.warning("worker process cannot look at itself: %s", exc)
+                self._said.warning("worker process cannot look at itself: %s", exc)
                 self._ended.wait(1.0)
-            except Exception:
-                log.exception("worker process cannot look at itself")
+            except Exception as exc:
+                self._said.error("worker process cannot look at itself", exc_info=exc)
                 self._ended.wait(1.0)
 
     def _hear(self) -> None:

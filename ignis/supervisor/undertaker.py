@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ignis.errors import IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.recovery import Recovered, recover_owner
 from ignis.storage.base import Store
 
@@ -32,6 +33,7 @@ class Undertaker:
         self._todo: deque[tuple[str, str]] = deque()
         self._changed = threading.Condition()
         self._closing = False
+        self._said = LimitedLog(log)
         self._thread: threading.Thread | None = None
         self.total = Recovered()
 
@@ -69,7 +71,9 @@ class Undertaker:
                 found = recover_owner(self._store(), owner, why)
             except IgnisError as exc:
                 later = "tried again" if exc.retryable else "left to the sweeper"
-                log.warning("what %s held cannot be given back now and is %s: %s", owner, later, exc)
+                self._said.warning(
+                    "what %s held cannot be given back now and is %s: %s", owner, later, exc, about=owner
+                )
                 if exc.retryable:
                     with self._changed:
                         self._changed.wait_for(lambda: self._closing, _RETRY_S)

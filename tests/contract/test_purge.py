@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_deleting_from_the_head_on_leaves_the_rest(magazines: MagazineStore) -> 
     assert state(magazines, "m").pending == 2
     assert texts(magazines.fire("m", 9, "me")) == ["m3", "m4"]
     assert magazines.load_records("m", 0, records("x")) == 6
+
+
+@pytest.mark.parametrize("way", ["purge", "delete"])
+def test_what_had_run_out_is_counted_as_expired(magazines: MagazineStore, way: str) -> None:
+    """Nobody removed it: it was lost to its time to live, and whoever counts what was lost must see it."""
+    magazines.load_records("m", 0, numbered(3, "short"), ttl_s=0.05)
+    magazines.load_records("m", 0, numbered(2, "long"), ttl_s=60)
+    magazines.load_records("m", 1, numbered(4, "short"), ttl_s=0.05)
+    magazines.load_records("m", 2, numbered(1))
+    time.sleep(0.1)
+    if way == "purge":
+        assert purge_all(magazines, "m") == (3, 0, 1)
+    else:
+        assert magazines.delete_waiting("m", {0: range(1, 6), 1: range(1, 5), 2: [1]}) == 3
+    assert [one.expired for one in magazines.metadata("m")] == [3, 4, 0, 0]
+    assert state(magazines, "m").pending == 0
+    assert magazines.scan("m") == []
 
 
 def test_a_purge_takes_everything_that_waits_in_bounded_steps(magazines: MagazineStore) -> None:

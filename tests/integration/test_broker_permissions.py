@@ -68,6 +68,37 @@ def app(broker: RunningBroker, name: str, *rules: str) -> ignis.Ignis:
     return ignis.Ignis(broker.url, store={"token": f"{name}|{' '.join(rules)}"})
 
 
+# -- what the commands need, as docs/operations.md says
+
+
+@pytest.mark.parametrize(
+    ("rules", "arguments", "code"),
+    [
+        ("look:mine", ["consume", "mine", "--no-ack"], 0),
+        ("look:mine", ["consume", "mine"], 1),
+        ("consume:mine", ["consume", "mine"], 1),
+        ("work:mine", ["stats"], 0),
+        ("look:mine", ["stats"], 0),
+        ("look:mine", ["queues"], 0),
+        ("look:mine", ["peek", "mine"], 0),
+        ("work:mine", ["consume", "mine"], 0),
+    ],
+)
+def test_the_words_that_commands_need(
+    broker: RunningBroker, capsys: pytest.CaptureFixture[str], rules: str, arguments: list[str], code: int
+) -> None:
+    make(broker, "mine", "theirs")
+    with app(broker, "boss", "all:*") as boss:
+        boss.queue("mine", bytes).publish(b"x")
+    assert main([*arguments, "--url", f"{broker.url}?token=who|{rules}"]) == code
+    told = capsys.readouterr()
+    if code:
+        assert "that takes" in told.err
+    elif arguments != ["stats"]:
+        assert "mine" in told.out or '"pointer":1' in told.out or "x" in told.out
+    assert "theirs" not in told.out
+
+
 # -- every role, every command
 
 

@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ignis
 from tests.support import WAIT_S
 
 pytestmark = pytest.mark.integration
@@ -92,6 +94,54 @@ def test_words_are_completed_in_fish(environment: dict[str, str], tmp_path: Path
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert [line.split("\t")[0] for line in told.stdout.splitlines()] == ["sideline", "shovel"], told
+
+
+def complete(environment: dict[str, str], line: str, directory: Path) -> tuple[list[str], float]:
+    """What bash is told behind the line, and how long that took."""
+    asked = {**environment, "_IGNIS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    began_s = time.monotonic()
+    told = subprocess.run(
+        ["ignis"], env=asked, cwd=directory, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, ""), told
+    return [one.partition(",")[2] for one in told.stdout.splitlines() if one], time.monotonic() - began_s
+
+
+def test_names_of_queues_are_completed(environment: dict[str, str], tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    for client, names in (("ignis", ("orders", "offers", "mails")), ("shop", ("shoes",))):
+        with ignis.Ignis(url, client_id=client) as app:
+            for name in names:
+                app.queue(name, bytes).publish(b"x")
+    assert complete(environment, f"ignis stats -u {url} o", tmp_path)[0] == ["offers", "orders"]
+    assert complete(environment, f"ignis -u {url} consume ", tmp_path)[0] == ["mails", "offers", "orders"]
+    assert complete(environment, f"ignis stats -u {url} --client-id shop ", tmp_path)[0] == ["shoes"]
+    named = {**environment, "IGNIS_URL": url}
+    for line in (
+        "peek o", "consume o", "sideline list o", "sideline shovel o", "sideline drop o", "queue purge o", "queue pause o",
+        "publish o", "workers o", "sweep o", "autoscale o", "worker app --queue o",
+    ):  # fmt: skip
+        assert complete(named, f"ignis {line}", tmp_path)[0] == ["offers", "orders"], line
+    assert complete(named, "ignis sweep orders o", tmp_path)[0] == ["offers"], "one that stands there is not said again"
+    assert complete(named, "ignis stats --cl", tmp_path)[0] == ["--client-id"]
+
+
+@pytest.mark.parametrize(
+    "url", ["", "memory://", "nonsense", "embedded:///proc/nothing", "ignis://127.0.0.1:1", "ignis://10.255.255.1:9"]
+)
+def test_a_store_that_cannot_be_opened_has_no_names(environment: dict[str, str], tmp_path: Path, url: str) -> None:
+    """And says nothing into the line that somebody types, nor makes them wait."""
+    found, took_s = complete({**environment, "IGNIS_URL": url}, "ignis stats o", tmp_path)
+    assert found == []
+    assert took_s < 8, "a second, and the time to start Python on a busy machine"
+
+
+def test_a_store_that_does_not_answer_has_no_names(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"ignis://127.0.0.1:{server.getsockname()[1]}"
+        found, took_s = complete({**environment, "IGNIS_URL": url}, "ignis stats o", tmp_path)
+    assert found == []
+    assert took_s < 8
 
 
 def test_completing_opens_and_makes_nothing(environment: dict[str, str], tmp_path: Path) -> None:

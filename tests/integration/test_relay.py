@@ -51,6 +51,18 @@ def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Qu
     assert (by_id[published.id].key, by_id[published.id].headers) == ("k", {"a": 1})
 
 
+def test_a_queue_is_listed_when_its_first_message_is_stored(here: Place) -> None:
+    """Another producer need not make it too because the relay has not written it down yet."""
+    here.start_relay()
+    for number in range(5):
+        with ignis.Ignis(here.url) as one:
+            one.queue(f"q{number}", bytes, shards=3).publish(b"x")
+        with ignis.Ignis(here.url) as other:
+            found = other.store.queues.get(f"q{number}")
+            assert found is not None
+            assert found.shards == 3
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["removed", "record gone"])
 def test_a_queue_that_is_removed_is_made_anew(here: Place, queue: ignis.Queue[bytes], whole: bool) -> None:
     """Its producers need not know: what they left with the relay must not be lost."""

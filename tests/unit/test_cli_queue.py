@@ -311,6 +311,21 @@ def test_consume_without_acknowledging(run: Run, app: Ignis) -> None:
     assert (queue.main.pending(), queue.main.in_flight()) == (1_200, 0)
 
 
+def test_a_closed_standard_output_takes_nothing(url: str, app: Ignis) -> None:
+    """As cron and some that start services leave it: every message was acknowledged, and nobody had read one."""
+    app.queue("orders").publish_many([1, 2, 3])
+    command = [sys.executable, "-m", "ignis", "--url", url, "consume", "orders"]
+    told = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, text=True, timeout=WAIT_S, check=False
+    )
+    assert (told.returncode, "standard output is closed" in told.stderr) == (2, True), told
+    assert pending(app) == [1, 2, 3]
+    assert app.queue("orders").main.in_flight() == 0
+    with open(os.devnull, "wb") as nowhere:  # on purpose
+        assert subprocess.run(command, stdout=nowhere, timeout=WAIT_S, check=False).returncode == 0
+    assert pending(app) == []
+
+
 def test_a_corrupt_message_goes_to_the_sideline(run: Run, tmp_path: Path, url: str) -> None:
     with Ignis(url) as app:
         app.queue("orders", str, shards=1).publish_many(["a" * 40, "b" * 40])

@@ -18,6 +18,7 @@ from ignis.config import (
     SweeperSettings,
     check_name,
     check_queue_name,
+    check_sections,
     load_file,
     parse_duration_s,
     resolve,
@@ -323,3 +324,60 @@ def test_a_secret_is_not_in_an_error() -> None:
             with pytest.raises(ConfigError, match=name) as info:
                 resolve(cls, {name: value})
             assert "hunter2" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        (
+            {"IGNIS_CONSUMER_ACK_RETRY": "soon"},
+            r"'soon' is not a duration.*\(environment variable IGNIS_CONSUMER_ACK_RETRY\)$",
+        ),
+        ({"IGNIS_CONSUMER_ACK_RETRY_S": ""}, r"\(environment variable IGNIS_CONSUMER_ACK_RETRY_S\)$"),
+        ({"IGNIS_QUEUE_SHARDS": "9999"}, r"queue.shards = 9999 .*\(environment variable IGNIS_QUEUE_SHARDS\)$"),
+        ({"IGNIS_PUBLISHER_CAPACITY": "7"}, r"\(environment variable IGNIS_PUBLISHER_CAPACITY\)$"),
+        ({"IGNIS_RELAY_CAPACITY": "100"}, r"\(environment variable IGNIS_RELAY_CAPACITY\)$"),
+        (
+            {"IGNIS_QUEUE_MESSAGE_EXPIRY": "3d", "IGNIS_QUEUE_QUEUE_EXPIRY": "1d"},
+            r"\(environment variable IGNIS_QUEUE_",
+        ),
+    ],
+)
+def test_a_bad_variable_is_named(variables: dict[str, str], says: str) -> None:
+    """Whoever reads the error has not written it into the program, and looks for where it comes from."""
+    with pytest.raises(ConfigError, match=says):
+        check_sections({}, environ=variables)
+
+
+def test_a_bad_value_of_the_file_is_named_by_its_table() -> None:
+    with pytest.raises(ConfigError, match=r"consumer.ack_retry_s = 'soon' .*\(settings file, \[consumer\]\)$"):
+        resolve(ConsumerSettings, {}, {"consumer": {"ack_retry": "soon"}}, environ={})
+    with pytest.raises(ConfigError, match=r"\(settings file, \[queue\] or \[queue.orders\]\)$"):
+        resolve(QueueSettings, {}, {"queue": {"orders": {"shards": 0}}}, name="orders", environ={})
+
+
+def test_what_an_argument_says_is_nobody_elses() -> None:
+    with pytest.raises(ConfigError, match=r"outside 1 to 512$"):
+        resolve(QueueSettings, {"shards": 0}, {"queue": {"shards": 9_999}}, environ={"IGNIS_QUEUE_SHARDS": "x"})
+
+
+@pytest.mark.parametrize("url", ["foo://bar", "embedded:///tmp/x?size=1", "nowhere"])
+def test_the_variable_with_a_bad_url_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IGNIS_URL", url)
+    with pytest.raises(ConfigError, match="environment variable IGNIS_URL"):
+        _ = ignis.Ignis().store
+    with pytest.raises(ConfigError) as told:
+        _ = ignis.Ignis(url).store
+    assert "IGNIS_URL" not in str(told.value)
+
+
+def test_the_variable_with_a_bad_settings_file_is_named(tmp_path: Path) -> None:
+    for content in (None, "[queue", "[nothing]\n"):
+        path = tmp_path / "ignis.toml"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ConfigError, match="environment variable IGNIS_CONFIG"):
+            load_file(None, environ={"IGNIS_CONFIG": str(path)})
+        with pytest.raises(ConfigError) as told:
+            load_file(path, environ={"IGNIS_CONFIG": "/else"})
+        assert "IGNIS_CONFIG" not in str(told.value)

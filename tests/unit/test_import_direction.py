@@ -22,9 +22,9 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"clock", "file_lock", "places", "urls"}),
-    frozenset({"config", "history", "hooks", "httpd", "log_limit", "main_guard", "native", "stop_signals"}),
-    frozenset({"pydantic_models"}),
+    frozenset({"clock", "file_lock", "log_limit", "places", "urls"}),
+    frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
+    frozenset({"body_plan", "pydantic_models"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from ignis.errors import RecordTooLargeError, StoreFullError
-from ignis.message import Message, failed_record
-from ignis.native import encode_record
+from ignis.message import Message, bare_record, encode_meta, failed_record
+from ignis.native import Record, encode_record
 from ignis.storage.base import Transfer
-from ignis.storage.parts import in_parts, transfer_in_parts
+from ignis.storage.parts import in_parts, transfer_all, transfer_in_parts
 
 
 def items(*sizes: int) -> list[Transfer]:
@@ -79,6 +79,35 @@ def test_a_history_for_which_a_full_store_has_no_room_is_left_out() -> None:
     store = Store(len(record) - 1)
     assert transfer_in_parts([Transfer(0, pointer, record, 0) for pointer in range(3)], store.transfer) == 3
     assert sorted(store.moved) == [0, 1, 2]
+
+
+def test_where_there_is_room_for_no_more_than_before_nothing_of_the_failure_goes_along() -> None:
+    """Room for the reason alone may be what is missing. What follows goes so at once, and tells its counters all the same."""
+    plain = encode_record(b"body", flags=0, meta=encode_meta({"kind": "a"}))
+    failed = failed_record(plain, "exception", "e" * 500, handler="h", worker="w")
+    store = SmallRecords(len(plain))
+    assert transfer_in_parts([Transfer(0, pointer, failed, 0) for pointer in range(3)], store.transfer) == 3
+    for record in store.records:
+        message = Message.from_bytes(record)
+        assert (len(record), message.attempts, message.reason, message.headers) == (len(plain), 1, None, {"kind": "a"})
+
+    full = Store(len(plain))
+    assert transfer_in_parts([Transfer(0, pointer, failed, 0) for pointer in range(50)], full.transfer) == 50
+    assert len(full.calls) <= 2 * 50 + 10, "bare from the first one on that needs it"
+
+
+@pytest.mark.parametrize("meta", [b"", b"\xc1 no map", encode_meta({"a": 1})])
+def test_a_bare_record_is_what_was_there_before_it_failed(meta: bytes) -> None:
+    plain = encode_record(b"body", flags=0, meta=meta)
+    assert Record(bare_record(failed_record(plain, "exception", "E"))).meta == meta
+    assert bare_record(b"no record") == b"no record"
+
+
+def test_who_needs_all_of_them_hears_what_kept_the_rest() -> None:
+    store = Store(2)
+    with pytest.raises(StoreFullError):
+        transfer_all(items(1, 9, 1, 1), store.transfer)
+    assert sorted(store.moved) == [0, 2, 3]
 
 
 def test_a_record_that_is_too_large_holds_up_no_other() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ignis.errors import IgnisError, RecordTooLargeError, StoreError
+from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.client import OP_WRITE, Connection, Entry, policy, write_entry
@@ -48,6 +49,7 @@ class Appender:
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection
         self._catalogue = catalogue
+        self._said = LimitedLog(log)
         self.sealed_seen = 0
 
     def append(self, magazine: Magazine, items: Sequence[Item], *, count_loads: bool = True) -> list[int]:
@@ -215,7 +217,13 @@ class Appender:
             if removed:
                 log.info("%d record(s) of a failed load to %s were removed again", removed, magazine.name)
         except IgnisError as exc:
-            log.warning("up to %d record(s) of a failed load to %s may be stored: %s", len(todo), magazine.name, exc)
+            self._said.warning(
+                "up to %d record(s) of a failed load to %s may be stored: %s",
+                len(todo),
+                magazine.name,
+                exc,
+                about=magazine.name,
+            )
 
     def _keys(
         self, magazine: Magazine, items: Sequence[Item], todo: list[int], placed: list[int]

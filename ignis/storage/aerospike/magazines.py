@@ -176,13 +176,16 @@ class AerospikeMagazines(MagazineStore):
             return self._retiring.delete(self._catalogue.get(magazine), pointers)
 
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
-        """One client call for the records and one for the counters. Atomic for each record."""
+        """One client call for the records and one for the counters, after those of `expire`: a server cannot tell what has run
+        out. Atomic for each record."""
+        self.expire(magazine)
         with self._call("deletes"):
             return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
 
     def _purge_waiting(self, magazine: str, part: Pointers) -> int:
         """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
         and not removed, because this process ended in between, is the sweeper's."""
+        self.expire(magazine)
         found = self._catalogue.get(magazine)
         with self._call():
             known = self._catalogue.pointers(found, sorted(part))

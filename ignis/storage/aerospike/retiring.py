@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ignis.errors import ConfigError, IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.appending import Appender, Item, Raw
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
@@ -44,6 +45,7 @@ class Retiring:
         self._connection = connection
         self._trickle = trickle
         self._catalogue = catalogue
+        self._said = LimitedLog(log)
         self._appender = appender
 
     # -- delete
@@ -259,12 +261,13 @@ class Retiring:
                 allowed=(OK, NOT_FOUND, FILTERED),
             )  # fmt: skip
         except IgnisError as exc:
-            log.warning(
+            self._said.warning(
                 "%d record(s) of %s cannot be moved for %d s: %s",
                 len(places),
                 magazine.name,
                 MOVE_STALE_MS // 1000,
                 exc,
+                about=magazine.name,
             )
 
 

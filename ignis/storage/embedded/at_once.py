@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ignis.errors import IgnisError
+from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
@@ -112,6 +113,7 @@ class AtOnce:
         self._store = store
         self._directory = store.directory
         self._catalogue = known
+        self._said = LimitedLog(log)
         self._order = order
         self._served = served
         self._lock = threading.Lock()
@@ -156,7 +158,7 @@ class AtOnce:
                 continue
             except Exception as exc:
                 # Those of another class must be answered all the same.
-                log.exception("store: a commit of %s failed", durability)
+                self._said.error("store: a commit of %s failed", durability, about=durability, exc_info=exc)
                 for write, _ in many:
                     _refuse(write, exc)
                 continue
@@ -189,10 +191,10 @@ class AtOnce:
             if not txnids:
                 return committer.try_submit(operations)  # somebody is at the claims; that need not hold up the load
             self._unclaimed(loads)
-        except IgnisError:
+        except IgnisError as exc:
             if not txnids:
                 raise
-            log.exception("store: what was loaded was handed over, and could not be claimed")
+            self._said.error("store: what was loaded was handed over, and could not be claimed", exc_info=exc)
             self._unclaimed(loads)
         else:
             for owner in owners:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ignis.errors import StoreBusyError, StoreFullError
+from ignis.log_limit import LimitedLog
 from ignis.storage.embedded.environment import Environment, Txn, WouldWait
 
 __all__ = ["Committer", "Operation"]
@@ -37,6 +38,10 @@ class Operation:
 
     def need_bytes(self) -> int:
         """Room that a load takes; 0 for operations that must go on when the store is full."""
+        return 0
+
+    def move_bytes(self) -> int:
+        """What a transfer writes; 0 for others."""
         return 0
 
     def run(self, txn: Txn) -> Any:
@@ -71,6 +76,7 @@ class Committer:
         self._visible = visible
         self._after = after
         self._timeout_s = timeout_s
+        self._said = LimitedLog(log)
         self._mutex = threading.Lock()
         self._queue: deque[Operation] = deque()
         self._leading = False
@@ -118,7 +124,7 @@ class Committer:
             self.requests += len(operations)
         noted: list[int | None] = [None]
 
-        def transact(run: Callable[[Txn], None], need_bytes: int, visible: Callable[[], None]) -> None:
+        def transact(run: Callable[[Txn], None], need_bytes: int, visible: Callable[[], None], move_bytes: int) -> None:
             _, noted[0] = self._env.try_transact(run, need_bytes, visible)
 
         try:
@@ -207,6 +213,7 @@ class Committer:
                     lambda txn: _run_all(left, txn),  # noqa: B023 - called at once
                     need,
                     lambda: self._visible(left),  # noqa: B023
+                    sum(operation.move_bytes() for operation in left),
                 )
                 break
             except WouldWait:
@@ -226,8 +233,8 @@ class Committer:
     def _settle(self, committed: list[Operation]) -> None:
         try:
             self._after(committed)
-        except Exception:
-            log.exception("store: work after a commit of %s failed", self._env.name)
+        except Exception as exc:
+            self._said.error("store: work after a commit of %s failed", self._env.name, exc_info=exc)
 
 
 def _fail(operations: list[Operation], exc: Exception) -> None:

@@ -109,6 +109,8 @@ class Environment:
         self._failed: str | None = None
         self._unusable: str | None = None
         self._preallocates = hasattr(os, "posix_fallocate")
+        self.spare_bytes: int | None = None
+        """While a transaction with transfers runs on a full store: bytes that are free, the reserve included. None = enough."""
         path.mkdir(mode=0o700, exist_ok=True)
         try:
             self._lmdb = lmdb.open(
@@ -215,12 +217,19 @@ class Environment:
         self._mutex.release()
         self._threads.release()
 
-    def transact(self, run: Callable[[Txn], T], need_bytes: int = 0, visible: Callable[[], None] | None = None) -> T:
+    def transact(
+        self,
+        run: Callable[[Txn], T],
+        need_bytes: int = 0,
+        visible: Callable[[], None] | None = None,
+        move_bytes: int = 0,
+    ) -> T:
         """Runs ``run`` in one write transaction and commits it, as durable as the environment is.
 
         Args:
             run: may be called more than once; what an earlier call wrote is gone then. Raising aborts.
             need_bytes: room that loads in it will take; 0 for transactions that free room.
+            move_bytes: what transfers in it will write, which frees as much; see `spare_bytes`.
             visible: called when others can see it, before it is durable; must not raise.
 
         Raises:
@@ -233,6 +242,7 @@ class Environment:
                 self._make_room(need_bytes)
             else:
                 self._keep_reserve()
+            self.spare_bytes = self._spare(move_bytes) if move_bytes else None
             limit = self._max_bytes if need_bytes else self._drain_bytes
             result, txnid, recorder = self._attempt_with_room(run, limit)
             if visible is not None:
@@ -406,6 +416,36 @@ class Environment:
         return stat.f_bavail * stat.f_frsize < DRAIN_RESERVE_BYTES
 
     # -- room
+
+    def check_growth(self, grown_bytes: int, of_bytes: int) -> None:
+        """Raises StoreFullError when a transfer that grows by so much, to ``of_bytes``, would leave too little room for those
+        that do not grow: the whole reserve, or half of it for one that grows by no more than a quarter. In `transact`."""
+        spare = self.spare_bytes
+        if spare is None or grown_bytes <= 0:
+            return
+        kept = self._reserve(self._end_bytes())
+        if 4 * grown_bytes <= of_bytes:
+            kept //= 2
+        if grown_bytes + kept > spare:
+            raise StoreFullError(
+                f"store: disk full ({self.name}): a transfer grows by {grown_bytes} bytes, "
+                f"and of {spare} that are free {kept} are kept"
+            )
+
+    def _spare(self, move_bytes: int) -> int | None:
+        """What `spare_bytes` is to be. Caller holds `writer`."""
+        end = (self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
+        wanted, in_file = end + move_bytes + self._reserve(end), True
+        if self._preallocates and wanted > self._file_bytes:
+            try:
+                self._extend(wanted, end, move_bytes)
+            except StoreFullError:
+                in_file = False
+        used = self.used_bytes()
+        if in_file and used + move_bytes + self._reserve(end) <= self._drain_bytes:
+            return None
+        most = self._drain_bytes if in_file else min(self._drain_bytes, max(end, self._file_bytes))
+        return max(0, most - used)
 
     def _reserve(self, end_bytes: int) -> int:
         """Room on the disk that loads leave behind the last page: a transfer needs no more than there is to move."""

@@ -306,7 +306,9 @@ class EmbeddedMagazines(MagazineStore):
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
         place = self._place(magazine)
         self.calls["deletes"] += 1
-        return delete_waiting(place, self._env(place.info), pointers)
+        count, expired = delete_waiting(place, self._env(place.info), pointers)
+        self._expired_log.note(place.info.name, expired)
+        return count
 
     @guarded
     def transfer(

@@ -138,11 +138,14 @@ class Load(MagazineOperation):
 
 
 class Delete(MagazineOperation):
-    """Retires records; the result is how many were still there. ``expired``: because their time ran out, which is counted."""
+    """Retires records; the result is how many were still there. ``expired``: because their time ran out, which is counted.
+    ``now_ms``: those whose time has run out by then are counted so, and not in the result."""
 
-    def __init__(self, place: Place, pointers: Pointers, *, expired: bool = False) -> None:
+    def __init__(self, place: Place, pointers: Pointers, *, expired: bool = False, now_ms: int = 0) -> None:
         super().__init__(place)
         self._expired = expired
+        self._now_ms = now_ms
+        self.expired_count = 0
         self._runs = {shard: runs_of(many) for shard, many in pointers.items()}
 
     def run(self, txn: Txn) -> int:
@@ -150,13 +153,26 @@ class Delete(MagazineOperation):
         self.touched = []
         retired = self._retired(txn, info)
         counts: dict[int, int] = {}
+        late: dict[int, int] = {}
         for shard, runs in self._runs.items():
             if 0 <= shard < len(retired.high):
+                if self._now_ms:
+                    late[shard] = self._late(txn, info, shard, runs)
                 counts[shard] = segments.retire(txn, info.id, shard, runs, retired, self.touched)
-        if self._expired and any(counts.values()):
-            segments.add_expired(txn, info.id, counts)
+        if self._expired:
+            late = counts
+        self.expired_count = sum(late.values())
+        if self.expired_count:
+            segments.add_expired(txn, info.id, late)
         retired.store(txn)
-        return sum(counts.values())
+        return sum(counts.values()) - (0 if self._expired else self.expired_count)
+
+    def _late(self, txn: Txn, info: MagazineInfo, shard: int, runs: Sequence[tuple[int, int]]) -> int:
+        return sum(
+            len(segments.live(found, bitmap, low, high))
+            for found, low, high, bitmap, value in segments.walk_runs(txn, info.id, shard, runs)
+            if 0 < segments.expires_at_ms(value) <= self._now_ms
+        )
 
 
 class Reload(MagazineOperation):
@@ -227,6 +243,10 @@ class Move(MagazineOperation):
         self._items = items
         self._expires_at_ms = expires_at_ms
         self._fence = fence
+        self._bytes = sum(len(item.record) for item in items)
+
+    def move_bytes(self) -> int:
+        return self._bytes
 
     def run(self, txn: Txn) -> int:
         self.place.check_fence(txn, self._fence)
@@ -235,6 +255,7 @@ class Move(MagazineOperation):
         moving = still_there(txn, source, self._items)
         if not moving:
             return 0
+        self._check_growth(txn, source, moving)
         load = Load(self._target, pack_transfers(moving, self._expires_at_ms))
         load.run(txn)
         retired = self._retired(txn, source)
@@ -242,6 +263,18 @@ class Move(MagazineOperation):
             segments.retire(txn, source.id, shard, runs_of(many), retired, self.touched)
         retired.store(txn)
         return len(moving)
+
+    def _check_growth(self, txn: Txn, source: MagazineInfo, moving: Sequence[tuple[Transfer, int]]) -> None:
+        """Raises StoreFullError where that would use up what is kept for transfers that do not grow."""
+        env = self.place.directory.data(source.durability).env
+        if env.spare_bytes is None:
+            return
+        before = 0
+        for shard, many in group_pointers((item.shard, item.pointer) for item, _ in moving).items():
+            for found, low, high, bitmap, value in segments.walk_runs(txn, source.id, shard, runs_of(many)):
+                before += sum(len(record or b"") for record in segments.read_live(value, found, low, high, bitmap))
+        after = sum(len(item.record) for item, _ in moving)
+        env.check_growth(after - before, after)
 
 
 def live_pointers(txn: Txn, info: MagazineInfo, pointers: Pointers) -> dict[int, dict[int, int]]:

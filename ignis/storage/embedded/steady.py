@@ -37,6 +37,7 @@ from ignis.errors import (
     StoreFailedError,
     StoreUnreachableError,
 )
+from ignis.log_limit import LimitedLog
 from ignis.native import ProcessMutex, crc32c
 from ignis.storage.embedded.environment import Environment, Pin
 from ignis.storage.embedded.files import create_whole, read_or_none
@@ -125,6 +126,7 @@ class Steady:
         self._pin: Pin | None = None
         self._on_disk: tuple[int, bytes] | None = None
         self._stop = threading.Event()
+        self._said = LimitedLog(log)
         self.at_work = threading.Lock()
         self._create()
         # Kept open: a flush must not fail because the process has no descriptor left.
@@ -363,4 +365,4 @@ class Steady:
             except Exception as exc:  # no flush failed: the next one makes up for this one
                 if self._stop.is_set():
                     return
-                log.warning("store: flush of %s postponed: %s", self._env.name, exc)
+                self._said.warning("store: flush of %s postponed: %s", self._env.name, exc)
