@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis import Ignis
+from tests import spark_support
 from tests.torture.pipeline_files import Layout, draw, files_of, kept, layouts, telling
 from tests.torture.pipeline_readers import Read, Row, body_row, exported, put_aside, read_file
 from tests.torture.report import Outcome
@@ -82,16 +83,20 @@ def make_trial(
     return kills
 
 
-def drive(top: Path) -> bool:
-    """One process goes through the trials of a directory; returns whether it was killed. Raises RuntimeError when it failed."""
+def drive(top: Path, spark: Any = None) -> bool:
+    """One process goes through the trials of a directory; returns whether it was killed. Raises RuntimeError when it failed.
+    With ``spark`` it works in that session's JVM, which lives on."""
     command = [sys.executable, "-m", "tests.torture.pipeline_rows_driver", str(top)]
     # Into a file: a pipe would be held open by the dead driver's JVM, which takes a moment to notice.
     log = top / "driver.log"
     before = len(list(top.glob("trial-*/used-*")))
     with log.open("wb") as file:
         done = subprocess.run(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False
-        )
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False,
+            env=None if spark is None else spark_support.guest_of(spark),
+        )  # fmt: skip
+    if spark is not None:
+        spark_support.bury(spark)
     if done.returncode == -signal.SIGKILL and len(list(top.glob("trial-*/used-*"))) > before:
         return True
     if done.returncode:
