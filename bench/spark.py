@@ -265,9 +265,11 @@ def run(options: Options, recorder: Recorder) -> None:
         for result in results.values():
             result.problem = str(exc)
     finally:
-        if bench is not None:
-            bench.spark.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            if bench is not None:
+                bench.spark.stop()
+        finally:  # an interrupted session cannot always be stopped
+            shutil.rmtree(directory, ignore_errors=True)
     _show(results, peaks, rows)
     recorder.write_all("spark", results.values())
 
