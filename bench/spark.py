@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.measure import Options, Recorder, Result
+from bench.measure import Options, Recorder, Result, Sample
 from bench.memory import anonymous_bytes, family
 from bench.peers.base import MissingError, require_module
 from bench.tables import Goal, console, rate, throughput_table
@@ -28,6 +28,17 @@ SINGLE_ROWS = 4_000
 SCHEMA = "id long, customer string, note string"
 FILES_RATIO, SINGLE_RATIO = 0.5, 10.0
 GROWTH_BYTES = 32 << 20
+RATIOS = (
+    ("ingest", "write_files", FILES_RATIO),
+    ("ingest_with_ids", "write_files", 0),
+    ("ingest_in_pandas", "ingest", 0),
+    ("ingest", "ingest_singly", SINGLE_RATIO),
+    ("drain", "read_files", FILES_RATIO),
+    ("drain_with_envelope", "read_files", FILES_RATIO),
+    ("drain_in_pandas", "drain_with_envelope", 0),
+)
+"""(step, beside which one, the goal if there is one). Compared turn by turn: what else the machine does in a turn is done to
+both."""
 _EVERY_S = 0.05
 
 
@@ -206,6 +217,11 @@ class Bench:
         return into.peak_bytes, out.peak_bytes
 
 
+def paired(result: Result, base: Result) -> Sample:
+    """The ratio of each turn."""
+    return Sample([one / other for one, other in zip(result.throughput.values, base.throughput.values, strict=False)])
+
+
 def run(options: Options, recorder: Recorder) -> None:
     """Two tables, one of memory, and the goals."""
     steps: dict[str, tuple[str, str]] = {
@@ -249,9 +265,11 @@ def run(options: Options, recorder: Recorder) -> None:
         for result in results.values():
             result.problem = str(exc)
     finally:
-        if bench is not None:
-            bench.spark.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            if bench is not None:
+                bench.spark.stop()
+        finally:  # an interrupted session cannot always be stopped
+            shutil.rmtree(directory, ignore_errors=True)
     _show(results, peaks, rows)
     recorder.write_all("spark", results.values())
 
@@ -261,12 +279,13 @@ def _show(results: dict[str, Result], peaks: dict[int, tuple[int, int]], rows: i
     out = [results[name] for name in ("read_files", "drain", "drain_with_envelope", "drain_in_pandas")]
     throughput_table(f"{rows:,} rows of 100 bytes from Spark, local[2]", into)
     throughput_table(f"{rows:,} rows into Parquet, local[2]", out)
-    median = {name: result.throughput.median for name, result in results.items()}
-    Goal("ingest / JSON lines files", median["ingest"] / median["write_files"], FILES_RATIO).show()
-    Goal("ingest / row by row", median["ingest"] / median["ingest_singly"], SINGLE_RATIO).show()
-    for name in ("drain", "drain_with_envelope"):
-        what = f"{name.replace('_', ' ')} / JSON lines into Parquet"
-        Goal(what, median[name] / median["read_files"], FILES_RATIO).show()
+    for name, base, target in RATIOS:
+        ratio = paired(results[name], results[base])
+        results[name].extra[f"times_{base}"] = ratio.as_json()
+        what = f"{results[name].peer} / {results[base].peer}"
+        if target:
+            Goal(what, ratio.median, target).show()
+        console.print(f"  {what}, turn by turn: {ratio.median:.3g} ({ratio.low:.3g}..{ratio.high:.3g})")
     for count, (writing, reading) in peaks.items():
         console.print(
             f"  largest Python worker, {rate(count)} rows: "

@@ -28,10 +28,10 @@ def test_every_row_once_as_python_reads_it(spark: Any, tmp_path: Path) -> None:
 
 
 def test_every_row_once_though_the_driver_is_killed(spark: Any, tmp_path: Path) -> None:
-    """JSON lines; SIGKILL once everything is published, before the run knows of it."""
+    """JSON lines; SIGKILL once everything is published, before the run knows of it. In the long form the JVM dies too."""
     directory = tmp_path / "trial-0"
     make_trial(directory, "jsonl", 40, random.Random(12), kills=["ingest:publish:end"])
-    assert drive(tmp_path), "the driver was not killed"
+    assert drive(tmp_path, spark), "the driver was not killed"
     carry_out(spark, directory)
     faults, figures = faults_of(directory)
     assert not faults

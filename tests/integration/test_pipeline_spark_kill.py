@@ -1,4 +1,5 @@
-"""The pipeline program ended with kill -9 between the worst two steps of each half, and run again."""
+"""The pipeline program ended with kill -9 between the worst two steps of each half, and run again. Its JVM is that of the tests;
+``python -m tests.torture pipeline`` has one for each, which dies with it."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ def test_killed_and_run_again(spark: Any, tmp_path: Path) -> None:
     """Killed while messages are being published, and with files in place whose messages are not deleted."""
     ground = Ground(tmp_path)
     ground.add_file(2_000)
-    assert ground.drive("publish:within")
-    assert ground.drive("place:end")
+    assert ground.drive("publish:within", spark=spark)
+    assert ground.drive("place:end", spark=spark)
     assert sum(ground.found().values()) == 2_000
     assert ground.left() == {"in_flight": 2_000}
     ground.add_file(500)

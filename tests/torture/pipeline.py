@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow.dataset as pads
 
 from ignis import Ignis
+from tests import spark_support
 from tests.torture.report import Outcome
 
 __all__ = ["DESCRIPTION", "POINTS", "Ground", "tests"]
@@ -75,15 +76,19 @@ class Ground:
         self.expected |= set(orders)
         self.rejected += 3
 
-    def drive(self, point: str = "", mutant: str = "") -> bool:
-        """Runs the program in a process of its own; returns whether it was killed. Raises RuntimeError when it failed."""
+    def drive(self, point: str = "", mutant: str = "", *, spark: Any = None) -> bool:
+        """Runs the program in a process of its own; returns whether it was killed. Raises RuntimeError when it failed.
+        With ``spark`` it works in that session's JVM, which lives on."""
         command = [sys.executable, "-m", "tests.torture.pipeline_driver", str(self.directory), self.url, point, mutant]
         # Into a file: a pipe would be held open by the dead driver's JVM, which takes a moment to notice.
         log = self.directory / "driver.log"
         with log.open("wb") as file:
             done = subprocess.run(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False
-            )
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False,
+                env=None if spark is None else spark_support.guest_of(spark),
+            )  # fmt: skip
+        if spark is not None:
+            spark_support.bury(spark)
         if done.returncode not in (0, -signal.SIGKILL):
             raise RuntimeError(f"the driver ended with {done.returncode} at {point!r}: {log.read_text()[-2000:]}")
         return done.returncode != 0

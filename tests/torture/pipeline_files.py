@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-__all__ = ["LIMIT_BYTES", "ROLES", "File", "Layout", "description", "draw", "files_of", "layouts"]
+__all__ = ["LIMIT_BYTES", "ROLES", "File", "Layout", "description", "draw", "files_of", "layouts", "telling"]
 
 T = TypeVar("T")
 
@@ -326,12 +326,15 @@ def _csv_line(draw: Any, layout: Layout) -> str:
     values = [value.replace("\n", " ") for value in values]
     if layout.quote and draw(st.integers(0, 9)) == 0:
         values[-1] = draw(st.sampled_from(["two\nlines", "a\r\nb", "\n", f"a\n{quote}b", "one\ntwo\n\nthree"]))
+    return _csv_row(layout, values, draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])) if layout.quote else 0)
+
+
+def _csv_row(layout: Layout, values: list[str], quoting: int = csv.QUOTE_MINIMAL) -> str:
     if not layout.quote:
-        return cut.join(values)
+        return layout.delimiter.join(values)
     out = io.StringIO()
     options = {name: value for name, value in layout.options().items() if name != "strict"}
-    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
-    csv.writer(out, lineterminator="", quoting=quoting, **options).writerow(values)
+    csv.writer(out, lineterminator="", **{**options, "quoting": quoting}).writerow(values)
     return out.getvalue()
 
 
@@ -352,19 +355,30 @@ def files_of(draw: Any, layout: Layout) -> File:
         return name, end.join(draw(st.lists(_json_line(layout), max_size=6))) + last
     if draw(st.integers(0, 19)) == 0:
         return name, b""
-    header = io.StringIO()
-    options = {name: value for name, value in layout.options().items() if name != "strict"}
-    if layout.quote:
-        csv.writer(header, lineterminator="", **options).writerow(layout.sources.values())
-    else:
-        header.write(layout.delimiter.join(layout.sources.values()))
+    header = _csv_row(layout, list(layout.sources.values()))
     # Some lines are of another encoding: bytes that are none of this one, or others than were meant.
     lines = [
         _bytes(line, layout.encoding, draw(st.sampled_from([""] * 9 + ["utf-8", "latin-1"])))
         for line in draw(st.lists(_csv_line(layout), max_size=6))
     ]
     mark = b"\xef\xbb\xbf" if layout.encoding == "utf-8" and draw(st.integers(0, 9)) == 0 else b""
-    return name, mark + end.join([header.getvalue().encode(layout.encoding), *lines]) + last
+    return name, mark + end.join([header.encode(layout.encoding), *lines]) + last
+
+
+def telling(layout: Layout) -> File:
+    """One row that is good, and one that is to be put aside: each mistake shows in one of them, whatever else was drawn."""
+    text = "x" if layout.encoding == "ascii" else "é"
+    rows = [{"id": "fixed", "j": '{"a" : 1.10}', "v": text}, {"id": "no", "n": "1.239"}]
+    lines = []
+    if layout.kind == "jsonl":
+        for row in rows:
+            pairs = [(json.dumps(layout.sources[role]), role, one) for role, one in row.items()]
+            fields = [f"{name}:{one if role in 'jn' else json.dumps(one)}" for name, role, one in pairs]
+            lines.append("{" + ",".join(fields) + "}")
+    else:
+        values = [list(layout.sources.values()), *([row.get(role, "") for role in ROLES] for row in rows)]
+        lines = [_csv_row(layout, one) for one in values]
+    return "fixed", "\n".join(lines).encode(layout.encoding)
 
 
 def kept(layout: Layout) -> dict[str, Any]:

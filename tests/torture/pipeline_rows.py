@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ignis import Ignis
-from tests.torture.pipeline_files import Layout, draw, files_of, kept, layouts
+from tests import spark_support
+from tests.torture.pipeline_files import Layout, draw, files_of, kept, layouts, telling
 from tests.torture.pipeline_readers import Read, Row, body_row, exported, put_aside, read_file
 from tests.torture.report import Outcome
 
@@ -58,17 +59,13 @@ def make_trial(
     directory: Path, kind: str, count: int, rng: random.Random, *, kills: list[str] | None = None, mutant: str = "",
     withheld: int = 0, url: str = "",
 ) -> list[str]:  # fmt: skip
-    """Writes a trial of so many files; returns its kills. So many files are ``withheld`` from the pipeline, which must be
-    seen. ``url``: of a store elsewhere than in the directory."""
+    """Writes a trial of so many files, and one more that is always the same; returns its kills. So many files are ``withheld``
+    from the pipeline, which must be seen. ``url``: of a store elsewhere than in the directory."""
     (layout,) = draw(layouts(kind), 1, rng)
     if mutant == "wrong-encoding":
         layout = dataclasses.replace(layout, encoding="utf-8")  # in which the mistake shows
     files = draw(files_of(layout), count, rng)
-    if mutant and kind == "jsonl":  # a row in which each mistake shows, whatever was drawn
-        name_of = {role: json.dumps(name) for role, name in layout.sources.items()}
-        files.append(("fixed", f'{{{name_of["id"]}:"fixed",{name_of["j"]}:{{"a" : 1.10}}}}\n'.encode()))
-    if not any(read.row for _, data in files for read in read_file(data, layout)):
-        return make_trial(directory, kind, count, rng, kills=kills, mutant=mutant, withheld=withheld, url=url)
+    files.append(telling(layout))
     kills = kills_of(rng) if kills is None else kills
     for folder in ("in", "all"):
         (directory / folder).mkdir(parents=True)
@@ -86,16 +83,20 @@ def make_trial(
     return kills
 
 
-def drive(top: Path) -> bool:
-    """One process goes through the trials of a directory; returns whether it was killed. Raises RuntimeError when it failed."""
+def drive(top: Path, spark: Any = None) -> bool:
+    """One process goes through the trials of a directory; returns whether it was killed. Raises RuntimeError when it failed.
+    With ``spark`` it works in that session's JVM, which lives on."""
     command = [sys.executable, "-m", "tests.torture.pipeline_rows_driver", str(top)]
     # Into a file: a pipe would be held open by the dead driver's JVM, which takes a moment to notice.
     log = top / "driver.log"
     before = len(list(top.glob("trial-*/used-*")))
     with log.open("wb") as file:
         done = subprocess.run(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False
-        )
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=WAIT_S, check=False,
+            env=None if spark is None else spark_support.guest_of(spark),
+        )  # fmt: skip
+    if spark is not None:
+        spark_support.bury(spark)
     if done.returncode == -signal.SIGKILL and len(list(top.glob("trial-*/used-*"))) > before:
         return True
     if done.returncode:

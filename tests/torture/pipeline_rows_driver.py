@@ -282,7 +282,8 @@ def main(top: str) -> None:
                 text = traceback.format_exc()
                 (directory / DONE).write_bytes(msgspec.json.encode({"error": text[-3000:]}))
             print(f"{directory.name}: {time.monotonic() - began:.1f} s", flush=True)
-        spark.stop()
+        if not spark_support.is_guest():
+            spark.stop()
 
 
 if __name__ == "__main__":

@@ -227,6 +227,7 @@ def driver_killed(spark: Any, directory: Path, point: str, commits: int) -> Foun
 def speculate(rounds: int, deadline: float) -> Outcome:
     """``spark.speculation=true`` on a cluster of two hosts of this machine (Spark puts the second attempt elsewhere)."""
     outcome = Outcome("spark/speculation")
+    wrong: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="ignis-torture-") as name:
         seconds = max(1.0, min(deadline - time.monotonic(), 3_600.0))
         done = subprocess.run(
@@ -238,11 +239,18 @@ def speculate(rounds: int, deadline: float) -> Outcome:
         for line in filter(lambda one: one.startswith("{"), done.stdout.splitlines()):
             found = json.loads(line)
             outcome.rounds += 1
-            outcome.add(second_attempts=found.pop("second_attempts"), **{k: found[k] for k in ("lost", "invented")})
-            outcome.add(**{f"duplicates_{'with' if found['ids'] else 'without'}_ids": found["duplicates"]})
-            if found["lost"] or found["invented"] or (found["ids"] and found["duplicates"]):
-                outcome.fault(f"round {outcome.rounds}: {found}")
-    outcome.plant("no-ids", outcome.figures.get("duplicates_without_ids", 0) > 0)
+            stage, mutant, second = (found.pop(name) for name in ("stage", "mutant", "second_attempts"))
+            outcome.add(**{f"{stage}_second_attempts": second})
+            if second < 1:
+                outcome.fault(f"round {outcome.rounds}: no second attempt at the {stage}")
+            if mutant:
+                wrong[mutant] = wrong.get(mutant, 0) + sum(found.values())
+                continue
+            outcome.add(**found)
+            if any(found.values()):
+                outcome.fault(f"round {outcome.rounds}: {stage} {found}")
+    for name, count in wrong.items():
+        outcome.plant(name, count > 0)
     return outcome.finish()
 
 

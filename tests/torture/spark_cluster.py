@@ -13,18 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from ignis.spark import drain, publish
-from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.reading import Reading, cut_runs
-from tests.torture.spark import QUEUE, WAIT_S, Waiting, check_files, check_queue, publish_with, rows
+from ignis.spark import drain, draining, publish
+from ignis.spark.reading import Reading
+from ignis.storage.base import group_pointers
+from tests.torture.spark import BATCH_ROWS, QUEUE, WAIT_S, Waiting, check_files, check_queue, publish_with, rows
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
@@ -83,30 +85,51 @@ def one_round(spark: Any, directory: Path, *, ids: bool) -> dict[str, Any]:
     until = time.monotonic() + WAIT_S
     while spark.sparkContext.statusTracker().getActiveStageIds() and time.monotonic() < until:
         time.sleep(0.1)  # the attempt that came second is at work yet, or is being ended
-    return {"ids": ids, "second_attempts": attempts - 1, **vars(check_queue(url, range(600)))}
+    found = check_queue(url, range(600))
+    return {"stage": "publish", "mutant": "" if ids else "no-ids", "second_attempts": attempts - 1, **vars(found)}
 
 
-def drain_round(spark: Any, directory: Path) -> dict[str, Any]:
-    """A drain of which two attempts at one task read the same messages; one of them writes."""
+@dataclass(frozen=True)
+class Taking:
+    """The planted mistake: a task that deletes what it hands over, as one does that acknowledges by itself."""
+
+    inner: Reading
+
+    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        magazines = self.inner.place.open().magazines
+        for batch in self.inner(batches):
+            places = zip(batch.column("_shard").to_pylist(), batch.column("_pointer").to_pylist(), strict=True)
+            magazines.delete(QUEUE, group_pointers(places))
+            yield batch
+
+
+def drain_round(spark: Any, directory: Path, *, mutant: str = "") -> dict[str, Any]:
+    """A drain of which two attempts at one task read the same messages, and one of them writes. Some bodies do not parse: they
+    are to be found on the sideline."""
     marks, out = directory / "marks", str(directory / "out")
     marks.mkdir(parents=True)
     url = f"embedded://{directory}/store"
-    publish(rows(spark, 600), url, QUEUE, id="id").collect()
-    drained = drain(spark, url, QUEUE, read_bytes=1_024)
-    parts = tuple(cut_runs(drained.runs, 150, 4))
-    numbers = spark.range(0, len(parts), 1, len(parts))
-    read = numbers.mapInArrow(Waiting(Reading(drained.place, parts), str(marks)), MESSAGE_SCHEMA)
-    body = F.from_json(F.col("body").cast("string"), "id long")
-    read.select(body.alias("body")).select("body.id").write.option("compression", "none").parquet(out)
+    is_bad = F.col("id") % 50 == 7
+    # Each part of them has some, which both attempts note.
+    body = F.when(is_bad, F.format_string('{"id":"n%d"}', "id")).otherwise(F.format_string('{"id":%d}', "id"))
+    bad = {number for number in range(600) if number % 50 == 7}
+    # Several runs, and so several batches, in each part.
+    messages = rows(spark, 600).select("id", body.alias("body"))
+    publish(messages, url, QUEUE, value="body", id="id", batch_rows=BATCH_ROWS).collect()
+
+    def waiting(*arguments: Any) -> Waiting:
+        reading = Reading(*arguments)
+        return Waiting(Taking(reading) if mutant else reading, str(marks))
+
+    with mock.patch.object(draining, "Reading", waiting):
+        drained = drain(spark, url, QUEUE, schema="id long", read_bytes=1_024, partition_rows=150)
+    drained.df.select("id").write.option("compression", "none").parquet(out)
     attempts = len(list(marks.glob("attempt-*")))
     drained.commit()
-    files, left = check_files(spark, out, range(600)), check_queue(url, ())
-    return {
-        "ids": True,
-        "second_attempts": attempts - 1,
-        **vars(files),
-        "invented": files.invented + left.invented,
-    }
+    files = check_files(spark, out, set(range(600)) - bad)
+    aside = check_queue(url, (f"n{number}" for number in bad))
+    found = {name: value + getattr(aside, name) for name, value in vars(files).items()}
+    return {"stage": "drain", "mutant": mutant, "second_attempts": attempts - 1, **found}
 
 
 def main(directory: Path, rounds: int, seconds: float) -> None:
@@ -139,7 +162,9 @@ def main(directory: Path, rounds: int, seconds: float) -> None:
                 for ids in (True, False):
                     found = one_round(spark, directory / f"round-{number}-{ids}", ids=ids)
                     print(json.dumps(found), flush=True)
-                print(json.dumps(drain_round(spark, directory / f"round-{number}-drain")), flush=True)
+                for mutant in ("", "taken-by-tasks"):
+                    found = drain_round(spark, directory / f"round-{number}-drain-{mutant}", mutant=mutant)
+                    print(json.dumps(found), flush=True)
         finally:
             spark.stop()
 
