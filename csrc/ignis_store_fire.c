@@ -75,6 +75,10 @@ static bool walk_shard(fire_call *call, ign_ctl *ctl, ign_shard *shard, uint16_t
             fire->expired[fire->expired_count++] = number;
             return false;
         }
+        if (fire->limit == 0) {
+            fire->more = true;
+            return false;
+        }
         if (begun && IGN_ITEM_LAST(e) - call->run[call->runs - 1].first >= IGN_MAX_SPAN) {
             fire->more = true; /* one claim does not reach so far: another call does */
             return false;

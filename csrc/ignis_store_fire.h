@@ -10,7 +10,7 @@ typedef struct ign_store_fire {
     const uint16_t *order; /* the shards to look at, in this order; NULL = all, from `begin` on and round */
     uint32_t order_count;
     uint16_t begin;
-    uint64_t limit;        /* records; 0 = only look */
+    uint64_t limit;        /* records; 0 = only look at what comes next in each shard */
     uint64_t max_bytes;    /* of the batches that they are in. A batch that does not fit is left, unless it is the first */
     const char *owner;
     uint64_t ms;           /* the time of the claim; what has expired by then is left where it is */

@@ -209,4 +209,7 @@ cdef class Log:
     cdef int _enter(self) except -1
     cdef int _leave(self) except -1
     cdef int _check(self, int rc) except -1
+    cdef int _checked(self, int rc) except -1
+    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, bint reading) except -1
+    cdef int _read(self, list pieces, uint32_t number, ign_slice *at, int tries) except -1
     cdef void _finish(self) noexcept
