@@ -74,14 +74,21 @@ static int give_up(ign_store *store, ign_generation *g, uint64_t position)
     return told || none <= position ? IGN_E_FAILED : IGN_E_IN_DOUBT;
 }
 
+bool ign_store_is_whole(const ign_generation *g)
+{
+    const ign_ctl_head *head = g->ctl.head;
+    uint64_t applied = g->ctl.root->applied;
+    return atomic_load_explicit(&head->undo_count, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&head->undo_lost, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&head->end, memory_order_relaxed) == applied &&
+           atomic_load_explicit(&head->written_to, memory_order_relaxed) == applied;
+}
+
 int ign_store_heal(ign_store *store, ign_generation *g)
 {
     ign_ctl_head *head = g->ctl.head;
     ign_root *root = g->ctl.root;
-    if (atomic_load_explicit(&head->undo_count, memory_order_relaxed) == 0 &&
-        atomic_load_explicit(&head->undo_lost, memory_order_relaxed) == 0 &&
-        atomic_load_explicit(&head->end, memory_order_relaxed) == root->applied &&
-        atomic_load_explicit(&head->written_to, memory_order_relaxed) == root->applied)
+    if (ign_store_is_whole(g))
         return IGN_OK;
     if (!ign_ctl_roll_back(&g->ctl)) {
         ign_store_seal(store, g);
@@ -185,7 +192,10 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     uint64_t at = g->ctl.root->applied, size = ign_entry_size(payload_bytes);
     *position = at;
     /* A file that is laid out ahead, and room in the arena: what is in the log must not fail to be applied. */
-    int rc = ign_store_error(ign_ctl_make_room(&g->ctl, 16384 + g->ctl.root->used / 4 + payload_bytes));
+    uint64_t room = 16384 + g->ctl.root->used / 4 + payload_bytes;
+    if (g->at_once && (must_roll(g, size) || atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
+        return IGN_E_BUSY;
+    int rc = ign_store_error(ign_ctl_make_room(&g->ctl, room));
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(&g->ctl);
@@ -239,7 +249,8 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
 int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark)
 {
     int rc = IGN_E_STALE;
-    (void)how;
+    bool at_once = how != NULL && how->at_once;
+    const ign_store_change *fence = how == NULL ? NULL : how->fence;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
         ign_generation *g;
         uint64_t bytes = 0, at = UINT64_MAX, cut;
@@ -251,9 +262,12 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             ign_store_leave(store, g);
             return rc;
         }
-        rc = ign_store_lock(store, g);
+        rc = ign_store_lock(store, g, at_once);
         if (rc == IGN_OK) {
-            int built = build(store, g, arg, &bytes);
+#ifdef IGN_MUTANT_NO_FENCE
+            fence = NULL;
+#endif
+            int built = fence == NULL || ign_as_expected(&g->ctl, fence) ? build(store, g, arg, &bytes) : IGN_E_MISMATCH;
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
             if (rc != IGN_OK && rc != IGN_E_STALE && rc != IGN_E_FAILED && rc != IGN_E_IN_DOUBT && ign_store_sealed(g)) {
@@ -268,6 +282,8 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 return built;
             }
         }
+        if (rc == IGN_E_STALE && at_once && at == UINT64_MAX)
+            rc = IGN_E_BUSY; /* somebody has to make the next generation, and that takes its time */
         if (rc == IGN_E_STALE) {
             int followed = ign_store_follow(store, g, &cut);
             if (at != UINT64_MAX && (followed != IGN_OK || cut == UINT64_MAX)) {

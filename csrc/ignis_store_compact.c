@@ -155,7 +155,7 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures)
     int rc = ign_store_enter(store, &g);
     if (rc != IGN_OK)
         return rc;
-    rc = ign_store_lock(store, g);
+    rc = ign_store_lock(store, g, false);
     bool found = rc == IGN_OK && choose(g, &info, &limit);
     if (rc == IGN_OK)
         ign_store_unlock(store, g);

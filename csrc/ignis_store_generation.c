@@ -219,6 +219,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         .stopped_after_ns = choose(options->stopped_after_ns, 2000000000ull),
         .busy_after_ns = choose(options->busy_after_ns, 30000000000ull),
         .checkpoint_bytes = choose(options->checkpoint_bytes, 64ull << 20),
+        .max_bytes = choose(options->max_bytes, UINT64_MAX),
     };
     for (unsigned i = 0; i < IGN_LOG_FILES; i++)
         s->files[i].file = -1;
@@ -233,6 +234,17 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
     s->now = g;
     *store = s;
     return IGN_OK;
+}
+
+/* Other threads of the parent may hold the mutex, and be anywhere: it is not asked for. A generation that one of them was about to leave
+ * stays mapped. */
+void ign_store_abandon(ign_store *store)
+{
+    if (store == NULL)
+        return;
+    close_generation(store->now);
+    ign_store_close_files(store);
+    free(store);
 }
 
 void ign_store_close(ign_store *store)

@@ -20,7 +20,7 @@ static bool take(ign_ctl_head *head, uint32_t expected, uint32_t word)
     return true;
 }
 
-static int acquire(ign_store *store, ign_generation *g)
+static int acquire(ign_store *store, ign_generation *g, bool at_once)
 {
     ign_ctl_head *head = g->ctl.head;
     ign_store_io *io = store->io;
@@ -30,6 +30,8 @@ static int acquire(ign_store *store, ign_generation *g)
         IGN_STEP(io);
         ign_cpu_relax();
     }
+    if (at_once)
+        return IGN_E_BUSY;
     uint64_t began = io->now_ns(io), since = began, turn = UINT64_MAX;
     for (;;) {
         if (ign_store_sealed(g))
@@ -57,14 +59,17 @@ static int acquire(ign_store *store, ign_generation *g)
     }
 }
 
-int ign_store_lock(ign_store *store, ign_generation *g)
+int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
 {
-    int rc = acquire(store, g);
+    int rc = acquire(store, g, at_once);
     if (rc != IGN_OK)
         return rc;
     IGN_STEP(store->io);
     if (ign_store_sealed(g))
         rc = IGN_E_STALE;
+    g->at_once = at_once;
+    if (rc == IGN_OK && at_once && (atomic_load_explicit(&g->ctl.head->ready, memory_order_acquire) == 0 || !ign_store_is_whole(g)))
+        rc = IGN_E_BUSY;
     if (rc == IGN_OK)
         rc = ign_store_make_ready(store, &g->ctl);
     if (rc == IGN_OK)

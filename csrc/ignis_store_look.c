@@ -9,7 +9,7 @@
 enum { TRIES = 16 };
 
 /* Enters the newest generation and locks it. */
-static int lock_now(ign_store *store, ign_generation **g)
+int ign_store_look(ign_store *store, ign_generation **g)
 {
     int rc = IGN_E_STALE;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
@@ -17,7 +17,7 @@ static int lock_now(ign_store *store, ign_generation **g)
         rc = ign_store_enter(store, g);
         if (rc != IGN_OK)
             return rc;
-        rc = ign_store_lock(store, *g);
+        rc = ign_store_lock(store, *g, false);
         if (rc == IGN_OK)
             return IGN_OK;
         if (rc == IGN_E_STALE) {
@@ -29,7 +29,7 @@ static int lock_now(ign_store *store, ign_generation **g)
     return rc == IGN_E_STALE ? IGN_E_BUSY : rc;
 }
 
-static void unlock_now(ign_store *store, ign_generation *g)
+void ign_store_look_end(ign_store *store, ign_generation *g)
 {
     ign_store_unlock(store, g);
     ign_store_leave(store, g);
@@ -120,34 +120,34 @@ int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign
 int ign_store_find(ign_store *store, const char *name, uint32_t *number)
 {
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t found = ign_map_find(&g->ctl, IGN_KEY_MAGAZINE, name, (uint32_t)strlen(name));
     if (found != 0)
         *number = (uint32_t)((ign_magazine *)ign_record_value(ign_ctl_at(&g->ctl, found)))->number;
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return found != 0 ? IGN_OK : IGN_E_UNKNOWN;
 }
 
 int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy)
 {
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
     ign_shard *found = magazine == NULL ? NULL : ign_state_shard(&g->ctl, magazine, shard);
     if (found != NULL)
         *copy = *found;
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return found != NULL ? IGN_OK : magazine == NULL ? IGN_E_UNKNOWN : IGN_E_INVALID;
 }
 
 int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
 {
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t found = ign_map_find(&g->ctl, IGN_KEY_VALUE, key, key_bytes);
@@ -160,7 +160,7 @@ int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, voi
         if (rc == IGN_OK)
             memcpy(value, ign_record_value(record), *bytes);
     }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return rc;
 }
 
@@ -181,7 +181,7 @@ int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t f
 {
     ign_generation *g;
     *count = 0;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
@@ -202,7 +202,7 @@ int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t f
                     break;
             }
         }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return rc;
 }
 
@@ -254,7 +254,7 @@ void ign_store_wake(ign_store *store, uint32_t magazine)
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
 {
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     const ign_root *root = g->ctl.root;
@@ -270,6 +270,6 @@ int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
         if (all[i].living == 0 && i + 1 < root->segment_count)
             figures->dead_bytes += all[i].info.size;
     }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return IGN_OK;
 }

@@ -23,6 +23,7 @@ typedef struct ign_generation {
     uint32_t slot, word;   /* our slot, and what stands in a lock that we hold */
     uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
     uint64_t stage_bytes;
+    bool at_once;          /* whoever holds the lock waits for nothing */
 } ign_generation;
 
 enum { IGN_LOG_FILES = 32 };
@@ -51,7 +52,7 @@ bool ign_store_sealed(const ign_generation *generation);
 bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word);
 
 /* ignis_store_lock.c. IGN_OK: ours, and the state is whole. IGN_E_STALE: sealed. IGN_E_BUSY. */
-int ign_store_lock(ign_store *store, ign_generation *generation);
+int ign_store_lock(ign_store *store, ign_generation *generation, bool at_once);
 void ign_store_unlock(ign_store *store, ign_generation *generation);
 
 /* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
@@ -59,9 +60,40 @@ int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t 
 /* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
 int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
 int ign_store_heal(ign_store *store, ign_generation *generation);
+bool ign_store_is_whole(const ign_generation *generation); /* there is nothing to heal */
 /* Builds an entry's payload from the state with ign_store_stage; a result that is not IGN_OK ends the call. */
 typedef int ign_store_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *payload_bytes);
 int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark);
+
+/* ignis_store_load.c: parts of a LOAD, which several entries have. */
+typedef struct ign_load_call {
+    uint32_t magazine;
+    ign_store_part *parts;
+    uint16_t count;
+    bool reload;
+    uint64_t bytes, batches; /* of the payload; of the batches in it */
+} ign_load_call;
+
+int ign_load_check(ign_load_call *call);
+/* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may. */
+int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
+int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
+
+/* ignis_store_entry.c: pieces of payloads. What is put returns where the next goes. */
+static inline uint64_t ign_pad8(uint64_t bytes)
+{
+    return (bytes + 7) & ~(uint64_t)7;
+}
+uint8_t *ign_put_padded(uint8_t *to, const void *from, uint64_t bytes);
+uint8_t *ign_put_run(uint8_t *to, uint16_t shard, uint64_t first, uint64_t last);
+bool ign_owner_fits(const char *owner);
+uint64_t ign_claim_bytes(const char *owner, uint32_t runs);
+uint8_t *ign_claim_put(uint8_t *to, uint32_t magazine, const char *owner, uint64_t ms, uint32_t runs);
+bool ign_as_expected(ign_ctl *ctl, const ign_store_change *change);
+
+/* ignis_store_look.c: enters the newest generation and locks it. */
+int ign_store_look(ign_store *store, ign_generation **generation);
+void ign_store_look_end(ign_store *store, ign_generation *generation);
 
 /* ignis_store_look.c: fills in which file a slice is in. */
 void ign_store_locate(const ign_generation *generation, uint16_t shard, ign_slice *slice);
