@@ -95,12 +95,13 @@ static int build_load(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return rc != IGN_OK ? rc : put_parts(g, call, to);
 }
 
-int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, ign_store_mark *mark)
+int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const ign_store_how *how,
+                   ign_store_mark *mark)
 {
     load_call call = {.magazine = magazine, .parts = parts, .count = count};
     int rc = count == 0 ? IGN_E_INVALID : check_parts(&call);
     if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_LOAD, build_load, &call, mark);
+        rc = ign_store_commit(store, IGN_ENTRY_LOAD, build_load, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, magazine);
     return rc;
@@ -115,6 +116,7 @@ typedef struct claim_call {
     uint64_t max_bytes, ms;
     const char *owner;
     ign_slice *slices;
+    bool expired;
 } claim_call;
 
 static int build_claim(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
@@ -155,14 +157,16 @@ static int build_claim(ign_store *store, ign_generation *g, void *arg, uint64_t 
 }
 
 int ign_store_claim(ign_store *store, uint32_t magazine, uint16_t shard, uint32_t limit, uint64_t max_bytes, const char *owner,
-                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, ign_store_mark *mark)
+                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, bool *expired, const ign_store_how *how,
+                    ign_store_mark *mark)
 {
     claim_call call = {.magazine = magazine, .shard = shard, .limit = limit, .room = room, .max_bytes = max_bytes, .ms = ms,
                        .owner = owner, .slices = slices};
     if (limit == 0 || room == 0 || max_bytes == 0 || owner[0] == 0 || strlen(owner) > UINT16_MAX)
         return IGN_E_INVALID;
-    int rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_claim, &call, mark);
+    int rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_claim, &call, how, mark);
     *count = rc == IGN_OK ? call.count : 0;
+    *expired = call.expired;
     return rc;
 }
 
@@ -172,7 +176,7 @@ typedef struct run_call {
     uint32_t magazine, count;
     const ign_store_run *runs;
     uint64_t retired;
-    bool all; /* or nothing */
+    bool waiting_only;
     load_call load;
     const char *owner, *next;
     uint64_t ms;
@@ -229,11 +233,11 @@ static int build_retire(ign_store *store, ign_generation *g, void *arg, uint64_t
     return rc;
 }
 
-int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, uint64_t *retired,
-                     ign_store_mark *mark)
+int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, bool waiting_only,
+                     uint64_t *retired, const ign_store_how *how, ign_store_mark *mark)
 {
-    run_call call = {.magazine = magazine, .runs = runs, .count = count};
-    int rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_retire, &call, mark);
+    run_call call = {.magazine = magazine, .runs = runs, .count = count, .waiting_only = waiting_only};
+    int rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_retire, &call, how, mark);
     *retired = rc == IGN_OK ? call.retired : 0;
     if (rc != IGN_EMPTY)
         return rc;
@@ -260,13 +264,13 @@ static int build_transfer(ign_store *store, ign_generation *g, void *arg, uint64
 }
 
 int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target,
-                       ign_store_part *parts, uint16_t part_count, bool reload, ign_store_mark *mark)
+                       ign_store_part *parts, uint16_t part_count, bool reload, const ign_store_how *how, ign_store_mark *mark)
 {
     run_call call = {.magazine = source, .runs = runs, .count = count,
                      .load = {.magazine = target, .parts = parts, .count = part_count, .reload = reload}};
     int rc = count == 0 || part_count == 0 || (reload && source != target) ? IGN_E_INVALID : check_parts(&call.load);
     if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, mark);
+        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, target);
     return rc;
@@ -301,12 +305,12 @@ static int build_renew(ign_store *store, ign_generation *g, void *arg, uint64_t 
 }
 
 int ign_store_renew(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, const char *owner,
-                    const char *next_owner, uint64_t ms, ign_store_mark *mark)
+                    const char *next_owner, uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
 {
     run_call call = {.magazine = magazine, .runs = runs, .count = count, .owner = owner, .next = next_owner, .ms = ms};
     if (owner[0] == 0 || strlen(owner) > UINT16_MAX || (next_owner != NULL && strlen(next_owner) > UINT16_MAX))
         return IGN_E_INVALID;
-    return ign_store_commit(store, IGN_ENTRY_RENEW, build_renew, &call, mark);
+    return ign_store_commit(store, IGN_ENTRY_RENEW, build_renew, &call, how, mark);
 }
 
 /* -- keys ---------------------------------------------------------------------------------------------------------------- */
@@ -355,11 +359,12 @@ static int build_keys(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return IGN_OK;
 }
 
-int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, ign_store_mark *mark)
+int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, const ign_store_how *how,
+                          ign_store_mark *mark)
 {
     key_call call = {.changes = changes, .count = count};
     for (uint32_t i = 0; i < count; i++)
         if (changes[i].key_bytes == 0 || changes[i].key_bytes >= 1u << 16 || (changes[i].value != NULL && changes[i].value_bytes >= 1u << 28))
             return IGN_E_INVALID;
-    return ign_store_commit(store, IGN_ENTRY_KEY, build_keys, &call, mark);
+    return ign_store_commit(store, IGN_ENTRY_KEY, build_keys, &call, how, mark);
 }

@@ -236,9 +236,10 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     return IGN_OK;
 }
 
-int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, ign_store_mark *mark)
+int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark)
 {
     int rc = IGN_E_STALE;
+    (void)how;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
         ign_generation *g;
         uint64_t bytes = 0, at = UINT64_MAX, cut;

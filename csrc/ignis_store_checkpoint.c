@@ -307,7 +307,7 @@ static int remove_dead(ign_store *store)
     for (uint64_t i = 0; rc == IGN_OK && i < count; i++) {
         char name[IGN_STORE_NAME_MAX];
         ign_store_mark mark;
-        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], &mark);
+        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], NULL, &mark);
         ign_segment_name(name, dead[i].generation, dead[i].number);
         if (rc == IGN_OK || rc == IGN_EMPTY) {
             int removed = store->io->remove(store->io, name);

@@ -17,6 +17,11 @@
 #endif
 #include <unistd.h>
 
+#if defined(__APPLE__) && !defined(F_OFD_SETLK) /* the kernel has them, its headers do not say so */
+#define F_OFD_SETLK 90
+#define F_OFD_GETLK 92
+#endif
+
 typedef struct posix_io {
     ign_store_io io; /* first: the functions get it back */
     int directory;

@@ -42,6 +42,7 @@ typedef struct catalogue_call {
     uint32_t number;
     uint16_t shards;
     uint8_t durability;
+    bool only_empty, holds; /* ... any message: result */
 } catalogue_call;
 
 static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
@@ -51,7 +52,13 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
     size_t name_bytes = call->name == NULL ? 0 : strlen(call->name);
     uint64_t first = ctl->root->first_pointer;
     if (call->name == NULL) {
-        if (ign_state_magazine(ctl, call->number) == NULL)
+        const ign_magazine *magazine = ign_state_magazine(ctl, call->number);
+        call->holds = false;
+        if (magazine == NULL)
+            return IGN_EMPTY;
+        for (uint64_t i = 0; call->only_empty && i < magazine->shards; i++)
+            call->holds = call->holds || ign_state_shard(ctl, magazine, i)->living != 0;
+        if (call->holds)
             return IGN_EMPTY;
     } else {
         uint64_t found = ign_map_find(ctl, IGN_KEY_MAGAZINE, call->name, (uint32_t)name_bytes);
@@ -85,27 +92,29 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
 }
 
 /* What was there already may not be on the disk yet: the mark says how far to flush all the same. */
-static int commit_catalogue(ign_store *store, catalogue_call *call, ign_store_mark *mark)
+static int commit_catalogue(ign_store *store, catalogue_call *call, const ign_store_how *how, ign_store_mark *mark)
 {
-    int rc = ign_store_commit(store, IGN_ENTRY_CATALOGUE, build_catalogue, call, mark);
+    int rc = ign_store_commit(store, IGN_ENTRY_CATALOGUE, build_catalogue, call, how, mark);
     return rc == IGN_EMPTY ? ign_store_mark_now(store, mark) : rc;
 }
 
-int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number, ign_store_mark *mark)
+int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number,
+                      const ign_store_how *how, ign_store_mark *mark)
 {
     catalogue_call call = {.name = name, .shards = shards, .durability = durability};
-    if (name[0] == 0 || strlen(name) > 1024 || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
+    if (name[0] == 0 || strlen(name) > IGN_STORE_NAME_BYTES || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
         return IGN_E_INVALID;
-    int rc = commit_catalogue(store, &call, mark);
+    int rc = commit_catalogue(store, &call, how, mark);
     if (rc == IGN_OK)
         *number = call.number;
     return rc;
 }
 
-int ign_store_drop(ign_store *store, uint32_t number, ign_store_mark *mark)
+int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign_store_how *how, ign_store_mark *mark)
 {
-    catalogue_call call = {.number = number};
-    return commit_catalogue(store, &call, mark);
+    catalogue_call call = {.number = number, .only_empty = only_empty};
+    int rc = commit_catalogue(store, &call, how, mark);
+    return rc == IGN_OK && call.holds ? IGN_EMPTY : rc;
 }
 
 int ign_store_find(ign_store *store, const char *name, uint32_t *number)

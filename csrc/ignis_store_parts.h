@@ -61,7 +61,7 @@ int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type,
 int ign_store_heal(ign_store *store, ign_generation *generation);
 /* Builds an entry's payload from the state with ign_store_stage; a result that is not IGN_OK ends the call. */
 typedef int ign_store_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *payload_bytes);
-int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, ign_store_mark *mark);
+int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark);
 
 /* ignis_store_look.c: fills in which file a slice is in. */
 void ign_store_locate(const ign_generation *generation, uint16_t shard, ign_slice *slice);

@@ -37,7 +37,7 @@ enum { IGN_LOAD_RELOAD = 1 };
 typedef struct ign_shard {
     uint64_t load_pointer, fire_pointer; /* the last that was loaded, the last that was claimed */
     uint64_t load_counter, fire_counter, in_flight, living;
-    uint64_t incarnation, spare;
+    uint64_t incarnation, expired; /* `expired`: how many records ever were, for good */
     ign_seq extents; /* word: position of the entry; ms at which it expires; dead (mask, or bitmap's offset); offset in entry << 32 | bytes */
     ign_seq claims;  /* word: record of the owner; ms */
 } ign_shard;

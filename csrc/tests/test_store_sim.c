@@ -92,7 +92,7 @@ static void load_some(ign_store *store, bool flush)
         model[first + i].sent = true;
     ign_store_mark mark;
     ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
-    int rc = ign_store_load(store, magazine, &part, 1, &mark);
+    int rc = ign_store_load(store, magazine, &part, 1, NULL, &mark);
     TELL("load %u x %u: %d at %" PRIu64 ".%" PRIu64 " first %" PRIu64 "\n", first, count, rc, mark.generation, mark.position, part.first);
     REQUIRE(rc == IGN_OK || allowed(rc));
     for (uint32_t i = 0; i < count; i++) {
@@ -122,9 +122,10 @@ static void claim_some(ign_store *store, bool retire, bool flush)
     uint8_t batch[1024];
     ign_slice slices[4];
     uint32_t count;
+    bool expired;
     ign_store_mark mark;
     int rc = ign_store_claim(store, magazine, 0, 1 + (uint32_t)sim_below(6), 1 << 20, owners[sim_below(2)], machine.clock, slices, 4,
-                             &count, &mark);
+                             &count, &expired, NULL, &mark);
     REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
     if (rc != IGN_OK)
         return;
@@ -150,7 +151,7 @@ static void claim_some(ign_store *store, bool retire, bool flush)
             if (by_pointer[i][0] >= runs[k].first && by_pointer[i][0] <= runs[k].last)
                 model[by_pointer[i][1]].retiring = true;
     uint64_t retired;
-    rc = ign_store_retire(store, magazine, runs, count, &retired, &mark);
+    rc = ign_store_retire(store, magazine, runs, count, false, &retired, NULL, &mark);
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc != IGN_OK)
         return;
@@ -174,7 +175,7 @@ static void work(int process, ign_store_io *io)
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc != IGN_OK)
         return;
-    rc = ign_store_declare(store, "m", 1, 0, &magazine, &mark);
+    rc = ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark);
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc == IGN_OK)
         rc = ign_store_flush(store, &mark, true);
@@ -187,7 +188,7 @@ static void work(int process, ign_store_io *io)
             claim_some(store, choice < 12, choice < 10);
         else if (choice == 14) {
             ign_store_change change = {.key = "k", .key_bytes = 1, .value = "abcdefgh", .value_bytes = 1 + (uint32_t)sim_below(8), .expected_bytes = UINT32_MAX};
-            int changed = ign_store_change_keys(store, &change, 1, &mark);
+            int changed = ign_store_change_keys(store, &change, 1, NULL, &mark);
             TELL("change: %d errno %d\n", changed, errno);
             REQUIRE(changed == IGN_OK || allowed(changed));
         } else {
@@ -251,7 +252,7 @@ static void bystander(int process, ign_store_io *io)
         /* An entry that a writer had whole on its way into a new segment when it died is nobody's until the next write, which
          * takes its place. */
         ign_store_change change = {.key = "b", .key_bytes = 1, .value = "b", .value_bytes = 1, .expected_bytes = UINT32_MAX};
-        rc = ign_store_change_keys(store, &change, 1, &mark);
+        rc = ign_store_change_keys(store, &change, 1, NULL, &mark);
         REQUIRE(rc == IGN_OK || disk_fails);
         if (rc == IGN_OK)
             rc = ign_store_flush(store, &mark, false);
@@ -406,7 +407,7 @@ static void two_of_each(int process, ign_store_io *io)
     ign_store *store;
     ign_store_mark mark;
     REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
     REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
     load_some(store, true);
     load_some(store, false);
@@ -522,7 +523,7 @@ static void refuse_and_go_on(int process, ign_store_io *io)
     ign_store *store;
     ign_store_mark mark;
     REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
     REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
     load_some(store, true);
     load_some(store, false);
@@ -563,7 +564,7 @@ static void open_twice(int process, ign_store_io *io)
     for (int i = 0; i < 2; i++) {
         ign_store_mark mark;
         REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
         REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
         load_some(store, true);
         if (i == 0)
