@@ -50,8 +50,10 @@ class Directory:
             self.here: Identity = this_process()
         prepare(path, options.create)
         try:
-            self.clock = open_clock(path, self.here.boot)
             self.owners = Owners(path, self.here)
+            # Before the logs: who wants to be alone with the directory is told that it is open.
+            self.owners.begin()
+            self.clock = open_clock(path, self.here.boot)
             self.keys = Keys(self.log("sync"), options.write_timeout_s)
             # What another process left is read again at once: its next opening may follow a power cut.
             for durability in self.existing():
@@ -104,9 +106,7 @@ class Directory:
             if not path.is_dir():
                 path.mkdir(mode=0o700, exist_ok=True)
                 sync_directory(self.path)
-            opened = Log(
-                str(path), max_bytes=self.options.max_store_bytes, busy_after_s=self.options.write_timeout_s
-            )
+            opened = Log(str(path), max_bytes=self.options.max_store_bytes, busy_after_s=self.options.write_timeout_s)
         if durability == "interval":
             try:
                 with without_means("store: interval"):

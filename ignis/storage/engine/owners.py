@@ -20,12 +20,12 @@ import struct
 import threading
 from pathlib import Path
 
-from ignis.errors import StoreUnreachableError
+from ignis.errors import StoreBusyError
 from ignis.storage.base import Owner, Process
 from ignis.storage.embedded.owner import Identity
 from ignis.storage.os_errors import store_errors
 
-__all__ = ["Life", "Owners", "owner_text", "stored_owner"]
+__all__ = ["Life", "Owners", "owner_text", "process_of", "stored_owner", "whole_file"]
 
 FILE = "owners"
 SEPARATOR = "\x1f"
@@ -80,7 +80,7 @@ class Owners:
         self._probe = self._open()
 
     def begin(self) -> Life:
-        """A life of its own for a store that is opened. Raises StoreUnreachableError."""
+        """A life of its own for a store that is opened. Raises StoreUnreachableError; StoreBusyError while a doctor is at it."""
         with self._lock, store_errors(str(self._path)):
             fd = self._open()
             try:
@@ -93,7 +93,10 @@ class Owners:
                     life = Life(fd, offset)
                     self._lives.add(life)
                     return life
-                raise StoreUnreachableError(f"store: {self._path}: no free byte to lock in {_ATTEMPTS} attempts")
+                raise StoreBusyError(
+                    f"store: {self._path}: no byte could be locked in {_ATTEMPTS} attempts: another process holds all of it, "
+                    "as 'ignis doctor' does while it works"
+                )
             except BaseException:
                 os.close(fd)
                 raise
@@ -150,6 +153,11 @@ class Owners:
 
 def _flock(kind: int, offset: int) -> bytes:
     return _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
+
+
+def whole_file(kind: int) -> bytes:
+    """A ``struct flock`` over all bytes that a store may lock."""
+    return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
 
 
 def _proof(stored: str) -> tuple[str, str]:
