@@ -22,7 +22,7 @@ cdef object log_error(int code, int number, Log log):
     """The exception for a code; ``number`` is the errno that came with it."""
     cdef str what = log.directory
     if code == IGN_E_NO_ROOM:
-        if number == 0:
+        if number == _numbers.ENOBUFS:
             return _errors.StoreFullError(
                 f"store: {what} holds as many bytes of messages as it may: {log.max_bytes} (max_store_bytes)"
             )

@@ -9,7 +9,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from ignis.native.wait cimport ign_fork_generation
 
@@ -20,6 +20,10 @@ include "_store_errors.pxi"
 
 cdef extern from "ignis_wait.h" nogil:
     void ign_fork_watch()
+
+
+cdef enum:
+    LISTING_BYTES = 1 << 16
 
 
 cdef class _Any:
@@ -97,6 +101,7 @@ cdef class Log:
         options.checkpoint_bytes = <uint64_t>whole(checkpoint_bytes, "checkpoint_bytes", 0, 1 << 40)
         options.stopped_after_ns = nanoseconds(stopped_after_s, "stopped_after_s")
         options.busy_after_ns = nanoseconds(busy_after_s, "busy_after_s")
+        options.max_bytes = <uint64_t>whole(max_bytes, "max_bytes", 0, 1 << 62)
         self.busy_after_s = busy_after_s
         self.max_bytes = whole(max_bytes, "max_bytes", 0, 1 << 62)
         path = PyBytes_AS_STRING(encoded)
@@ -236,7 +241,50 @@ cdef class Log:
             "dead_bytes": f.dead_bytes,
         }
 
+    def abandon(self) -> None:
+        """In a child of ``fork()``: lets go of the descriptors and mappings that were inherited. Idempotent."""
+        cdef ign_store *store = self._store
+        self._closing = True
+        self._store = NULL
+        if store != NULL:
+            with nogil:
+                ign_store_abandon(store)
+        if self._io != NULL:
+            ign_store_io_close(self._io)
+            self._io = NULL
+
     # -- keys and values
+
+    def keys(self, bytes prefix not None=b""):
+        """(key, value) of all keys that begin with the prefix, in no order; not all of one moment."""
+        cdef list found = []
+        cdef ign_store_place place
+        cdef const char *data = PyBytes_AS_STRING(prefix)
+        cdef uint32_t size = <uint32_t>PyBytes_GET_SIZE(prefix)
+        cdef uint64_t room = LISTING_BYTES, filled = 0
+        cdef uint8_t *to = NULL
+        cdef int rc
+        memset(&place, 0, sizeof(place))
+        try:
+            while True:
+                if to == NULL:
+                    to = <uint8_t *>malloc(room)
+                    if to == NULL:
+                        raise MemoryError("keys")
+                self._enter()
+                with nogil:
+                    rc = ign_store_next_keys(self._store, data, size, &place, to, room, &filled)
+                if rc == IGN_E_TOO_LARGE:
+                    self._leave()
+                    free(to)
+                    to = NULL
+                    room = max(filled, 2 * room)
+                    continue
+                if self._check(rc) == IGN_EMPTY:
+                    return found
+                list_pairs(found, to, filled)
+        finally:
+            free(to)
 
     def get_key(self, bytes key not None):
         """The value, or None when there is no such key."""
@@ -263,7 +311,7 @@ cdef class Log:
         finally:
             free(larger)
 
-    def change_keys(self, changes):
+    def change_keys(self, changes, *, at_once=False):
         """Makes all changes at once, or none.
 
         Args:
@@ -274,8 +322,11 @@ cdef class Log:
         """
         cdef list held = list(changes)
         cdef Py_ssize_t count = len(held), i = 0
+        cdef ign_store_how how
         cdef ign_store_mark at
         cdef int rc
+        how.at_once = at_once
+        how.fence = NULL
         cdef ign_store_change *made = <ign_store_change *>calloc(max(count, 1), sizeof(ign_store_change))
         if made == NULL:
             raise MemoryError("change_keys")
@@ -286,7 +337,7 @@ cdef class Log:
                 return self.mark()
             self._enter()
             with nogil:
-                rc = ign_store_change_keys(self._store, made, <uint32_t>count, &at)
+                rc = ign_store_change_keys(self._store, made, <uint32_t>count, &how, &at)
             if rc == IGN_E_MISMATCH:
                 self._leave()
                 return None
@@ -294,6 +345,21 @@ cdef class Log:
             return mark_of(&at)
         finally:
             free(made)
+
+
+cdef int list_pairs(list found, const uint8_t *data, uint64_t size) except -1:
+    """What a listing has written: u32 bytes of key, u32 bytes of value, key, value, and the next."""
+    cdef uint64_t at = 0
+    cdef uint32_t lengths[2]
+    while at + sizeof(lengths) <= size:
+        memcpy(lengths, data + at, sizeof(lengths))
+        at += sizeof(lengths)
+        found.append((
+            PyBytes_FromStringAndSize(<const char *>data + at, lengths[0]),
+            PyBytes_FromStringAndSize(<const char *>data + at + lengths[0], lengths[1]),
+        ))
+        at += <uint64_t>lengths[0] + lengths[1]
+    return 0
 
 
 cdef uint32_t key_size(bytes key) except? 0xFFFFFFFF:
