@@ -37,12 +37,17 @@ class Kind:
             self._broker = RunningBroker(f"embedded://{self.directory}")
             self.url = self._broker.url
         else:
-            self.url = f"embedded://{self.directory}"
+            self.url = f"{name}://{self.directory}"
         self._opened: list[Store] = []
 
     @property
     def embedded(self) -> bool:
         return self.name == "embedded"
+
+    @property
+    def in_directory(self) -> bool:
+        """Whether its content is in ``directory``, and survives the process."""
+        return self.name in ("embedded", "engine")
 
     def open(self, **options: Any) -> Store:
         self._opened.append(open_store(self.url, **options))
