@@ -395,8 +395,10 @@ static int apply_open(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
     jump = 0;
 #endif
     /* A magazine that was declared and lost had pointers too. */
+#ifndef IGN_MUTANT_LOST_MAGAZINE
     if (anything)
         ign_ctl_add(ctl, &ctl->root->first_pointer, jump);
+#endif
     for (uint64_t n = 0; n < ctl->root->by_id_count; n++) {
         ign_magazine *magazine = ign_state_magazine(ctl, n);
         for (uint64_t i = 0; magazine != NULL && i < magazine->shards; i++)
