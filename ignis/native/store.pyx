@@ -834,7 +834,7 @@ cdef class Log:
         one, first pointer wanted, behind the last one wanted, None)."""
         cdef ign_slice slices[SLICES]
         cdef uint32_t count = 0, i
-        cdef uint64_t known = 0
+        cdef uint64_t known = 0, known_offset = 0
         cdef bytes data = None
         cdef list parts = []
         cdef int rc
@@ -846,7 +846,7 @@ cdef class Log:
                 rc = ign_store_peek(self._store, number, shard, first, last, slices, SLICES, &count)
             self._checked(rc)
             for i in range(count):
-                if data is None or slices[i].position != known:
+                if data is None or slices[i].position != known or slices[i].offset != known_offset:
                     data = PyBytes_FromStringAndSize(NULL, slices[i].bytes)
                     to = <uint8_t *>PyBytes_AS_STRING(data)
                     self._enter()
@@ -858,6 +858,7 @@ cdef class Log:
                         break
                     self._check(rc)
                     known = slices[i].position
+                    known_offset = slices[i].offset
                 parts.append((data, slices[i].first, slices[i].first + max(batch_count(data), slices[i].stop) - 1,
                               slices[i].first + slices[i].begin, slices[i].first + slices[i].stop, None))
                 first = slices[i].first + slices[i].stop

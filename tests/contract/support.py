@@ -49,6 +49,10 @@ class Kind:
         """Whether its content is in ``directory``, and survives the process."""
         return self.name in ("embedded", "engine")
 
+    def follows(self, pointer: int, last: int) -> bool:
+        """Whether a load after a reopen goes on behind that pointer; right behind it, where an opening leaves no numbers out."""
+        return pointer > last if self.name == "engine" else pointer == last + 1
+
     def open(self, **options: Any) -> Store:
         self._opened.append(open_store(self.url, **options))
         return self._opened[-1]

@@ -95,7 +95,7 @@ def test_drop_removes_everything(kind: Kind, durability: str) -> None:
     with pytest.raises(QueueNotFoundError):
         magazines.fire("m", 1, "me")
     magazines.declare("m", 2, durability)
-    assert [one.load_pointer for one in magazines.metadata("m")] == [0, 0]
+    assert [one.load_counter for one in magazines.metadata("m")] == [0, 0]
     magazines = kind.reopen().magazines
     assert magazines.scan("m") == []
     assert drain(magazines, "n") == ["stays"]

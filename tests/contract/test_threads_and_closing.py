@@ -177,7 +177,7 @@ def test_a_close_waits_for_calls_in_flight(kind: Kind) -> None:
     finally:
         thread.join(20)
     magazines = kind.open().magazines
-    assert magazines.metadata("m")[0].load_pointer == (20_000 if done else 0)
+    assert magazines.metadata("m")[0].load_counter == (20_000 if done else 0)
 
 
 def test_a_close_that_may_not_wait_long_enough(store: Store) -> None:

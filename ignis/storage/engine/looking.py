@@ -15,6 +15,7 @@ from ignis.storage.runs import Runs, runs_of
 __all__ = ["columns", "existing", "metadata", "oldest_enqueued_at_us", "peek", "scan"]
 
 _END = 1 << 62
+_INCARNATION = (1 << 52) - 1  # exact in JSON, whose numbers are doubles for many readers
 
 
 def peek(found: Magazine, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
@@ -81,7 +82,14 @@ def metadata(found: Magazine) -> list[ShardState]:
             fire_pointer = load_pointer  # what is behind it was removed without ever being claimed
         states.append(
             ShardState(
-                shard, load_pointer, fire_pointer, load_counter, fire_counter, in_flight, incarnation, expired
+                shard,
+                load_pointer,
+                fire_pointer,
+                load_counter,
+                fire_counter,
+                in_flight,
+                incarnation & _INCARNATION | 1,
+                expired,
             )
         )
     return states
