@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def options(self) -> dict[str, int]:
         # No flush in the background: what recovery finds must not depend on the time.
-        return {"sync_interval_ms": 3_600_000, "map_size_bytes": 1 << 20} if self.kind.embedded else {}
+        return {"sync_interval_ms": 3_600_000} if self.kind.in_directory else {}
 
     @initialize(durabilities=st.tuples(*(st.sampled_from(["sync", "none"]) for _ in NAMES)))
     def declare(self, durabilities: tuple[str, ...]) -> None:
@@ -208,18 +208,18 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.store = self.kind.reopen(**self.options())
 
-    @precondition(lambda self: self.kind.embedded)
+    @precondition(lambda self: self.kind.in_directory)
     @rule(another_boot=st.booleans())
     def crash(self, another_boot: bool) -> None:
-        if another_boot and not self.all_sync:
+        if another_boot and not self.all_sync and self.kind.embedded:
             return  # `none` may be set aside then; that has tests of its own
         self.copies += 1
         copy = self.root / f"copy{self.copies}"
         shutil.copytree(self.kind.directory, copy)
         self.kind.close_all()
         self.kind.directory = copy
-        self.kind.url = f"embedded://{copy}"
-        if another_boot:
+        self.kind.url = f"{self.kind.name}://{copy}"
+        if another_boot and self.kind.embedded:
             (copy / "boot").write_text("another")
             for many in self.shards.values():
                 for shard in many:
@@ -256,7 +256,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [one.pointer for one in found] == sorted(shard.fired)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "engine", "aerospike", "broker"])
 def test_stores_do_what_the_model_does(name: str) -> None:
     machine = type(f"{name.title()}Machine", (StoreMachine,), {"kind_name": name})
     run_state_machine_as_test(
