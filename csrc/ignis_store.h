@@ -12,7 +12,7 @@
 #include "ignis_store_state.h"
 
 #define IGN_STORE_NAME_BYTES 1024u  /* of a magazine's name, at most */
-#define IGN_STORE_OWNER_BYTES 1024u /* of an owner's name, at most */
+#define IGN_STORE_OWNER_BYTES 1280u /* of an owner's name, at most: 1,024 of the name, and what says who lives */
 #define IGN_STORE_ID_BYTES 16u
 
 typedef struct ign_store ign_store;

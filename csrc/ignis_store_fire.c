@@ -2,13 +2,8 @@
 #include "ignis_store_fire.h"
 #include "ignis_store_parts.h"
 
-#include "ignis_bytes.h"
-
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-
-enum { TRIES = 16 };
 
 typedef struct fire_call {
     uint32_t magazine, runs;
@@ -136,32 +131,22 @@ static int build_fire(ign_store *store, ign_generation *g, void *arg, uint64_t *
     for (uint32_t i = 0; i < fire->count; i++)
         ign_store_locate(g, fire->slices[i].shard, &fire->slices[i]);
     int rc = may_read(store, fire);
-    size_t owner_bytes = strlen(fire->owner), padded = (owner_bytes + 7) / 8 * 8;
     uint8_t *to;
-    *bytes = 24 + padded + (uint64_t)call->runs * IGN_RUN_BYTES;
+    *bytes = ign_claim_bytes(fire->owner, call->runs);
     if (rc == IGN_OK)
         rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
         return rc;
-    memset(to, 0, (size_t)*bytes);
-    ign_put32(to, call->magazine);
-    ign_put16(to + 4, (uint16_t)owner_bytes);
-    ign_put64(to + 8, fire->ms);
-    ign_put32(to + 16, call->runs);
-    memcpy(to + 24, fire->owner, owner_bytes);
-    to += 24 + padded;
-    for (uint32_t i = 0; i < call->runs; i++, to += IGN_RUN_BYTES) {
-        ign_put16(to, call->run[i].shard);
-        ign_put64(to + 8, call->run[i].first);
-        ign_put64(to + 16, call->run[i].last);
-    }
+    to = ign_claim_put(to, call->magazine, fire->owner, fire->ms, call->runs);
+    for (uint32_t i = 0; i < call->runs; i++)
+        to = ign_put_run(to, call->run[i].shard, call->run[i].first, call->run[i].last);
     return IGN_OK;
 }
 
 int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fire, const ign_store_how *how, ign_store_mark *mark)
 {
     fire_call call = {.magazine = magazine, .fire = fire};
-    if (fire->room == 0 || fire->order_count > IGN_STORE_MAX_SHARDS || fire->owner[0] == 0 || strlen(fire->owner) > IGN_STORE_OWNER_BYTES)
+    if (fire->room == 0 || fire->order_count > IGN_STORE_MAX_SHARDS || !ign_owner_fits(fire->owner))
         return IGN_E_INVALID;
     call.run = malloc(IGN_STORE_MAX_SHARDS * sizeof *call.run);
     if (call.run == NULL)
@@ -175,28 +160,17 @@ int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fir
 
 int ign_store_shards(ign_store *store, uint32_t number, ign_shard *copies, uint32_t room, uint32_t *count)
 {
-    int rc = IGN_E_STALE;
-    for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
-        ign_generation *g;
-        uint64_t cut;
-        rc = ign_store_enter(store, &g);
-        if (rc != IGN_OK)
-            return rc;
-        rc = ign_store_lock(store, g);
-        if (rc == IGN_OK) {
-            ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
-            *count = magazine == NULL ? 0 : (uint32_t)magazine->shards;
-            rc = magazine == NULL ? IGN_E_UNKNOWN : *count > room ? IGN_E_TOO_LARGE : IGN_OK;
-            for (uint32_t k = 0; rc == IGN_OK && k < *count; k++)
-                copies[k] = *ign_state_shard(&g->ctl, magazine, k);
-            ign_store_unlock(store, g);
-        } else if (rc == IGN_E_STALE) {
-            int followed = ign_store_follow(store, g, &cut);
-            rc = followed == IGN_OK ? IGN_E_STALE : followed;
-        }
-        ign_store_leave(store, g);
-    }
-    return rc == IGN_E_STALE ? IGN_E_BUSY : rc;
+    ign_generation *g;
+    int rc = ign_store_look(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
+    *count = magazine == NULL ? 0 : (uint32_t)magazine->shards;
+    rc = magazine == NULL ? IGN_E_UNKNOWN : *count > room ? IGN_E_TOO_LARGE : IGN_OK;
+    for (uint32_t i = 0; rc == IGN_OK && i < *count; i++)
+        copies[i] = *ign_state_shard(&g->ctl, magazine, i);
+    ign_store_look_end(store, g);
+    return rc;
 }
 
 int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes)

@@ -25,6 +25,15 @@ cdef inline void call_end(ign_store *store, Call *call) noexcept nogil:
         call.rc = ign_store_flush(store, &call.mark, True)
 
 
+cdef tuple fenced(Call *call, ign_store_change *change, object fence):
+    """The call is made while the key has that value, or not at all."""
+    key, value = fence
+    memset(change, 0, sizeof(ign_store_change))
+    cdef tuple held = fill_change(change, (key, value, None))
+    call.how.fence = change
+    return held
+
+
 # -- batches
 
 cdef struct Parts:

@@ -463,18 +463,23 @@ cdef class Log:
 
     # -- the way of a message
 
-    def load(self, uint32_t number, batches, *, durable, at_once=False, bytes owner=None, uint64_t ms=0):
+    def load(self, uint32_t number, batches, *, durable, at_once=False, bytes owner=None, uint64_t ms=0, fence=None):
         """Appends each (shard, `PackedBatch`) at its shard's tail, in one entry; returns the first pointer of each.
 
         With ``owner`` (its stored name) its records are claimed in the same entry; None, and nothing happened, when something
         older is pending in one of the shards. The batches count as sealed then, and stay as they were if the call fails.
 
-        Raises ValueError (a batch is sealed), BufferError, `NoShardError`; of ``at_once`` StoreBusyError, when it would wait.
+        Raises ValueError (a batch is sealed), BufferError, `NoShardError`, `FenceError` (see `transfer`); of ``at_once``
+        StoreBusyError, when it would wait.
         """
         cdef Parts parts
         cdef Call call
+        cdef ign_store_change change
+        cdef tuple held
         cdef const char *name = NULL if owner is None else PyBytes_AS_STRING(owner)
         call_begin(&call, at_once, durable)
+        if fence is not None:
+            held = fenced(&call, &change, fence)  # keeps its bytes alive
         parts_open(&parts, batches)
         try:
             self._enter()
@@ -652,10 +657,7 @@ cdef class Log:
         cdef tuple held
         call_begin(&call, False, durable)
         if fence is not None:
-            memset(&change, 0, sizeof(change))
-            key, value = fence
-            held = fill_change(&change, (key, value, None))  # keeps the bytes alive
-            call.how.fence = &change
+            held = fenced(&call, &change, fence)  # keeps its bytes alive
         parts_open(&parts, batches)
         runs.runs = NULL
         try:
