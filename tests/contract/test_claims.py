@@ -130,7 +130,7 @@ def test_claimants(magazines: MagazineStore) -> None:
 
 def test_the_process_behind_an_owner(kind: Kind) -> None:
     """A broker claims for others: it is their death that counts, and not its own."""
-    if not kind.embedded:
+    if not kind.in_directory:
         pytest.skip("of a store that keeps processes beside names")
     store = kind.open()
     store.magazines.declare("m", 1)

@@ -78,7 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def options(self) -> dict[str, int]:
         # No flush in the background: what recovery finds must not depend on the time.
-        return {"sync_interval_ms": 3_600_000} if self.kind.embedded else {}
+        return {"sync_interval_ms": 3_600_000} if self.kind.in_directory else {}
 
     @initialize(durabilities=st.tuples(*(st.sampled_from(["sync", "none"]) for _ in NAMES)))
     def declare(self, durabilities: tuple[str, ...]) -> None:
@@ -220,10 +220,10 @@ class StoreMachine(RuleBasedStateMachine):
                 shard.left_out += state.load_pointer - shard.loaded
                 shard.loaded = state.load_pointer
 
-    @precondition(lambda self: self.kind.embedded)
+    @precondition(lambda self: self.kind.in_directory)
     @rule(another_boot=st.booleans())
     def crash(self, another_boot: bool) -> None:
-        if another_boot and not self.all_sync:
+        if another_boot and not self.all_sync and self.kind.embedded:
             return  # `none` may be set aside then; that has tests of its own
         self.copies += 1
         copy = self.root / f"copy{self.copies}"
@@ -231,7 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.kind.close_all()
         self.kind.directory = copy
         self.kind.url = f"{self.kind.name}://{copy}"
-        if another_boot and self.kind.name == "embedded":
+        if another_boot and self.kind.embedded:
             (copy / "boot").write_text("another")
             for many in self.shards.values():
                 for shard in many:

@@ -222,7 +222,7 @@ def test_a_child_cannot_use_its_parents_store(store: Store, magazines: MagazineS
                 answer = b"fired"
             except ForkedHandleError:
                 store.close()
-                if kind.embedded:
+                if kind.in_directory:
                     own = kind.open()
                     answer = b"forked" if own.magazines.metadata("m")[0].pending == 1 else b"lost"
                     own.close()

@@ -96,6 +96,13 @@ def powercut_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ..
             )
 
 
+def snapshot_tests(run: Run, kinds: tuple[str, ...], usual: int) -> Tests:
+    for kind in kinds:
+        yield lambda kind=kind: powercut.powercut(  # type: ignore[misc]
+            run.of(usual), run.rng(f"snapshot/{kind}"), kind=kind, how="snapshot", deadline=run.deadline
+        )
+
+
 def turn_tests(run: Run, kinds: tuple[str, ...], usual: int) -> Tests:
     for kind in kinds:
         yield lambda kind=kind: powercut.two_writers_take_turns(  # type: ignore[misc]
@@ -176,7 +183,13 @@ def main() -> None:
 def powercut_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
     run = Run(rounds, seed, time_limit)
     kinds = ("xfs",) if short else ("xfs", "ext4")
-    run.carry_out(itertools.chain(turn_tests(run, kinds, 50), powercut_tests(run, kinds, ("sync", "interval"))))
+    run.carry_out(
+        itertools.chain(
+            turn_tests(run, kinds, 50),
+            powercut_tests(run, kinds, ("sync", "interval")),
+            snapshot_tests(run, kinds, 8 if short else 100),
+        )
+    )
 
 
 @main.command("kill9", help="kill -9 of every actor, at random and at every commit.")

@@ -31,6 +31,9 @@ __all__ = ["Directory", "fork_generation", "open_directory", "release_directory"
 log = logging.getLogger("ignis.storage")
 
 _FORK_WAIT_S = 2.0
+_LARGEST_SEGMENT_BYTES = 64 << 20
+_SMALLEST_SEGMENT_BYTES = 1 << 20
+_SEGMENTS_THAT_FIT = 64
 
 
 class Directory:
@@ -106,7 +109,13 @@ class Directory:
             if not path.is_dir():
                 path.mkdir(mode=0o700, exist_ok=True)
                 sync_directory(self.path)
-            opened = Log(str(path), max_bytes=self.options.max_store_bytes, busy_after_s=self.options.write_timeout_s)
+            opened = Log(
+                str(path),
+                max_bytes=self.options.max_store_bytes,
+                busy_after_s=self.options.write_timeout_s,
+                segment_bytes=self._segment_bytes(),
+            )
+        self._tell_damage(path, opened)
         if durability == "interval":
             try:
                 with without_means("store: interval"):
@@ -115,6 +124,23 @@ class Directory:
                 opened.close()
                 raise
         return opened
+
+    def _segment_bytes(self) -> int:
+        """A log lays its segments out ahead: on a small file system, or for a small store, they are smaller."""
+        disk = os.statvfs(self.path)
+        room = min(disk.f_blocks * disk.f_frsize, self.options.max_store_bytes)
+        return max(_SMALLEST_SEGMENT_BYTES, min(_LARGEST_SEGMENT_BYTES, room // _SEGMENTS_THAT_FIT))
+
+    def _tell_damage(self, path: Path, opened: Log) -> None:
+        damaged = opened.figures()["damaged_bytes"]
+        if damaged:
+            log.error(
+                "store: %s: %d bytes of the log are damaged and were passed over; stop what uses the store, then see what "
+                "'ignis doctor %s' says",
+                path,
+                damaged,
+                self.path,
+            )
 
     # -- fork
 
