@@ -133,14 +133,18 @@ def test_a_tail_that_did_not_get_to_the_disk_is_no_damage(directory: Path, capsy
     assert found_queues(directory) == ALL - {f"q{QUEUES - 1}"}
 
 
-def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFixture[str], wrong: int) -> None:
     path = segment_of(directory)
-    overwrite(path, 20, b"\xff\xff")
+    overwrite(path, 20, b"\xff" * wrong)
+    with pytest.raises(StoreFormatError, match="no segment of the log"):
+        open_store(f"engine://{directory}")
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["segment-damaged"])
     code, document = examine(capsys, directory, "--repair")
-    assert (directory / "aside" / "sync" / path.name).exists()
-    assert code == 0
+    assert (code, document["repaired"]["sound"]) == (0, True)
+    assert (directory / "aside" / "sync" / path.name).exists() == (wrong > 1)
+    assert found_queues(directory) == (ALL if wrong == 1 else set())
 
 
 def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,14 +169,31 @@ def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFix
     at = positions(first)
     os.truncate(first, at[12] + SECTOR_BYTES)
     code, document = examine(capsys, directory)
-    assert (code, codes(document)) == (1, ["log-damaged"])
-    assert document["classes"][0]["problems"][0]["offset"] == at[12] + SECTOR_BYTES
+    assert (code, codes(document)) == (1, ["segment-short", "log-damaged"])
+    assert document["classes"][0]["problems"][1]["offset"] == at[12] + SECTOR_BYTES
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
     # The last of the first generation was written again by the second, which could not know that it was flushed.
     assert found_queues(directory) == {f"q{number}" for number in [*range(11), QUEUES - 1]}
     with open_store(f"engine://{directory}") as store:
         assert store.queues.get("later") is not None
+
+
+def test_the_last_segment_was_cut_short(
+    directory: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are laid out at their whole size before anything in them counts: a shorter one is no tail of a power cut."""
+    path = segment_of(directory)
+    at = positions(path)
+    os.truncate(path, at[12] + SECTOR_BYTES + 10)
+    code, document = examine(capsys, directory)
+    assert (code, codes(document)) == (1, ["segment-short", "tail"])
+    code, document = examine(capsys, directory, "--repair")
+    assert (code, codes(document["repaired"])) == (0, [])
+    assert found_queues(directory) == {f"q{number}" for number in range(11)}
+    os.truncate(segment_of(directory), 4096)
+    open_store(f"engine://{directory}").close()
+    assert "is damaged: 4096 of its" in caplog.text
 
 
 def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,9 +209,10 @@ def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.Captur
 def test_what_dead_processes_left(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "format.12.ab.new").write_bytes(b"x")
     (directory / "sync" / f"tmp-log-{3:016x}-{9:016x}").write_bytes(b"x")
+    (directory / "sync" / f"log-{1:016x}-{7:016x}").write_bytes(bytes(4096))
     (directory / "sync" / "notes").write_bytes(b"x")
     code, document = examine(capsys, directory)
-    assert (code, codes(document)) == (0, ["leftover", "stranger", "leftover"])
+    assert (code, codes(document)) == (0, ["leftover", "leftover", "stranger", "leftover"])
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, ["stranger"])
     assert (directory / "sync" / "notes").exists()

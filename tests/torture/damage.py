@@ -136,9 +136,9 @@ def _alter(directory: Path, one: ByteClass, cut: bool, rng: random.Random) -> bo
     return True
 
 
-def _told(directory: Path, ledger: Ledger) -> bool:
-    """Whether the store says that something is damaged."""
-    if ledger.corrupt:
+def _told(directory: Path, ledger: Ledger, said: str) -> bool:
+    """Whether the store said that something is damaged: with the records, in its figures, or in the log of its opening."""
+    if ledger.corrupt or "is damaged" in said or "are damaged" in said:
         return True
     try:
         log = Log(str(directory / "sync"))
@@ -176,7 +176,7 @@ def _round(
             outcome.fault(f"{where}: {'; '.join(verdict.faults())}")
         if status < 0 or (status and most_lost is not None):
             outcome.fault(f"{where}: drain: exit {status}: {trouble[-600:]}")
-        elif not status and verdict.lost and not _told(copy, ledger):
+        elif not status and verdict.lost and not _told(copy, ledger, trouble):
             outcome.fault(f"{where}: {len(verdict.lost)} missing, and nobody says why")
         elif most_lost is not None and len(verdict.lost) > most_lost:
             outcome.fault(f"{where}: one damage cost {len(verdict.lost)} messages, at most {most_lost} expected")
