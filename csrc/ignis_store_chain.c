@@ -100,8 +100,16 @@ static int sort_segments(ign_store *store, ign_chain *chain)
         int rc = read_header(store, &chain->segments[i].info);
         if (rc < 0)
             return rc;
-        if (rc == IGN_OK)
+        if (rc == IGN_OK) {
             chain->segments[kept++] = chain->segments[i];
+            continue;
+        }
+        void *strays = grown(chain->strays, chain->stray_count, &chain->stray_room, sizeof *chain->strays);
+        if (strays == NULL)
+            return IGN_E_NOMEM;
+        chain->strays = strays;
+        chain->strays[chain->stray_count].generation = chain->segments[i].info.generation;
+        chain->strays[chain->stray_count++].number = chain->segments[i].info.number;
     }
     chain->count = kept;
     if (kept > 0)
@@ -163,7 +171,10 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
 void ign_chain_free(ign_chain *chain)
 {
     free(chain->segments);
+    free(chain->strays);
     chain->segments = NULL;
+    chain->strays = NULL;
+    chain->stray_count = chain->stray_room = 0;
     chain->count = chain->capacity = 0;
 }
 

@@ -285,7 +285,7 @@ static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *cou
     return rc;
 }
 
-static int remove_dead(ign_store *store)
+int ign_store_remove_dead(ign_store *store)
 {
     ign_generation *g;
     int rc = ign_store_enter(store, &g);
@@ -320,31 +320,4 @@ static int remove_dead(ign_store *store)
         store->io->list(store->io, look_at, &k);
     }
     return rc == IGN_OK ? found : rc;
-}
-
-int ign_store_maintain(ign_store *store)
-{
-    ign_store_figures figures;
-    int rc = ign_store_figures_of(store, &figures);
-    if (rc != IGN_OK)
-        return rc;
-    ign_chain chain;
-    rc = ign_chain_read(store, &chain);
-    uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
-    ign_chain_free(&chain);
-    if (rc != IGN_OK)
-        return rc;
-    int did = IGN_EMPTY;
-    if (figures.durable > from &&
-        (figures.durable - from >= store->options.checkpoint_bytes || figures.dead_bytes >= store->options.checkpoint_bytes)) {
-        rc = ign_store_checkpoint(store);
-        if (rc < 0)
-            return rc;
-        did = rc;
-        rc = remove_dead(store);
-        if (rc < 0)
-            return rc;
-    }
-    rc = ign_store_compact(store, &figures);
-    return rc == IGN_EMPTY ? did : rc;
 }

@@ -193,6 +193,10 @@ int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes)
     uint64_t want = round_up(ctl->root->used + bytes + ctl->root->used / 2, PAGE);
     want = want < most ? want : most;
     int rc = ctl->io->allocate(ctl->io, ctl->file, ctl->head->arena_at + want);
+    if (rc == ENOSPC || rc == EDQUOT) {
+        want = round_up(ctl->root->used + bytes, PAGE);
+        rc = want > most ? rc : ctl->io->allocate(ctl->io, ctl->file, ctl->head->arena_at + want);
+    }
     if (rc == 0)
         atomic_store_explicit(&ctl->head->arena_bytes, want, memory_order_relaxed);
     return rc;

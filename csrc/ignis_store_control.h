@@ -46,6 +46,10 @@ typedef struct ign_ctl_head {
     _Atomic uint64_t lock_turn;          /* rises with every acquisition */
     _Atomic uint32_t undo_count, undo_lost;
     _Atomic uint64_t next_number;        /* of a segment */
+    _Atomic uint64_t ahead;              /* the name of the segment that is laid out; 0 = none */
+    _Atomic uint64_t spare, spare_bytes; /* the name of the room that is kept for a checkpoint; 0 = none */
+    _Atomic uint32_t maintaining;        /* as `lock`: who maintains the store */
+    _Atomic uint64_t maintain_turn;      /* rises while it does */
     _Atomic uint64_t written_to;         /* bytes of the log up to here may have been written to */
     _Atomic uint64_t arena_bytes;        /* that the file has room for */
     alignas(64) _Atomic uint64_t end;    /* of the log, for whoever flushes without the lock */

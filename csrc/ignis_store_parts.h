@@ -35,6 +35,7 @@ struct ign_store {
     ign_generation *now;
     ign_log_file files[IGN_LOG_FILES];
     uint64_t uses;
+    uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
 };
 
 /* A file name with its kind's two numbers. */
@@ -59,6 +60,7 @@ void ign_store_unlock(ign_store *store, ign_generation *generation);
 int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
 /* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
 int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
+void ign_store_tell_segment(ign_generation *generation);
 int ign_store_heal(ign_store *store, ign_generation *generation);
 bool ign_store_is_whole(const ign_generation *generation); /* there is nothing to heal */
 /* Builds an entry's payload from the state with ign_store_stage; a result that is not IGN_OK ends the call. */
@@ -91,6 +93,21 @@ uint64_t ign_claim_bytes(const char *owner, uint32_t runs);
 uint8_t *ign_claim_put(uint8_t *to, uint32_t magazine, const char *owner, uint64_t ms, uint32_t runs);
 bool ign_as_expected(ign_ctl *ctl, const ign_store_change *change);
 
+/* ignis_store_roll.c. A file of a kind with room on the disk and nothing in it, and its end. */
+int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, uint64_t *drawn);
+void ign_store_give(ign_store *store, const ign_generation *generation, const char *kind, uint64_t drawn);
+/* Under the lock: */
+bool ign_store_must_roll(ign_generation *generation, uint64_t size);
+int ign_store_roll(ign_store *store, ign_generation *generation, uint64_t size);
+/* Has a load of that size to find a segment laid out ahead? */
+bool ign_store_needs_ahead(ign_generation *generation, uint64_t size);
+/* One is laid out, and with `rolls` *another, for which it makes way; ign_store_set_ahead behind the roll (or instead). */
+int ign_store_make_way(ign_store *store, ign_generation *generation, bool rolls, uint64_t *another);
+void ign_store_set_ahead(ign_store *store, ign_generation *generation, uint64_t another);
+/* Without the lock. Lays out the next segment: IGN_OK; IGN_EMPTY: it was. */
+bool ign_store_has_ahead(const ign_generation *generation);
+int ign_store_lay_ahead(ign_store *store, ign_generation *generation);
+
 /* ignis_store_look.c: enters the newest generation and locks it. */
 int ign_store_look(ign_store *store, ign_generation **generation);
 void ign_store_look_end(ign_store *store, ign_generation *generation);
@@ -120,6 +137,8 @@ typedef struct ign_chain_segment {
 typedef struct ign_chain {
     ign_chain_segment *segments; /* by base */
     uint64_t count, capacity;
+    struct { uint64_t generation, number; } *strays; /* segments without a header */
+    uint64_t stray_count, stray_room;
     uint64_t store;
     uint64_t newest_generation, newest_control; /* of any file; of a control file, 0 = none */
     uint64_t checkpoint_generation, checkpoint; /* ~0: none */
@@ -142,6 +161,9 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
 /* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */
 int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl);
 int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t position);
+
+/* Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
+int ign_store_remove_dead(ign_store *store);
 
 /* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may. IGN_OK | IGN_EMPTY. */
 int ign_store_compact(ign_store *store, const ign_store_figures *figures);

@@ -9,6 +9,19 @@
 #include <errno.h>
 #include <sys/wait.h>
 
+static ign_store_io *store_dir_io;
+
+typedef struct named_with {
+    const char *prefix;
+    unsigned count;
+} named_with;
+
+static void count_name(void *arg, const char *name)
+{
+    named_with *n = arg;
+    n->count += strncmp(name, n->prefix, strlen(n->prefix)) == 0;
+}
+
 static const ign_store_options small = {.segment_bytes = 1 << 16, .control_reserve = 1 << 27, .checkpoint_bytes = 1 << 16};
 static const ign_store_how at_once = {.at_once = true};
 
@@ -488,6 +501,137 @@ static void ids_alike(void)
     store_dir_close(io);
 }
 
+/* -- a disk that is full ------------------------------------------------------------------------------------------------- */
+
+static int (*real_allocate)(ign_store_io *io, int file, uint64_t bytes);
+static uint64_t disk_bytes;
+
+static void add_size(void *arg, const char *name)
+{
+    ign_store_io *io = store_dir_io;
+    uint64_t size, *total = arg;
+    int file;
+    if (io->open(io, name, false, &file) != 0)
+        return;
+    if (io->size(io, file, &size) == 0)
+        *total += size;
+    io->close(io, file);
+}
+
+static int allocate_on_small_disk(ign_store_io *io, int file, uint64_t bytes)
+{
+    uint64_t total = 0, had = 0;
+    io->list(io, add_size, &total);
+    io->size(io, file, &had);
+    return bytes > had && total + bytes - had > disk_bytes ? ENOSPC : real_allocate(io, file, bytes);
+}
+
+/* A disk that is full refuses loads, and neither claims nor retirements; and when they have made room, loads go on. */
+static void full_disk(void)
+{
+    ign_store_io *io = store_dir_io = store_dir_open();
+    ign_store_options options = small;
+    options.arena_bytes = 1 << 15;
+    options.segment_bytes = options.checkpoint_bytes = 1 << 20;
+    real_allocate = io->allocate;
+    io->allocate = allocate_on_small_disk;
+    disk_bytes = 12 * options.segment_bytes;
+    ign_store *store = open_with(io, &options);
+    uint32_t m = declare(store, "m", 1), count, total = 0, taken = 0;
+    for (int round = 0; round < 5; round++) {
+        int rc;
+        uint64_t id = 1;
+        while ((rc = load_how(store, m, 0, 40, id, 0, NULL)) == IGN_OK) {
+            id += 40;
+            total += 40;
+            if (id % 37 == 0) {
+                rc = ign_store_maintain(store);
+                CHECK(rc >= 0 || rc == IGN_E_NO_ROOM);
+            }
+        }
+        CHECK_EQ(rc, IGN_E_NO_ROOM);
+        CHECK(errno == ENOSPC);
+        CHECK(id > 80000);
+        if (round % 2 == 0) { /* and somebody else takes what was left */
+            disk_bytes = 0;
+            io->list(io, add_size, &disk_bytes);
+        }
+        if (round == 2) { /* the same after everybody was gone */
+            ign_store_close(store);
+            store = open_with(io, &options);
+        }
+        for (unsigned n = 1;; n++) {
+            ign_slice slice;
+            ign_store_mark mark;
+            bool expired;
+            uint64_t retired;
+            if (n % 100 == 0) { /* as a thread of each process does */
+                rc = ign_store_maintain(store);
+                CHECK(rc >= 0 || rc == IGN_E_NO_ROOM);
+            }
+            rc = ign_store_claim(store, m, 0, 20, 1 << 20, "me", 1, &slice, 1, &count, &expired, NULL, &mark);
+            if (rc == IGN_EMPTY)
+                break;
+            CHECK_EQ(rc, IGN_OK);
+            ign_store_run run = {.first = slice.first + slice.from, .last = slice.first + slice.to - 1};
+            CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, NULL, &mark), IGN_OK);
+            if (n % 200 == 0)
+                CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+            taken += (uint32_t)retired;
+        }
+        CHECK_EQ(taken, total);
+        disk_bytes = 12 * options.segment_bytes;
+        while ((rc = ign_store_maintain(store)) == IGN_OK)
+            ;
+        CHECK_EQ(rc, IGN_EMPTY);
+    }
+    ign_store_close(store);
+    io->allocate = real_allocate;
+    store_dir_close(io);
+}
+
+static unsigned names_with(ign_store_io *io, const char *prefix)
+{
+    named_with n = {.prefix = prefix};
+    io->list(io, count_name, &n);
+    return n.count;
+}
+
+/* A segment that was laid out and never written is gone with the next opening; one whose header is damaged stays. */
+static void strays(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    for (uint64_t i = 0; i < 40; i++)
+        CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+    CHECK_EQ(ign_store_maintain(store) >= 0, 1);
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK_EQ(names_with(io, "log-"), figures.segments);
+    CHECK_EQ(names_with(io, "tmp-ahead-"), 1);
+    ign_store_close(store);
+    uint8_t zeros[IGN_LOG_SECTOR] = {0};
+    int file;
+    char name[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, 1, 98); /* begun, and then nothing */
+    CHECK_EQ(io->open(io, name, true, &file), 0);
+    CHECK_EQ(io->allocate(io, file, 65536), 0);
+    io->close(io, file);
+    ign_segment_name(name, 1, 99); /* with something in it */
+    CHECK_EQ(io->open(io, name, true, &file), 0);
+    CHECK_EQ(io->write(io, file, zeros, sizeof zeros, 0), 0);
+    CHECK_EQ(io->write(io, file, "entries?", 8, sizeof zeros), 0);
+    io->close(io, file);
+    store = open_with(io, &small);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK_EQ(names_with(io, "log-"), figures.segments + 1); /* the damaged one */
+    CHECK_EQ(names_with(io, "tmp-"), 0);
+    CHECK_EQ(figures.damaged_bytes, 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 static void in_a_child(void)
 {
     ign_store_io *io = store_dir_open();
@@ -532,5 +676,7 @@ MAIN("store_calls", {
     RUN(listings);
     RUN(ids_once);
     RUN(ids_alike);
+    RUN(full_disk);
+    RUN(strays);
     RUN(in_a_child);
 })

@@ -111,7 +111,7 @@ static bool refused_as_it_may(load_kind kind, int rc, unsigned key, uint8_t fenc
     case AT_ONCE: return rc == IGN_E_BUSY;
     case FENCED:
         REQUIRE(rc != IGN_OK || fence >= set || disk_fails); /* it had another value before we began, and nobody was refused since */
-        REQUIRE(rc != IGN_E_MISMATCH || fence != set || begun != set || epoch_begun != begun); /* and it had this one all the time */
+        REQUIRE(rc != IGN_E_MISMATCH || fence != set || begun != set || epoch_begun != begun || disk_fails); /* and it had this one all the time */
         return rc == IGN_E_MISMATCH;
     case ONCE:
         REQUIRE(rc != IGN_E_MISMATCH || keys[key].sent > 1);

@@ -75,7 +75,9 @@ class Catalogue:
     def declare(self, name: str, shards: int, durability: str) -> None:
         """See `MagazineStore.declare`."""
         if shards > MOST_SHARDS:
-            raise ConfigError(f"shards = {shards} of magazine {name!r} is over {MOST_SHARDS}, the embedded store's most")
+            raise ConfigError(
+                f"shards = {shards} of magazine {name!r} is over {MOST_SHARDS}, the embedded store's most"
+            )
         others = self._elsewhere(name, durability)
         if others:
             raise _mismatch(name, others[0])
@@ -84,7 +86,8 @@ class Catalogue:
         number = log.declare(full, shards, DURABILITIES.index(durability))
         if number is None:
             raise QueueMismatchError(
-                f"magazine {name!r} has {self._look(name).shards} shards with records beyond shard {shards - 1}; asked for {shards}"
+                f"magazine {name!r} has {self._look(name).shards} shards with records beyond shard {shards - 1}; "
+                f"asked for {shards}"
             )
         # Two who declare it at the same time, in two classes: whoever comes to see both leaves one. The logs know nothing of
         # each other, and the one that holds messages already is the one that stays.

@@ -85,7 +85,9 @@ class Claims:
         stored = [one for one in found.log.owners(found.number) if owner_text(one.decode()) == owner]
         if not stored:
             return
-        every = {shard: range(1, state[0] + 1) for shard, state in enumerate(found.log.shards(found.number)) if state[4]}
+        every = {
+            shard: range(1, state[0] + 1) for shard, state in enumerate(found.log.shards(found.number)) if state[4]
+        }
         for one in stored:
             found.log.renew(found.number, every, one, None, now_ms)
 

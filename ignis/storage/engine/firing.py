@@ -80,9 +80,7 @@ class Firing:
             claims += [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
         return FireResult(claims, {}, count, more)
 
-    def claim(
-        self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None
-    ) -> tuple[list[Run], int]:
+    def claim(self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None) -> tuple[list[Run], int]:
         """The runs that were claimed, and how many records had expired."""
         order = self.order(found, shards)
         now_ms = self._clock.now_ms()

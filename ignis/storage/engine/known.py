@@ -65,9 +65,7 @@ def load_once(
             for _, batch in loading:
                 batch.set_expiry(expires_at_ms)
         fresh = b"".join(key for key in keys if key not in known) if known else every
-        firsts = log.load_once(
-            number, loading, fresh, forget_hour=until, hour_now=hour, durable=magazine.durable
-        )
+        firsts = log.load_once(number, loading, fresh, forget_hour=until, hour_now=hour, durable=magazine.durable)
         if firsts is not None:
             first = iter(firsts)
             return [

@@ -11,7 +11,6 @@ from ignis.native.store import NoShardError
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
-    Claim,
     Fence,
     FireResult,
     LoadedOnce,
@@ -103,8 +102,8 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
-        found = self._catalogue.find(magazine)
         if not batches:
+            self._catalogue.find(magazine)
             return []
         expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
         if expires_at_ms:

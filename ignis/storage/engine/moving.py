@@ -91,9 +91,7 @@ def _move(
             return 0
         pointers = group_pointers((item.shard, item.pointer) for item, _ in moving)
         batches = _pack(moving, expires_at_ms)
-        if source.log.transfer(
-            source.number, pointers, target.number, batches, durable=source.durable, fence=held
-        ):
+        if source.log.transfer(source.number, pointers, target.number, batches, durable=source.durable, fence=held):
             return len(moving)
     raise StoreBusyError(f"store: records of {source.name!r} went {_ATTEMPTS} times in a row while they were moved")
 
@@ -196,7 +194,9 @@ def _reload(store: EmbeddedStore, magazine: Magazine, pointers: Pointers, held: 
             return 0
         if log.transfer(number, old, number, batches, durable=magazine.durable, reload=True, fence=held):
             return sum(map(len, old.values()))
-    raise StoreBusyError(f"store: records of {magazine.name!r} went {_ATTEMPTS} times in a row while they were put back")
+    raise StoreBusyError(
+        f"store: records of {magazine.name!r} went {_ATTEMPTS} times in a row while they were put back"
+    )
 
 
 def _claim_anew(store: EmbeddedStore, magazine: Magazine, pointers: Pointers) -> None:
