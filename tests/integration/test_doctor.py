@@ -18,13 +18,14 @@ from ignis.storage.engine.check import Alone, check_store
 from ignis.storage.engine.log_files import SECTOR_BYTES, Segment, parse_name
 
 QUEUES = 16
+SMALL = {"max_store_bytes": 64 << 20}  # and small segments
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A store that was closed in good order, with entries that were flushed one by one."""
     path = tmp_path / "store"
-    with open_store(f"engine://{path}") as store:
+    with open_store(f"engine://{path}", **SMALL) as store:
         for number in range(QUEUES):
             store.queues.put(QueueRecord(f"q{number}"))
     return path
@@ -68,7 +69,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def found_queues(directory: Path) -> set[str]:
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         return {f"q{number}" for number in range(QUEUES) if store.queues.get(f"q{number}") is not None}
 
 
@@ -138,7 +139,7 @@ def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFi
     path = segment_of(directory)
     overwrite(path, 20, b"\xff" * wrong)
     with pytest.raises(StoreFormatError, match="no segment of the log"):
-        open_store(f"engine://{directory}")
+        open_store(f"engine://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["segment-damaged"])
     code, document = examine(capsys, directory, "--repair")
@@ -162,7 +163,7 @@ def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.Capture
 
 
 def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}") as store:  # a second generation, with a segment of its own
+    with open_store(f"engine://{directory}", **SMALL) as store:  # a second generation, with a segment of its own
         store.queues.put(QueueRecord("later"))
     first, _ = sorted((directory / "sync").glob("log-*"))
     assert parse_name(first.name) == ("log", 1, 1)
@@ -175,7 +176,7 @@ def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFix
     assert (code, codes(document["repaired"])) == (0, [])
     # The last of the first generation was written again by the second, which could not know that it was flushed.
     assert found_queues(directory) == {f"q{number}" for number in [*range(11), QUEUES - 1]}
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         assert store.queues.get("later") is not None
 
 
@@ -192,12 +193,12 @@ def test_the_last_segment_was_cut_short(
     assert (code, codes(document["repaired"])) == (0, [])
     assert found_queues(directory) == {f"q{number}" for number in range(11)}
     os.truncate(segment_of(directory), 4096)
-    open_store(f"engine://{directory}").close()
+    open_store(f"engine://{directory}", **SMALL).close()
     assert "is damaged: 4096 of its" in caplog.text
 
 
 def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         store.queues.put(QueueRecord("later"))
     min((directory / "sync").glob("log-*")).unlink()
     code, document = examine(capsys, directory)
@@ -223,7 +224,7 @@ def test_the_format_file(directory: Path, capsys: pytest.CaptureFixture[str], co
     path = directory / "format"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(StoreFormatError):
-        open_store(f"engine://{directory}")
+        open_store(f"engine://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["format"])
     code, document = examine(capsys, directory, "--repair")
@@ -240,13 +241,13 @@ def test_another_version_is_not_touched(directory: Path, capsys: pytest.CaptureF
 
 
 def test_a_store_that_is_open(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}"):
+    with open_store(f"engine://{directory}", **SMALL):
         assert main(["doctor", str(directory)]) == 4
         assert "is open in a process" in capsys.readouterr().err
     with Alone(directory):
         check_store(directory)
         with pytest.raises(StoreBusyError, match="ignis doctor"):
-            open_store(f"engine://{directory}")
+            open_store(f"engine://{directory}", **SMALL)
     assert found_queues(directory) == ALL
 
 

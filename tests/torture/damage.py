@@ -31,6 +31,8 @@ _SHARDS = 2
 _BATCHES = 6
 _BATCH = 5
 _HEADER_BYTES = 68
+_OPTIONS = {"max_store_bytes": 64 << 20}
+"""Small segments: a copy of the store is made for each damage."""
 
 Span = tuple[Path, int, int]
 """A file, and which bytes of it."""
@@ -164,7 +166,9 @@ def _round(
         ledger = Ledger(
             dict(started.sent), dict(started.acknowledged), seen=dict(started.seen), finished=dict(started.finished)
         )
-        with Child(drainer(Place(store_url(copy), shards=_SHARDS), ordered=False), "drainer") as child:
+        with Child(
+            drainer(Place(store_url(copy), shards=_SHARDS, options=_OPTIONS), ordered=False), "drainer"
+        ) as child:
             status = child.join(ledger, 60)
             trouble = child.trouble()
         verdict = ledger.verdict()
@@ -205,7 +209,7 @@ def of_class(one: ByteClass, rounds: int, rng: random.Random, deadline: float = 
     with tempfile.TemporaryDirectory(prefix="ignis-damage-") as directory:
         template = Path(directory) / "store"
         started = Ledger()
-        role = _prepare(Place(store_url(template), shards=_SHARDS), one.name.startswith("checkpoint"))
+        role = _prepare(Place(store_url(template), shards=_SHARDS, options=_OPTIONS), one.name.startswith("checkpoint"))
         with Child(role, "preparer") as child:
             if child.join(started):
                 outcome.fault(f"prepare: {child.trouble()}")
