@@ -18,13 +18,14 @@ from ignis.storage.engine.check import Alone, check_store
 from ignis.storage.engine.log_files import SECTOR_BYTES, Segment, parse_name
 
 QUEUES = 16
+SMALL = {"max_store_bytes": 64 << 20}  # and small segments
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     """A store that was closed in good order, with entries that were flushed one by one."""
     path = tmp_path / "store"
-    with open_store(f"engine://{path}") as store:
+    with open_store(f"engine://{path}", **SMALL) as store:
         for number in range(QUEUES):
             store.queues.put(QueueRecord(f"q{number}"))
     return path
@@ -68,7 +69,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def found_queues(directory: Path) -> set[str]:
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         return {f"q{number}" for number in range(QUEUES) if store.queues.get(f"q{number}") is not None}
 
 
@@ -133,14 +134,18 @@ def test_a_tail_that_did_not_get_to_the_disk_is_no_damage(directory: Path, capsy
     assert found_queues(directory) == ALL - {f"q{QUEUES - 1}"}
 
 
-def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFixture[str], wrong: int) -> None:
     path = segment_of(directory)
-    overwrite(path, 20, b"\xff\xff")
+    overwrite(path, 20, b"\xff" * wrong)
+    with pytest.raises(StoreFormatError, match="no segment of the log"):
+        open_store(f"engine://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["segment-damaged"])
     code, document = examine(capsys, directory, "--repair")
-    assert (directory / "aside" / "sync" / path.name).exists()
-    assert code == 0
+    assert (code, document["repaired"]["sound"]) == (0, True)
+    assert (directory / "aside" / "sync" / path.name).exists() == (wrong > 1)
+    assert found_queues(directory) == (ALL if wrong == 1 else set())
 
 
 def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,25 +163,42 @@ def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.Capture
 
 
 def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}") as store:  # a second generation, with a segment of its own
+    with open_store(f"engine://{directory}", **SMALL) as store:  # a second generation, with a segment of its own
         store.queues.put(QueueRecord("later"))
     first, _ = sorted((directory / "sync").glob("log-*"))
     assert parse_name(first.name) == ("log", 1, 1)
     at = positions(first)
     os.truncate(first, at[12] + SECTOR_BYTES)
     code, document = examine(capsys, directory)
-    assert (code, codes(document)) == (1, ["log-damaged"])
-    assert document["classes"][0]["problems"][0]["offset"] == at[12] + SECTOR_BYTES
+    assert (code, codes(document)) == (1, ["segment-short", "log-damaged"])
+    assert document["classes"][0]["problems"][1]["offset"] == at[12] + SECTOR_BYTES
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
     # The last of the first generation was written again by the second, which could not know that it was flushed.
     assert found_queues(directory) == {f"q{number}" for number in [*range(11), QUEUES - 1]}
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         assert store.queues.get("later") is not None
 
 
+def test_the_last_segment_was_cut_short(
+    directory: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are laid out at their whole size before anything in them counts: a shorter one is no tail of a power cut."""
+    path = segment_of(directory)
+    at = positions(path)
+    os.truncate(path, at[12] + SECTOR_BYTES + 10)
+    code, document = examine(capsys, directory)
+    assert (code, codes(document)) == (1, ["segment-short", "tail"])
+    code, document = examine(capsys, directory, "--repair")
+    assert (code, codes(document["repaired"])) == (0, [])
+    assert found_queues(directory) == {f"q{number}" for number in range(11)}
+    os.truncate(segment_of(directory), 4096)
+    open_store(f"engine://{directory}", **SMALL).close()
+    assert "is damaged: 4096 of its" in caplog.text
+
+
 def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}") as store:
+    with open_store(f"engine://{directory}", **SMALL) as store:
         store.queues.put(QueueRecord("later"))
     min((directory / "sync").glob("log-*")).unlink()
     code, document = examine(capsys, directory)
@@ -188,9 +210,10 @@ def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.Captur
 def test_what_dead_processes_left(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (directory / "format.12.ab.new").write_bytes(b"x")
     (directory / "sync" / f"tmp-log-{3:016x}-{9:016x}").write_bytes(b"x")
+    (directory / "sync" / f"log-{1:016x}-{7:016x}").write_bytes(bytes(4096))
     (directory / "sync" / "notes").write_bytes(b"x")
     code, document = examine(capsys, directory)
-    assert (code, codes(document)) == (0, ["leftover", "stranger", "leftover"])
+    assert (code, codes(document)) == (0, ["leftover", "leftover", "stranger", "leftover"])
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, ["stranger"])
     assert (directory / "sync" / "notes").exists()
@@ -201,7 +224,7 @@ def test_the_format_file(directory: Path, capsys: pytest.CaptureFixture[str], co
     path = directory / "format"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(StoreFormatError):
-        open_store(f"engine://{directory}")
+        open_store(f"engine://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["format"])
     code, document = examine(capsys, directory, "--repair")
@@ -218,13 +241,13 @@ def test_another_version_is_not_touched(directory: Path, capsys: pytest.CaptureF
 
 
 def test_a_store_that_is_open(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}"):
+    with open_store(f"engine://{directory}", **SMALL):
         assert main(["doctor", str(directory)]) == 4
         assert "is open in a process" in capsys.readouterr().err
     with Alone(directory):
         check_store(directory)
         with pytest.raises(StoreBusyError, match="ignis doctor"):
-            open_store(f"engine://{directory}")
+            open_store(f"engine://{directory}", **SMALL)
     assert found_queues(directory) == ALL
 
 

@@ -21,6 +21,7 @@ from tests.torture import (
     broker,
     broker_wire,
     damage,
+    diskerrors,
     diskfull,
     fleet,
     kill9,
@@ -230,6 +231,19 @@ def diskfull_command(rounds: int, seed: int | None, time_limit: float, short: bo
     run.carry_out(full_tests(run, kinds, ("sync", "interval")))
 
 
+@main.command("diskerrors", help="Write errors under a store's data. Needs root and loop devices.")
+@options
+@click.option("--short", is_flag=True, help="Two rounds on XFS.")
+def diskerrors_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(
+        lambda kind=kind: diskerrors.diskerrors(  # type: ignore[misc]
+            run.of(2 if short else 50), run.rng(f"diskerrors/{kind}"), kind=kind, deadline=run.deadline
+        )
+        for kind in (("xfs",) if short else ("xfs", "ext4"))
+    )
+
+
 @main.command("damage", help="Bit flips and truncation of each class of stored bytes.")
 @options
 @click.option("--short", is_flag=True, help="Fewer places in each class.")
@@ -367,6 +381,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         kill9_command,
         syscalls_command,
         diskfull_command,
+        diskerrors_command,
         damage_command,
         leader_command,
         fleet_command,

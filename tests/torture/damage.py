@@ -31,6 +31,8 @@ _SHARDS = 2
 _BATCHES = 6
 _BATCH = 5
 _HEADER_BYTES = 68
+_OPTIONS = {"max_store_bytes": 64 << 20}
+"""Small segments: a copy of the store is made for each damage."""
 
 Span = tuple[Path, int, int]
 """A file, and which bytes of it."""
@@ -136,9 +138,9 @@ def _alter(directory: Path, one: ByteClass, cut: bool, rng: random.Random) -> bo
     return True
 
 
-def _told(directory: Path, ledger: Ledger) -> bool:
-    """Whether the store says that something is damaged."""
-    if ledger.corrupt:
+def _told(directory: Path, ledger: Ledger, said: str) -> bool:
+    """Whether the store said that something is damaged: with the records, in its figures, or in the log of its opening."""
+    if ledger.corrupt or "is damaged" in said or "are damaged" in said:
         return True
     try:
         log = Log(str(directory / "sync"))
@@ -164,7 +166,9 @@ def _round(
         ledger = Ledger(
             dict(started.sent), dict(started.acknowledged), seen=dict(started.seen), finished=dict(started.finished)
         )
-        with Child(drainer(Place(store_url(copy), shards=_SHARDS), ordered=False), "drainer") as child:
+        with Child(
+            drainer(Place(store_url(copy), shards=_SHARDS, options=_OPTIONS), ordered=False), "drainer"
+        ) as child:
             status = child.join(ledger, 60)
             trouble = child.trouble()
         verdict = ledger.verdict()
@@ -176,7 +180,7 @@ def _round(
             outcome.fault(f"{where}: {'; '.join(verdict.faults())}")
         if status < 0 or (status and most_lost is not None):
             outcome.fault(f"{where}: drain: exit {status}: {trouble[-600:]}")
-        elif not status and verdict.lost and not _told(copy, ledger):
+        elif not status and verdict.lost and not _told(copy, ledger, trouble):
             outcome.fault(f"{where}: {len(verdict.lost)} missing, and nobody says why")
         elif most_lost is not None and len(verdict.lost) > most_lost:
             outcome.fault(f"{where}: one damage cost {len(verdict.lost)} messages, at most {most_lost} expected")
@@ -205,7 +209,7 @@ def of_class(one: ByteClass, rounds: int, rng: random.Random, deadline: float = 
     with tempfile.TemporaryDirectory(prefix="ignis-damage-") as directory:
         template = Path(directory) / "store"
         started = Ledger()
-        role = _prepare(Place(store_url(template), shards=_SHARDS), one.name.startswith("checkpoint"))
+        role = _prepare(Place(store_url(template), shards=_SHARDS, options=_OPTIONS), one.name.startswith("checkpoint"))
         with Child(role, "preparer") as child:
             if child.join(started):
                 outcome.fault(f"prepare: {child.trouble()}")

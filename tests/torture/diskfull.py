@@ -23,8 +23,8 @@ __all__ = ["diskfull", "mapfull"]
 
 _FILLER_BYTES = 900
 _BATCH = 20
-_BALLAST_BYTES = 3 << 20
-_TMPFS_MB = 24
+_BALLAST_BYTES = 8 << 20
+_TMPFS_MB = 64
 _TIMEOUT_S = 60
 
 

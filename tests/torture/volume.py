@@ -14,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -62,15 +63,17 @@ class Volume:
         directory: where ``image`` and ``mount`` are created; on a file system that is not cut.
         kind: "xfs" or "ext4".
         size_mb: of the sparse image. XFS refuses less than 300 MB.
+        options: more of them for the program that makes the file system.
     """
 
-    def __init__(self, directory: Path, kind: str = "xfs", size_mb: int = 320) -> None:
+    def __init__(self, directory: Path, kind: str = "xfs", size_mb: int = 320, options: Sequence[str] = ()) -> None:
         self.kind = kind
         self.path = directory / "mount"
         self._directory = directory
         self._image = directory / "image"
         self._former: Volume | None = None
         self._options: tuple[str, ...] = ("loop",)
+        self._more = options
         self._size_bytes = size_mb << 20
         self._mounted = False
 
@@ -79,7 +82,7 @@ class Volume:
         with open(self._image, "wb") as image:
             image.truncate(self._size_bytes)
         program, *options = FILE_SYSTEMS[self.kind]
-        _run(shutil.which(program, path=_search_path()) or program, *options, str(self._image))
+        _run(shutil.which(program, path=_search_path()) or program, *options, *self._more, str(self._image))
         self.mount()
         return self
 

@@ -22,6 +22,7 @@ from ignis.storage.engine.log_files import (
     Entry,
     FileDamaged,
     FileOfAnotherVersion,
+    NothingWritten,
     Segment,
     parse_name,
 )
@@ -211,6 +212,9 @@ def _check_file(
             segments.append(segment)
             if (segment.generation, segment.number) != (generation, number):
                 raise FileDamaged(f"its header is that of segment {segment.generation:x}-{segment.number:x}")
+            if segment.file_bytes < segment.size:
+                what = f"it was cut short: {segment.file_bytes} of {segment.size} bytes are left"
+                report.problems.append(Problem("segment-short", shown, what))
             report.segments += 1
             report.log_bytes += segment.file_bytes
             report.generation = max(report.generation, generation)
@@ -219,6 +223,11 @@ def _check_file(
             if (found.generation, found.position) != (generation, number):
                 raise FileDamaged(f"its header is that of checkpoint {found.generation:x}-{found.position:x}")
             checkpoints.append(found)
+    except NothingWritten as exc:
+        if _all_zeros(path):
+            report.problems.append(Problem("leftover", shown, "begun by a process that ended then", harmless=True))
+        else:
+            report.problems.append(Problem("segment-damaged", shown, str(exc)))
     except FileDamaged as exc:
         # The engine takes it for not there. A checkpoint has another one behind it, or the log from its beginning.
         if segments and segments[-1].path == path:
@@ -228,6 +237,14 @@ def _check_file(
         raise StoreFormatError(f"{path}: {exc}") from None
     except OSError as exc:
         report.problems.append(Problem(f"{_CALLED[kind]}-unreadable", shown, exc.strerror or str(exc)))
+
+
+def _all_zeros(path: Path) -> bool:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            if any(piece):
+                return False
+    return True
 
 
 def _check_log(report: ClassReport, shown: str, segments: list[Segment], checkpoints: list[Checkpoint]) -> None:

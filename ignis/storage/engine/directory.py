@@ -12,14 +12,14 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ignis.errors import ClosedError, IgnisError, WaitTimeoutError
+from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
 from ignis.native.store import Log
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.clock import open_clock
 from ignis.storage.embedded.files import sync_directory
 from ignis.storage.embedded.gate import Gate
 from ignis.storage.embedded.owner import Identity, this_process
-from ignis.storage.engine.format import prepare
+from ignis.storage.engine.format import look_at_segments, prepare
 from ignis.storage.engine.keys import Keys
 from ignis.storage.engine.maintenance import IntervalFlusher, Maintenance
 from ignis.storage.engine.options import StoreOptions
@@ -58,9 +58,6 @@ class Directory:
             self.owners.begin()
             self.clock = open_clock(path, self.here.boot)
             self.keys = Keys(self.log("sync"), options.write_timeout_s)
-            # What another process left is read again at once: its next opening may follow a power cut.
-            for durability in self.existing():
-                self.log(durability)
             with without_means("store: maintenance"):
                 self._maintenance = Maintenance(lambda: list(self._logs.values()))
         except BaseException as exc:
@@ -109,12 +106,12 @@ class Directory:
             if not path.is_dir():
                 path.mkdir(mode=0o700, exist_ok=True)
                 sync_directory(self.path)
-            opened = Log(
-                str(path),
-                max_bytes=self.options.max_store_bytes,
-                busy_after_s=self.options.write_timeout_s,
-                segment_bytes=self._segment_bytes(),
-            )
+            look_at_segments(path, self.path)
+            try:
+                opened = self._new_log(path, self._segment_bytes())
+            except StoreFullError:
+                # Who comes to make room must get in.
+                opened = self._new_log(path, _SMALLEST_SEGMENT_BYTES)
         self._tell_damage(path, opened)
         if durability == "interval":
             try:
@@ -124,6 +121,14 @@ class Directory:
                 opened.close()
                 raise
         return opened
+
+    def _new_log(self, path: Path, segment_bytes: int) -> Log:
+        return Log(
+            str(path),
+            max_bytes=self.options.max_store_bytes,
+            busy_after_s=self.options.write_timeout_s,
+            segment_bytes=segment_bytes,
+        )
 
     def _segment_bytes(self) -> int:
         """A log lays its segments out ahead: on a small file system, or for a small store, they are smaller."""

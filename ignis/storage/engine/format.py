@@ -11,14 +11,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
 from ignis.storage.embedded.files import create_whole, read_or_none, sync_directory
+from ignis.storage.engine.log_files import FileDamaged, FileOfAnotherVersion, NothingWritten, SegmentHeader, parse_name
 from ignis.storage.os_errors import store_errors
 
-__all__ = ["FORMAT_FILE", "FORMAT_VERSION", "check_format", "check_private", "prepare"]
+__all__ = ["FORMAT_FILE", "FORMAT_VERSION", "check_format", "check_private", "look_at_segments", "prepare"]
+
+log = logging.getLogger("ignis.storage")
 
 FORMAT_VERSION = 2
 FORMAT_FILE = "format"
@@ -75,6 +79,35 @@ def check_format(path: Path) -> None:
         raise StoreFormatError(f"{path / FORMAT_FILE} is not the format file of a store") from None
     if version != FORMAT_VERSION:
         raise StoreFormatError(f"{path} holds a store of format {version}, this version reads {FORMAT_VERSION}")
+
+
+def look_at_segments(path: Path, directory: Path) -> None:
+    """Logs which segments of a log are damaged as a whole: the engine takes those for not there, and what follows from
+    the others for all there is. Raises StoreFormatError when none is left: an empty store would stand for a lost one."""
+    whole = damaged = 0
+    for name in os.listdir(path):
+        named = parse_name(name)
+        if named is None or named[0] != "log":
+            continue
+        try:
+            with (path / name).open("rb") as file:
+                header = SegmentHeader.read(file)
+                size = os.fstat(file.fileno()).st_size
+            whole += 1
+            why = f"{size} of its {header.size} bytes are left" if size < header.size else ""
+        except (FileNotFoundError, NothingWritten):
+            continue  # removed, or begun, at this moment
+        except FileDamaged as exc:
+            damaged += 1
+            why = str(exc)
+        except FileOfAnotherVersion as exc:
+            raise StoreFormatError(f"{path / name}: {exc}") from None
+        if why:
+            log.error("store: %s is damaged: %s; see what 'ignis doctor %s' says", path / name, why, directory)
+    if damaged and not whole:
+        raise StoreFormatError(
+            f"store: no segment of the log in {path} is whole, {damaged} are damaged; see what 'ignis doctor {directory}' says"
+        )
 
 
 def check_private(path: Path) -> None:

@@ -9,6 +9,7 @@ import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, NamedTuple
 
 from ignis.native import crc32c
 
@@ -20,7 +21,10 @@ __all__ = [
     "Entry",
     "FileDamaged",
     "FileOfAnotherVersion",
+    "NothingWritten",
     "Segment",
+    "SegmentHeader",
+    "mended_header",
     "parse_name",
     "seal_entry",
 ]
@@ -51,6 +55,10 @@ class FileDamaged(Exception):
     """A file's header says that it is damaged. Its text says what is wrong."""
 
 
+class NothingWritten(FileDamaged):
+    """There is no header: whoever began the file is at it, or died before anything in it counted."""
+
+
 class FileOfAnotherVersion(Exception):
     """A file is whole, and of a version that this one does not read."""
 
@@ -75,31 +83,60 @@ class Entry:
         return ENTRY_TYPES.get(self.type, f"type {self.type}")
 
 
+class SegmentHeader(NamedTuple):
+    """What the first sector of a segment says."""
+
+    generation: int
+    number: int
+    base: int
+    size: int
+    salt: int
+    store: int
+
+    @classmethod
+    def read(cls, file: IO[bytes]) -> SegmentHeader:
+        """Raises FileDamaged, FileOfAnotherVersion, OSError."""
+        head = file.read(SECTOR_BYTES)
+        if not any(head):
+            raise NothingWritten("it has no header")
+        if len(head) < SECTOR_BYTES:
+            raise FileDamaged(f"it has {len(head)} bytes, less than a header")
+        magic, version, _, generation, number, base, size, salt, store, crc = _LOG_HEADER.unpack_from(head)
+        if magic != _LOG_MAGIC:
+            raise FileDamaged(f"it begins with {magic!r} instead of {_LOG_MAGIC!r}")
+        if crc != crc32c(head[:_LOG_CRC_BYTES]):
+            raise FileDamaged("the checksum of its header does not hold")
+        if version != _LOG_VERSION:
+            raise FileOfAnotherVersion(f"version {version}, this version of ignis reads {_LOG_VERSION}")
+        if size < SECTOR_BYTES or base % 8:
+            raise FileDamaged(f"its header names a size of {size} bytes and a base of {base}")
+        return cls(generation, number, base, size, salt, store)
+
+
+def mended_header(head: bytes) -> bytes | None:
+    """A segment's first sector with the one byte put right that was wrong; None when that does not make it whole."""
+    for place in range(_LOG_HEADER.size):
+        mended = bytearray(head)
+        for value in range(256):
+            mended[place] = value
+            if (
+                mended.startswith(_LOG_MAGIC)
+                and crc32c(bytes(mended[:_LOG_CRC_BYTES])).to_bytes(4, "big")
+                == mended[_LOG_CRC_BYTES : _LOG_HEADER.size]
+            ):
+                return bytes(mended)
+    return None
+
+
 class Segment:
     """A segment's file, mapped to be read. Raises FileDamaged, FileOfAnotherVersion, OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
-            head = file.read(SECTOR_BYTES)
-            if len(head) < SECTOR_BYTES:
-                raise FileDamaged(f"it has {len(head)} bytes, less than a header")
-            magic, version, _, generation, number, base, size, salt, store, crc = _LOG_HEADER.unpack_from(head)
-            if magic != _LOG_MAGIC:
-                raise FileDamaged(f"it begins with {magic!r} instead of {_LOG_MAGIC!r}")
-            if crc != crc32c(head[:_LOG_CRC_BYTES]):
-                raise FileDamaged("the checksum of its header does not hold")
-            if version != _LOG_VERSION:
-                raise FileOfAnotherVersion(f"version {version}, this version of ignis reads {_LOG_VERSION}")
-            if size < SECTOR_BYTES or base % 8:
-                raise FileDamaged(f"its header names a size of {size} bytes and a base of {base}")
-            self.generation: int = generation
-            self.number: int = number
-            self.base: int = base
-            self.size: int = size
-            self.salt: int = salt
-            self.store: int = store
+            header = SegmentHeader.read(file)
             self._bytes = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        self.generation, self.number, self.base, self.size, self.salt, self.store = header
         self.file_bytes = len(self._bytes)
         self.limit = self.end
         """Entries from here on are another segment's."""

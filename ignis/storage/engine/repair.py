@@ -19,6 +19,7 @@ from ignis.storage.engine.log_files import (
     ENTRY_HEADER_BYTES,
     SECTOR_BYTES,
     Segment,
+    mended_header,
     seal_entry,
 )
 from ignis.storage.os_errors import store_errors
@@ -70,12 +71,34 @@ def _repair_file(directory: Path, problem: Problem) -> None:
         aside = _copy_aside(directory, problem)
         _fill(path, problem.offset, problem.bytes)
         problem.repaired = f"set aside as {aside}"
+    elif problem.code == "segment-short":
+        segment = Segment(path)
+        size = segment.size
+        segment.close()
+        os.truncate(path, size)
+        problem.repaired = f"{size} bytes again, the end empty"
+    elif problem.code == "segment-damaged" and _mend_header(path):
+        problem.repaired = "the one byte of its header that was wrong is right again"
     elif problem.code in ("segment-damaged", "checkpoint-damaged"):
         to = _aside(directory, problem) / path.name
         os.rename(path, to)
         sync_directory(to.parent)
         sync_directory(path.parent)
         problem.repaired = f"set aside as {to.relative_to(directory)}"
+
+
+def _mend_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        mended = mended_header(file.read(SECTOR_BYTES))
+    if mended is None:
+        return False
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, mended, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
 
 
 def _aside(directory: Path, problem: Problem) -> Path:
