@@ -15,7 +15,7 @@ from ignis.storage import open_store
 from ignis.storage.base import Claim, Fence, FireResult, Owner, Process, Store, Transfer
 from ignis.storage.engine import catalogue, moving
 from ignis.storage.engine.catalogue import MOST_SHARDS
-from ignis.storage.engine.keys import epoch_key
+from ignis.storage.engine.keys import epoch_key, read_fence
 from ignis.storage.purging import PURGE_BATCH
 from ignis.storage.together import Write
 
@@ -170,7 +170,7 @@ def test_an_old_leader_that_was_overtaken_between_look_and_write(
     magazines.load("m", [(0, batch("a", "b"))], None)
     magazines.fire("m", 2, "me")
     old = Fence("sweeper", store.locks.next_epoch("sweeper"))
-    real = moving.read_fence
+    real = read_fence
     overtaken: list[int] = []
 
     def stopped(*args: object) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,11 +34,11 @@ def test_long_enough_and_not_much_longer(remember_s: float) -> None:
     assert len(hours) <= 26 if remember_s <= 5_000 else len(hours) <= 3 + 24 * HOUR_MS // max(1, int(remember_s * 500))
 
 
-def load(store: object, first: int, count: int, remember_s: float) -> int:
+def load(store: Any, first: int, count: int, remember_s: float) -> int:
     batch = PackedBatch.pack(
         [encode_record(b"m", id=number.to_bytes(16, "big")) for number in range(first, first + count)]
     )
-    return store.magazines.load_once("m", [(0, batch)], None, remember_s)[0].loaded  # type: ignore[attr-defined]
+    return int(store.magazines.load_once("m", [(0, batch)], None, remember_s)[0].loaded)
 
 
 @pytest.mark.parametrize(("scheme", "module"), STORES)
@@ -47,7 +48,8 @@ def test_what_is_over_is_forgotten_and_removed(
     clock = [float(NOW_MS // 1000)]
     monkeypatch.setattr(module, "_FORGOTTEN_AT_ONCE", 60)
     with open_store(f"{scheme}://{tmp_path}/store") as store:
-        store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
+        any_store: Any = store
+        any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
         assert load(store, 0, 100, 3_600) == 100
         assert load(store, 0, 100, 30 * 86_400) == 0
@@ -68,13 +70,14 @@ def test_the_hour_may_pass_before_the_lock_is_there(
     """The keys are made before the transaction begins; what it stores is what it would have made itself."""
     clock = [float(NOW_MS // 1000)]
     with open_store(f"{scheme}://{tmp_path}/store") as store:
-        store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
+        any_store: Any = store
+        any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
         real = module.id_keys
 
         def later(*args: object) -> object:
             clock[0] += 3_600
-            return real(*args)  # type: ignore[arg-type]
+            return real(*args)
 
         monkeypatch.setattr(module, "id_keys", later)
         assert load(store, 0, 100, 7_200) == 100

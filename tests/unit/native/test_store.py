@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -175,9 +176,9 @@ def test_a_batch_is_sealed_by_a_load_that_succeeds(log: Log, number: int) -> Non
     one = batch("a")
     with pytest.raises(NoShardError):
         log.load(number, [(0, one), (4, batch("b"))], durable=False)
-    assert not one.sealed, "it stays as it was"
+    before = one.sealed
     assert log.load(number, [(0, one)], durable=False) == [1]
-    assert one.sealed
+    assert (before, one.sealed) == (False, True), "until then it stays as it was"
     assert texts(one.records()) == ["a"]
     with pytest.raises(ValueError, match="sealed"):
         log.load(number, [(0, one)], durable=False)
@@ -385,7 +386,11 @@ def test_a_wait_ends_with_a_load_a_wake_and_its_time(log: Log, number: int) -> N
     began = time.monotonic()
     assert log.wait(number, seen, 0.15) == seen
     assert 0.14 < time.monotonic() - began < 5
-    for call in (lambda: log.load(number, [(0, batch("a"))], durable=False), lambda: log.wake(number)):
+    calls: list[Callable[[], object]] = [
+        lambda: log.load(number, [(0, batch("a"))], durable=False),
+        lambda: log.wake(number),
+    ]
+    for call in calls:
         found: list[int] = []
         seen = log.wait(number, -1, 0)
         thread = threading.Thread(target=lambda: found.append(log.wait(number, seen, 20)))  # noqa: B023
@@ -427,3 +432,74 @@ def test_threads_over_one_log(log: Log, number: int) -> None:
         thread.join(40)
     assert failed == []
     assert len(taken) == len(set(taken)) == 240
+
+
+# -- odd callers
+
+
+class Fleeting(Sequence[tuple[int, PackedBatch]]):
+    """Makes what it is asked for anew each time, so that nobody but the call holds it."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, index: object) -> tuple[int, PackedBatch]:  # type: ignore[override]
+        if not isinstance(index, int) or index >= 200:
+            raise IndexError(index)
+        return index % 4, batch(f"{index}" * 100)
+
+
+def test_batches_that_nobody_else_holds(log: Log, number: int) -> None:
+    firsts = log.load(number, Fleeting(), durable=True)
+    assert firsts is not None
+    assert len(firsts) == 200
+    found = [text for _, _, many in fired(log, number, 200) for text in many]
+    assert sorted(found) == sorted(f"{n}" * 100 for n in range(200))
+
+
+@pytest.mark.parametrize("given", [[(0, b"no batch")], [(0,)], [(0.5, None)], [], None, [("0", None)]])
+def test_what_is_no_batch(log: Log, number: int, given: object) -> None:
+    sound = batch("a")
+    with pytest.raises((TypeError, ValueError)):
+        log.load(number, [(0, sound), *given] if given else given, durable=False)  # type: ignore[misc, arg-type]
+    assert not sound.sealed
+    assert log.figures()["living_records"] == 0
+
+
+def test_only_a_child_abandons(log: Log) -> None:
+    with pytest.raises(RuntimeError, match="close it"):
+        log.abandon()
+    assert log.get_key(b"a") is None
+
+
+def test_a_close_beside_calls_in_flight(tmp_path: Path) -> None:
+    """What is in flight ends as it would have; nothing begins after it."""
+    log = Log(str(tmp_path), segment_bytes=SMALL)
+    number = log.declare("m", 1, 0)
+    assert number is not None
+    ended: list[type[BaseException]] = []
+
+    def work() -> None:
+        try:
+            while True:
+                log.load(number, [(0, batch("a"))], durable=True)
+                log.fire(number, 1, ME, 1)
+        except BaseException as exc:
+            ended.append(type(exc))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    log.close()
+    for thread in threads:
+        thread.join(20)
+    assert ended == [ClosedError] * 4
+
+
+def test_a_mark_and_a_log_are_not_made_or_copied(log: Log) -> None:
+    with pytest.raises(TypeError):
+        Mark()
+    for one in (log, log.mark()):
+        with pytest.raises(TypeError):
+            pickle.dumps(one)
