@@ -176,4 +176,30 @@ int ign_store_maintain(ign_store *store);
 int ign_store_checkpoint(ign_store *store);
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures);
 
+/* Offline: every file and every checksum. Each finding is told, good ones too; a result below 0 says that the check itself could not go
+ * on (IGN_E_BUSY: somebody has the store open; IGN_E_VERSION: files of another version). Nothing is written. */
+typedef enum ign_store_finding_kind {
+    IGN_FOUND_SEGMENT,            /* entries, bytes of them, damaged bytes among them */
+    IGN_FOUND_DAMAGE,             /* `bytes` at `offset` of the file, from `position` of the log on, are no entries */
+    IGN_FOUND_UNREADABLE,         /* ... and the disk refused to read some of them */
+    IGN_FOUND_NO_HEADER,          /* a segment whose header cannot be read: it counts as not there */
+    IGN_FOUND_MISSING,            /* `bytes` of the log from `position` on are in no segment */
+    IGN_FOUND_CHECKPOINT,
+    IGN_FOUND_CHECKPOINT_DAMAGED, /* it is not used; the one before is */
+    IGN_FOUND_NO_BEGINNING,       /* the store does not open: no checkpoint is whole, and the log before is gone, or files of two stores */
+    IGN_FOUND_CONTROL,
+    IGN_FOUND_LEFT_OVER,          /* a file that the next opening removes */
+    IGN_FOUND_SET_ASIDE,          /* a copy of what was damaged, which nobody reads */
+    IGN_FOUND_FOREIGN,            /* no file of a store */
+} ign_store_finding_kind;
+
+typedef struct ign_store_finding {
+    ign_store_finding_kind kind;
+    const char *file; /* its name; "" for what is in none */
+    uint64_t generation, position, offset, bytes, entries, damaged;
+} ign_store_finding;
+
+typedef void ign_store_check_fn(void *arg, const ign_store_finding *finding);
+int ign_store_check(ign_store_io *io, ign_store_check_fn *each, void *arg);
+
 #endif

@@ -148,6 +148,7 @@ typedef struct ign_chain {
 int ign_chain_read(ign_store *store, ign_chain *chain);
 void ign_chain_free(ign_chain *chain);
 const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position);
+uint64_t ign_chain_next(const ign_chain *chain, uint64_t position); /* where the next segment behind begins; ~0: nowhere */
 /* Looks at the log from `position` on: where it ends, and up to where it was known to be flushed. */
 int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end);
 /* Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
@@ -164,6 +165,9 @@ int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t positio
 
 /* Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
 int ign_store_remove_dead(ign_store *store);
+
+/* ignis_store_check.c: a damaged part of the log is copied into a file of its own, if that is possible. */
+void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from, uint64_t to);
 
 /* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may. IGN_OK | IGN_EMPTY. */
 int ign_store_compact(ign_store *store, const ign_store_figures *figures);

@@ -632,6 +632,130 @@ static void strays(void)
     store_dir_close(io);
 }
 
+/* -- maintenance, and the check --------------------------------------------------------------------------------------------- */
+
+/* While one store maintains, another does not, but for one that is dead or seems to be stopped. */
+static void one_maintains(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store_options options = small;
+    options.stopped_after_ns = 10000000;
+    ign_store *store = open_with(io, &options), *other = open_with(other_io, &options);
+    uint32_t m = declare(store, "m", 1);
+    for (int round = 0; round < 2; round++) {
+        for (uint64_t i = 0; i < 100; i++)
+            CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+        ign_generation *g;
+        CHECK_EQ(ign_store_enter(other, &g), IGN_OK);
+        atomic_store(&g->ctl.head->maintaining, g->word);
+        ign_store_leave(other, g);
+        unsigned before = names_with(io, "checkpoint-");
+        CHECK_EQ(ign_store_maintain(store), IGN_EMPTY);
+        CHECK_EQ(names_with(io, "checkpoint-"), before);
+        if (round == 0) {
+            struct timespec moment = {.tv_nsec = 400000000};
+            nanosleep(&moment, NULL);
+        } else {
+            int file;
+            char name[IGN_STORE_NAME_MAX];
+            ign_store_file_name(name, "tmp-checkpoint", 1, 7); /* what it was about to make */
+            CHECK_EQ(io->open(io, name, true, &file), 0);
+            io->close(io, file);
+            ign_store_close(other);
+        }
+        CHECK_EQ(ign_store_maintain(store), IGN_OK);
+        CHECK_EQ(names_with(io, "checkpoint-"), before + 1);
+    }
+    CHECK_EQ(names_with(io, "tmp-checkpoint-"), 0);
+    ign_store_close(store);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
+typedef struct findings {
+    unsigned of[IGN_FOUND_FOREIGN + 1];
+    ign_store_finding damage;
+    uint64_t entries;
+} findings;
+
+static void note_finding(void *arg, const ign_store_finding *finding)
+{
+    findings *f = arg;
+    f->of[finding->kind]++;
+    f->entries += finding->entries;
+    if (finding->kind == IGN_FOUND_DAMAGE)
+        f->damage = *finding;
+}
+
+static void flip(ign_store_io *io, const char *name, uint64_t at)
+{
+    int file;
+    uint8_t byte;
+    CHECK_EQ(io->open(io, name, false, &file), 0);
+    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
+    byte ^= 0x20;
+    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
+    io->close(io, file);
+}
+
+static void checked(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_store_mark mark;
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+    CHECK(ign_store_mark_now(store, &mark) == IGN_OK && ign_store_flush(store, &mark, true) == IGN_OK);
+    findings f = {.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_E_BUSY);
+    ign_slice slices[2];
+    uint32_t count;
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, 40, slices, 2, &count), IGN_OK);
+    ign_store_close(store);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_DAMAGE] == 0 && f.of[IGN_FOUND_SEGMENT] == 3 && f.of[IGN_FOUND_CONTROL] == 1 && f.of[IGN_FOUND_MISSING] == 0);
+    CHECK_EQ(f.entries, 102); /* the beginning, the declaration, the loads */
+    char name[IGN_STORE_NAME_MAX], aside[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, slices[0].generation, slices[0].number);
+    flip(io, name, slices[0].file_offset + 9);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_DAMAGE] == 1 && f.entries == 101);
+    CHECK(f.damage.position == slices[0].position && f.damage.offset == slices[0].file_offset - slices[0].offset);
+    CHECK(f.damage.bytes >= slices[0].bytes && f.damage.bytes < slices[0].bytes + 100);
+    CHECK_EQ(names_with(io, "damaged-"), 0);
+    store = open_with(io, &small); /* passes over it, and keeps a copy */
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.living_records == 99 * 40 && figures.damaged_bytes == f.damage.bytes);
+    ign_store_close(store);
+    store = open_with(io, &small);
+    ign_store_close(store);
+    CHECK_EQ(names_with(io, "damaged-"), 1);
+    ign_store_file_name(aside, "damaged", slices[0].generation, f.damage.position);
+    int file, log;
+    uint8_t copy[1 << 12], was[1 << 12];
+    uint64_t size;
+    CHECK_EQ(io->open(io, aside, false, &file), 0);
+    CHECK_EQ(io->open(io, name, false, &log), 0);
+    CHECK(io->size(io, file, &size) == 0 && size == f.damage.bytes && size <= sizeof copy);
+    CHECK(io->read(io, file, copy, (size_t)size, 0) == 0 && io->read(io, log, was, (size_t)size, f.damage.offset) == 0);
+    CHECK(memcmp(copy, was, (size_t)size) == 0);
+    io->close(io, file);
+    io->close(io, log);
+    /* A segment in the middle without its header. */
+    ign_segment_name(name, slices[0].generation, slices[0].number + 1);
+    flip(io, name, 9);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_NO_HEADER] == 1 && f.of[IGN_FOUND_SET_ASIDE] == 1);
+    CHECK(f.of[IGN_FOUND_MISSING] + f.of[IGN_FOUND_DAMAGE] >= 1);
+    store_dir_close(io);
+}
+
 static void in_a_child(void)
 {
     ign_store_io *io = store_dir_open();
@@ -678,5 +802,7 @@ MAIN("store_calls", {
     RUN(ids_alike);
     RUN(full_disk);
     RUN(strays);
+    RUN(one_maintains);
+    RUN(checked);
     RUN(in_a_child);
 })

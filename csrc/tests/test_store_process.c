@@ -18,7 +18,7 @@ typedef struct told {
     _Atomic uint8_t retiring[IDS]; /* it was claimed, and is being retired */
     _Atomic uint32_t claims[IDS];
     _Atomic uint32_t rounds[WORKERS];
-    _Atomic uint32_t failed;
+    _Atomic uint32_t failed, done; /* `done`: workers that had no more to do */
 } told;
 
 static const ign_store_options options = {.segment_bytes = 1 << 18, .control_reserve = 1 << 26, .stopped_after_ns = 100000000,
@@ -80,11 +80,13 @@ static void live(int worker, uint64_t first_id)
     }
     ign_store_close(store);
     ign_store_io_close(io);
+    atomic_fetch_or(&shared->done, 1u << worker);
     _exit(0);
 }
 
 static pid_t start(int worker, int life)
 {
+    atomic_fetch_and(&shared->done, ~(1u << worker));
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0)
@@ -101,7 +103,7 @@ static void others_go_on(int worker, const bool *running)
     for (int wait = 0; wait < 20000; wait++) {
         bool any = false;
         for (int i = 0; i < WORKERS; i++) {
-            if (i == worker || !running[i])
+            if (i == worker || !running[i] || (atomic_load(&shared->done) >> i & 1) != 0)
                 continue;
             any = true;
             if (atomic_load(&shared->rounds[i]) > before[i] + 2)

@@ -40,17 +40,16 @@ cdef struct Parts:
     ign_store_part *parts
     ign_store_part few[4]
     Py_ssize_t count
-    Py_ssize_t held         # so many batches are marked
     bint loaded
 
 
-cdef int parts_open(Parts *parts, object batches) except -1:
+cdef list parts_open(Parts *parts, object batches):
     """Takes (shard, batch) pairs and keeps the batches from being changed until `parts_close`, which is due after it unless it
-    raises."""
+    raises. Returns the batches: whoever holds them keeps their memory, whatever becomes of the argument."""
     cdef PackedBatch batch
-    cdef Py_ssize_t i
-    parts.count = len(batches)
-    parts.held = 0
+    cdef Py_ssize_t i, shard
+    cdef list asked = list(batches), held = []
+    parts.count = len(asked)
     parts.loaded = False
     parts.parts = parts.few
     if not 0 < parts.count <= MOST_PARTS:
@@ -61,34 +60,31 @@ cdef int parts_open(Parts *parts, object batches) except -1:
             raise MemoryError("load")
     try:
         for i in range(parts.count):
-            shard, given = batches[i]
-            batch = given
-            number = shard
-            if not 0 <= number <= 0xFFFF:
+            number, given = asked[i]
+            batch = <PackedBatch?>given
+            shard = small_index(number)
+            if not 0 <= shard <= 0xFFFF:
                 raise NoShardError(f"shard {number}")
             batch._to_change()
             batch._finish()
             batch._sealed = True    # before the work, so that a second thread is refused
             batch._sealing = True
-            parts.held = i + 1
-            parts.parts[i].shard = <uint16_t>number
+            held.append(batch)
+            parts.parts[i].shard = <uint16_t>shard
             parts.parts[i].batch = batch._segment
             parts.parts[i].bytes = <uint32_t>batch._nbytes
             parts.parts[i].first = 0
     except BaseException:
-        parts_close(parts, batches)
+        parts_close(parts, held)
         raise
-    return 0
+    return held
 
 
-cdef int parts_close(Parts *parts, object batches) except -1:
+cdef int parts_close(Parts *parts, list held) except -1:
     cdef PackedBatch batch
-    cdef Py_ssize_t i
-    for i in range(parts.held):
-        batch = batches[i][1]
+    for batch in held:
         batch._sealing = False
         batch._sealed = parts.loaded
-    parts.held = 0
     if parts.parts != parts.few:
         free(parts.parts)
         parts.parts = parts.few

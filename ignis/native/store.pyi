@@ -4,12 +4,14 @@ from typing import Any, final
 from ignis.native import PackedBatch
 
 ANY: Any
+DEFAULT_TIMEOUT_S: float
 
 class NoShardError(ValueError): ...
 class FenceError(Exception): ...
 
 @final
 class Mark:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
     @property
     def generation(self) -> int: ...
     @property
@@ -20,8 +22,8 @@ class Log:
     directory: str
     max_bytes: int
     busy_after_s: float
-    def __init__(
-        self,
+    def __new__(
+        cls,
         directory: str,
         *,
         max_bytes: int = 0,
@@ -31,7 +33,7 @@ class Log:
         arena_bytes: int = 0,
         control_reserve: int = 0,
         checkpoint_bytes: int = 0,
-    ) -> None: ...
+    ) -> Log: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
     def flush(self, mark: Mark | None = None, *, refuse: bool = True) -> None: ...

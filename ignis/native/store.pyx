@@ -267,6 +267,8 @@ cdef class Log:
     def abandon(self) -> None:
         """In a child of ``fork()``: lets go of the descriptors and mappings that were inherited. Idempotent."""
         cdef ign_store *store = self._store
+        if self._forks == ign_fork_generation():
+            raise RuntimeError(f"store: {self.directory} was opened by this very process: close it")
         self._closing = True
         self._store = NULL
         if store != NULL:
@@ -480,7 +482,7 @@ cdef class Log:
         call_begin(&call, at_once, durable)
         if fence is not None:
             held = fenced(&call, &change, fence)  # keeps its bytes alive
-        parts_open(&parts, batches)
+        cdef list packed = parts_open(&parts, batches)
         try:
             self._enter()
             with nogil:
@@ -495,7 +497,7 @@ cdef class Log:
                 return None
             return [parts.parts[i].first for i in range(parts.count)]
         finally:
-            parts_close(&parts, batches)
+            parts_close(&parts, packed)
 
     def known_ids(self, uint32_t number, bytes ids not None, uint32_t hour_now) -> bytes:
         """Of ids of 16 bytes each, one behind the other: a byte each, 1 for those that were loaded and are remembered."""
@@ -520,7 +522,7 @@ cdef class Log:
         cdef uint32_t count = id_count(ids)
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(ids)
         call_begin(&call, False, durable)
-        parts_open(&parts, batches)
+        cdef list packed = parts_open(&parts, batches)
         try:
             self._enter()
             with nogil:
@@ -534,7 +536,7 @@ cdef class Log:
             self._checked(call.rc)
             return [parts.parts[i].first for i in range(parts.count)]
         finally:
-            parts_close(&parts, batches)
+            parts_close(&parts, packed)
 
     def forget_ids(self, uint32_t number, uint32_t hour_now, uint32_t limit) -> bool:
         """Removes about so many ids whose hour is here. False: there are none."""
@@ -658,7 +660,7 @@ cdef class Log:
         call_begin(&call, False, durable)
         if fence is not None:
             held = fenced(&call, &change, fence)  # keeps its bytes alive
-        parts_open(&parts, batches)
+        cdef list packed = parts_open(&parts, batches)
         runs.runs = NULL
         try:
             runs_open(&runs, pointers)
@@ -673,7 +675,7 @@ cdef class Log:
             return self._checked(call.rc) == IGN_OK
         finally:
             free(runs.runs)
-            parts_close(&parts, batches)
+            parts_close(&parts, packed)
 
     # -- claims
 

@@ -43,7 +43,7 @@ class Claims:
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
-        self._clock = store.directory.clock
+        self._directory = store.directory
         self._owners = store.directory.owners
 
     @staticmethod
@@ -81,7 +81,7 @@ class Claims:
 
     def renew(self, found: Magazine, owner: str) -> None:
         """Gives all of the owner's claims a new time."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._directory.clock.now_ms()
         stored = [one for one in found.log.owners(found.number) if owner_text(one.decode()) == owner]
         if not stored:
             return
@@ -101,7 +101,7 @@ class Claims:
         for shard, claims in mine.items():
             for stored, runs in claims.items():
                 by_owner.setdefault(stored, {})[shard] = Runs(runs)
-        now_ms = self._clock.now_ms()
+        now_ms = self._directory.clock.now_ms()
         next_owner = None if to_owner is None else self._store.stored_owner(to_owner).encode()
         for stored, named in by_owner.items():
             found.log.renew(found.number, named, stored, next_owner, now_ms)
@@ -150,7 +150,7 @@ class Claims:
         self, found: Magazine, shard: int, fired_before_ms: int, limit: int, dead_owners: bool, owner: str | None
     ) -> list[Abandoned]:
         """See `MagazineStore.abandoned`."""
-        ahead_ms = self._clock.ahead_ms()
+        ahead_ms = self._directory.clock.ahead_ms()
         before_ms = fired_before_ms + ahead_ms if fired_before_ms else 0
         rows: list[Abandoned] = []
         dead: dict[bytes, bool] = {}

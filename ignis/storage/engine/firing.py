@@ -23,7 +23,7 @@ class Firing:
     """Of one store. Thread-safe."""
 
     def __init__(self, store: EmbeddedStore) -> None:
-        self._clock = store.directory.clock
+        self._directory = store.directory
         self._owner = store.owner
         self._rotation: dict[str, int] = {}
 
@@ -51,7 +51,7 @@ class Firing:
         """See `MagazineStore.fire`. What has expired is retired on the way."""
         log, number = found.log, found.number
         order = self.order(found, shards)
-        now_ms = self._clock.now_ms()
+        now_ms = self._directory.clock.now_ms()
         size = min(max(max_bytes, 0), _ANY_SIZE)
         pieces, expired, more, _ = log.fire(
             number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
@@ -83,7 +83,7 @@ class Firing:
     def claim(self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None) -> tuple[list[Run], int]:
         """The runs that were claimed, and how many records had expired."""
         order = self.order(found, shards)
-        now_ms = self._clock.now_ms()
+        now_ms = self._directory.clock.now_ms()
         runs: list[Run] = []
         count = 0
         while True:
@@ -100,7 +100,7 @@ class Firing:
 
     def expire(self, found: Magazine, limit: int) -> int:
         """See `MagazineStore.expire`."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._directory.clock.now_ms()
         _, expired, _, _ = found.log.fire(found.number, 0, self._owner.encode(), now_ms)
         return self._retire(found, expired, now_ms, limit)
 
