@@ -240,7 +240,7 @@ def diskerrors_command(rounds: int, seed: int | None, time_limit: float, short: 
         lambda kind=kind: diskerrors.diskerrors(  # type: ignore[misc]
             run.of(2 if short else 50), run.rng(f"diskerrors/{kind}"), kind=kind, deadline=run.deadline
         )
-        for kind in (("xfs",) if short else ("xfs", "ext4"))
+        for kind in ("xfs",)
     )
 
 
