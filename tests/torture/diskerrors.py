@@ -4,6 +4,9 @@ The image lies in a small tmpfs. Once that is full, whatever the file system wri
 written before fails, behind the back of who had been told that there is room: the flush reports it, once. What the
 file system keeps of its own was written when it was made. Writers go on trying, as careless callers would: what was
 refused must not be found, what is acknowledged, later too, must be. In half of the rounds the power fails at the end.
+
+On ext4 the first write to fail is one of its journal's, and then fdatasync says 0 to whoever comes second, for a plain file
+too: nothing that a store does can mend that, so the programme does not judge it there.
 """
 
 from __future__ import annotations
