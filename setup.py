@@ -23,8 +23,7 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
 HEADERS = [f"csrc/{name}" for name in sorted(os.listdir(HERE / "csrc")) if name.endswith(".h")]
-# The engine of the embedded store is linked by no extension yet.
-CORE = [f"csrc/{name}" for name in sorted(os.listdir(HERE / "csrc")) if name.endswith(".c") and "_store" not in name]
+CORE = [f"csrc/{name}" for name in sorted(os.listdir(HERE / "csrc")) if name.endswith(".c")]
 MODULES = sorted(path.stem for path in (HERE / "ignis" / "native").glob("*.pyx"))
 JOBS = os.cpu_count() or 1
 

@@ -6,106 +6,6 @@
 
 #include <string.h>
 
-static uint64_t pad8(uint64_t bytes)
-{
-    return (bytes + 7) & ~(uint64_t)7;
-}
-
-/* Bytes at the end of a field that is filled up to a multiple of 8. */
-static uint8_t *put_padded(uint8_t *to, const void *from, uint64_t bytes)
-{
-    memcpy(to, from, (size_t)bytes);
-    memset(to + bytes, 0, (size_t)(pad8(bytes) - bytes));
-    return to + pad8(bytes);
-}
-
-static uint8_t *put_run(uint8_t *to, uint16_t shard, uint64_t first, uint64_t last)
-{
-    memset(to, 0, 8);
-    ign_put16(to, shard);
-    ign_put64(to + 8, first);
-    ign_put64(to + 16, last);
-    return to + IGN_RUN_BYTES;
-}
-
-/* -- loads ------------------------------------------------------------------------------------------------------------- */
-
-typedef struct load_call {
-    uint32_t magazine;
-    ign_store_part *parts;
-    uint16_t count;
-    bool reload;
-    uint64_t bytes;
-} load_call;
-
-static int check_parts(load_call *call)
-{
-    call->bytes = 8;
-    for (uint16_t i = 0; i < call->count; i++) {
-        ign_segment segment;
-        int rc = ign_segment_open(call->parts[i].batch, call->parts[i].bytes, &segment);
-        if (rc != IGN_OK)
-            return rc;
-        call->bytes += 16 + pad8(call->parts[i].bytes);
-    }
-    return call->bytes > IGN_ENTRY_MAX / 2 ? IGN_E_TOO_LARGE : IGN_OK;
-}
-
-/* The first pointers are drawn in the order of the parts. */
-static int put_parts(ign_generation *g, load_call *call, uint8_t *to)
-{
-    ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
-    if (magazine == NULL)
-        return IGN_E_UNKNOWN;
-    memset(to, 0, 8);
-    ign_put32(to, call->magazine);
-    ign_put16(to + 4, call->reload ? IGN_LOAD_RELOAD : 0);
-    ign_put16(to + 6, call->count);
-    to += 8;
-    for (uint16_t i = 0; i < call->count; i++) {
-        ign_store_part *part = &call->parts[i];
-        ign_shard *shard = ign_state_shard(&g->ctl, magazine, part->shard);
-        if (shard == NULL)
-            return IGN_E_INVALID;
-        uint64_t first = shard->load_pointer + 1;
-        for (uint16_t k = i; k-- > 0;)
-            if (call->parts[k].shard == part->shard) {
-                first = call->parts[k].first + ign_get32(call->parts[k].batch + 4);
-                break;
-            }
-        part->first = first;
-        memset(to, 0, 8);
-        ign_put16(to, part->shard);
-        ign_put32(to + 4, part->bytes);
-        ign_put64(to + 8, first);
-        put_padded(to + 16, part->batch, part->bytes);
-        ign_segment_seal(to + 16, call->magazine, part->shard, first);
-        to += 16 + pad8(part->bytes);
-    }
-    return IGN_OK;
-}
-
-static int build_load(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
-{
-    (void)store;
-    load_call *call = arg;
-    uint8_t *to;
-    *bytes = call->bytes;
-    int rc = ign_store_stage(g, call->bytes, &to);
-    return rc != IGN_OK ? rc : put_parts(g, call, to);
-}
-
-int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, ign_store_mark *mark)
-{
-    load_call call = {.magazine = magazine, .parts = parts, .count = count};
-    int rc = count == 0 ? IGN_E_INVALID : check_parts(&call);
-    if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_LOAD, build_load, &call, mark);
-    if (rc == IGN_OK)
-        ign_store_wake(store, magazine);
-    return rc;
-}
-
 /* -- claims ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct claim_call {
@@ -115,6 +15,7 @@ typedef struct claim_call {
     uint64_t max_bytes, ms;
     const char *owner;
     ign_slice *slices;
+    bool expired;
 } claim_call;
 
 static int build_claim(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
@@ -127,7 +28,9 @@ static int build_claim(ign_store *store, ign_generation *g, void *arg, uint64_t 
     if (shard == NULL)
         return IGN_E_INVALID;
     uint64_t first = 0, last = 0;
-    call->count = ign_state_next(&g->ctl, shard, call->limit, call->max_bytes, call->slices, call->room, &first, &last);
+    call->expired = false;
+    call->count = ign_state_next(&g->ctl, shard, call->limit, call->max_bytes, call->ms, call->slices, call->room, &first, &last,
+                                 &call->expired);
     if (call->count == 0)
         return IGN_EMPTY;
     /* What is claimed is read next: without a descriptor for it nothing is claimed. */
@@ -139,30 +42,65 @@ static int build_claim(ign_store *store, ign_generation *g, void *arg, uint64_t 
             return rc;
         ign_store_drop_file(store, file);
     }
-    size_t owner_bytes = strlen(call->owner);
     uint8_t *to;
-    *bytes = 24 + pad8(owner_bytes) + IGN_RUN_BYTES;
+    *bytes = ign_claim_bytes(call->owner, 1);
     int rc = ign_store_stage(g, *bytes, &to);
-    if (rc != IGN_OK)
-        return rc;
-    memset(to, 0, 24);
-    ign_put32(to, call->magazine);
-    ign_put16(to + 4, (uint16_t)owner_bytes);
-    ign_put64(to + 8, call->ms);
-    ign_put32(to + 16, 1);
-    put_run(put_padded(to + 24, call->owner, owner_bytes), call->shard, first, last);
-    return IGN_OK;
+    if (rc == IGN_OK)
+        ign_put_run(ign_claim_put(to, call->magazine, call->owner, call->ms, 1), call->shard, first, last);
+    return rc;
 }
 
 int ign_store_claim(ign_store *store, uint32_t magazine, uint16_t shard, uint32_t limit, uint64_t max_bytes, const char *owner,
-                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, ign_store_mark *mark)
+                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, bool *expired, const ign_store_how *how,
+                    ign_store_mark *mark)
 {
     claim_call call = {.magazine = magazine, .shard = shard, .limit = limit, .room = room, .max_bytes = max_bytes, .ms = ms,
                        .owner = owner, .slices = slices};
-    if (limit == 0 || room == 0 || max_bytes == 0 || owner[0] == 0 || strlen(owner) > UINT16_MAX)
+    if (limit == 0 || room == 0 || max_bytes == 0 || !ign_owner_fits(owner))
         return IGN_E_INVALID;
-    int rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_claim, &call, mark);
+    int rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_claim, &call, how, mark);
     *count = rc == IGN_OK ? call.count : 0;
+    *expired = call.expired;
+    return rc;
+}
+
+typedef struct expire_call {
+    uint32_t magazine;
+    uint16_t shard;
+    uint64_t ms, limit, expired;
+} expire_call;
+
+static int build_expire(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
+{
+    (void)store;
+    expire_call *call = arg;
+    ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
+    if (magazine == NULL)
+        return IGN_E_UNKNOWN;
+    ign_shard *shard = ign_state_shard(&g->ctl, magazine, call->shard);
+    if (shard == NULL)
+        return IGN_E_INVALID;
+    uint64_t last = 0;
+    call->expired = ign_state_expired(&g->ctl, shard, call->ms, call->limit, &last);
+    if (call->expired == 0)
+        return IGN_EMPTY;
+    uint8_t *to;
+    *bytes = 8 + IGN_RUN_BYTES;
+    int rc = ign_store_stage(g, *bytes, &to);
+    if (rc != IGN_OK)
+        return rc;
+    memset(to, 0, 8);
+    ign_put32(to, call->magazine);
+    ign_put_run(to + 8, call->shard, shard->fire_pointer + 1, last);
+    return IGN_OK;
+}
+
+int ign_store_expire(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t ms, uint64_t limit, uint64_t *expired,
+                     const ign_store_how *how, ign_store_mark *mark)
+{
+    expire_call call = {.magazine = magazine, .shard = shard, .ms = ms, .limit = limit};
+    int rc = ign_store_commit(store, IGN_ENTRY_EXPIRE, build_expire, &call, how, mark);
+    *expired = rc == IGN_OK ? call.expired : 0;
     return rc;
 }
 
@@ -171,12 +109,22 @@ int ign_store_claim(ign_store *store, uint32_t magazine, uint16_t shard, uint32_
 typedef struct run_call {
     uint32_t magazine, count;
     const ign_store_run *runs;
-    uint64_t retired;
-    bool all; /* or nothing */
-    load_call load;
+    uint64_t retired, retired_bytes;
+    uint32_t kept; /* runs that name anything that may go */
+    bool waiting_only;
+    ign_load_call load;
     const char *owner, *next;
     uint64_t ms;
 } run_call;
+
+/* Where the part of a run begins that may be retired; behind its end: there is none. */
+static uint64_t begin_of(const run_call *call, const ign_shard *shard, const ign_store_run *run)
+{
+#ifdef IGN_MUTANT_RETIRE_CLAIMED
+    return run->first;
+#endif
+    return call->waiting_only && run->first <= shard->fire_pointer ? shard->fire_pointer + 1 : run->first;
+}
 
 /* How many of the runs' records live; counts of it are what the entry will retire. */
 static int count_runs(ign_generation *g, run_call *call, uint64_t *named)
@@ -184,33 +132,46 @@ static int count_runs(ign_generation *g, run_call *call, uint64_t *named)
     ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
     if (magazine == NULL)
         return IGN_E_UNKNOWN;
-    call->retired = *named = 0;
+    call->retired = call->retired_bytes = *named = 0;
+    call->kept = 0;
     for (uint32_t i = 0; i < call->count; i++) {
         const ign_store_run *run = &call->runs[i];
         ign_shard *shard = ign_state_shard(&g->ctl, magazine, run->shard);
         if (shard == NULL || run->first == 0 || run->last < run->first || (i > 0 && run->shard == run[-1].shard && run->first <= run[-1].last))
             return IGN_E_INVALID; /* in order, so that nothing is counted twice */
+        uint64_t first = begin_of(call, shard, run);
+        if (first > run->last)
+            continue;
         ign_cursor at;
-        *named += run->last - run->first + 1;
-        for (ign_item *e = ign_seq_find(&g->ctl, &shard->extents, run->first, &at); e != NULL && e->first <= run->last;
-             e = ign_seq_next(&g->ctl, &shard->extents, &at))
-            call->retired += ign_extent_living(&g->ctl, e, run->first, run->last);
+        call->kept++;
+        *named += run->last - first + 1;
+        for (ign_item *e = ign_seq_find(&g->ctl, &shard->extents, first, &at); e != NULL && e->first <= run->last;
+             e = ign_seq_next(&g->ctl, &shard->extents, &at)) {
+            uint64_t living = ign_extent_living(&g->ctl, e, first, run->last);
+            call->retired += living;
+            call->retired_bytes += (e->word[3] & UINT32_MAX) * living / IGN_ITEM_SPAN(e);
+        }
     }
     return IGN_OK;
 }
 
 static uint64_t retire_bytes(const run_call *call)
 {
-    return 8 + (uint64_t)call->count * IGN_RUN_BYTES;
+    return 8 + (uint64_t)call->kept * IGN_RUN_BYTES;
 }
 
-static void put_retire(const run_call *call, uint8_t *to)
+static void put_retire(ign_generation *g, const run_call *call, uint8_t *to)
 {
+    const ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
     ign_put32(to, call->magazine);
-    ign_put32(to + 4, call->count);
+    ign_put32(to + 4, call->kept);
     to += 8;
-    for (uint32_t i = 0; i < call->count; i++)
-        to = put_run(to, call->runs[i].shard, call->runs[i].first, call->runs[i].last);
+    for (uint32_t i = 0; i < call->count; i++) {
+        const ign_store_run *run = &call->runs[i];
+        uint64_t first = begin_of(call, ign_state_shard(&g->ctl, magazine, run->shard), run);
+        if (first <= run->last)
+            to = ign_put_run(to, run->shard, first, run->last);
+    }
 }
 
 static int build_retire(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
@@ -225,15 +186,15 @@ static int build_retire(ign_store *store, ign_generation *g, void *arg, uint64_t
     *bytes = retire_bytes(call);
     rc = ign_store_stage(g, *bytes, &to);
     if (rc == IGN_OK)
-        put_retire(call, to);
+        put_retire(g, call, to);
     return rc;
 }
 
-int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, uint64_t *retired,
-                     ign_store_mark *mark)
+int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, bool waiting_only,
+                     uint64_t *retired, const ign_store_how *how, ign_store_mark *mark)
 {
-    run_call call = {.magazine = magazine, .runs = runs, .count = count};
-    int rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_retire, &call, mark);
+    run_call call = {.magazine = magazine, .runs = runs, .count = count, .waiting_only = waiting_only};
+    int rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_retire, &call, how, mark);
     *retired = rc == IGN_OK ? call.retired : 0;
     if (rc != IGN_EMPTY)
         return rc;
@@ -242,7 +203,6 @@ int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *r
 
 static int build_transfer(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
-    (void)store;
     run_call *call = arg;
     uint64_t named;
     uint8_t *to;
@@ -250,23 +210,25 @@ static int build_transfer(ign_store *store, ign_generation *g, void *arg, uint64
     if (rc != IGN_OK || call->retired != named)
         return rc != IGN_OK ? rc : IGN_EMPTY;
     *bytes = 8 + call->load.bytes + retire_bytes(call);
-    rc = ign_store_stage(g, *bytes, &to);
+    rc = ign_load_fits(store, g, &call->load, call->retired_bytes);
+    if (rc == IGN_OK)
+        rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
         return rc;
     memset(to, 0, 8);
     ign_put32(to, (uint32_t)call->load.bytes);
-    put_retire(call, to + 8 + call->load.bytes);
-    return put_parts(g, &call->load, to + 8);
+    put_retire(g, call, to + 8 + call->load.bytes);
+    return ign_load_put(g, &call->load, to + 8);
 }
 
 int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target,
-                       ign_store_part *parts, uint16_t part_count, bool reload, ign_store_mark *mark)
+                       ign_store_part *parts, uint16_t part_count, bool reload, const ign_store_how *how, ign_store_mark *mark)
 {
     run_call call = {.magazine = source, .runs = runs, .count = count,
                      .load = {.magazine = target, .parts = parts, .count = part_count, .reload = reload}};
-    int rc = count == 0 || part_count == 0 || (reload && source != target) ? IGN_E_INVALID : check_parts(&call.load);
+    int rc = count == 0 || part_count == 0 || (reload && source != target) ? IGN_E_INVALID : ign_load_check(&call.load);
     if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, mark);
+        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, target);
     return rc;
@@ -282,7 +244,7 @@ static int build_renew(ign_store *store, ign_generation *g, void *arg, uint64_t 
     size_t owner_bytes = strlen(call->owner), next_bytes = call->next == NULL ? 0 : strlen(call->next);
     if (rc == IGN_OK && ign_map_find(&g->ctl, IGN_KEY_OWNER, call->owner, (uint32_t)owner_bytes) == 0)
         rc = IGN_EMPTY;
-    *bytes = 24 + pad8(owner_bytes) + pad8(next_bytes) + (uint64_t)call->count * IGN_RUN_BYTES;
+    *bytes = 24 + ign_pad8(owner_bytes) + ign_pad8(next_bytes) + (uint64_t)call->count * IGN_RUN_BYTES;
     if (rc == IGN_OK)
         rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
@@ -293,20 +255,20 @@ static int build_renew(ign_store *store, ign_generation *g, void *arg, uint64_t 
     ign_put16(to + 6, (uint16_t)next_bytes);
     ign_put64(to + 8, call->ms);
     ign_put32(to + 16, call->count);
-    to = put_padded(to + 24, call->owner, owner_bytes);
-    to = next_bytes == 0 ? to : put_padded(to, call->next, next_bytes);
+    to = ign_put_padded(to + 24, call->owner, owner_bytes);
+    to = next_bytes == 0 ? to : ign_put_padded(to, call->next, next_bytes);
     for (uint32_t i = 0; i < call->count; i++)
-        to = put_run(to, call->runs[i].shard, call->runs[i].first, call->runs[i].last);
+        to = ign_put_run(to, call->runs[i].shard, call->runs[i].first, call->runs[i].last);
     return IGN_OK;
 }
 
 int ign_store_renew(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, const char *owner,
-                    const char *next_owner, uint64_t ms, ign_store_mark *mark)
+                    const char *next_owner, uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
 {
     run_call call = {.magazine = magazine, .runs = runs, .count = count, .owner = owner, .next = next_owner, .ms = ms};
-    if (owner[0] == 0 || strlen(owner) > UINT16_MAX || (next_owner != NULL && strlen(next_owner) > UINT16_MAX))
+    if (!ign_owner_fits(owner) || (next_owner != NULL && !ign_owner_fits(next_owner)))
         return IGN_E_INVALID;
-    return ign_store_commit(store, IGN_ENTRY_RENEW, build_renew, &call, mark);
+    return ign_store_commit(store, IGN_ENTRY_RENEW, build_renew, &call, how, mark);
 }
 
 /* -- keys ---------------------------------------------------------------------------------------------------------------- */
@@ -316,16 +278,6 @@ typedef struct key_call {
     uint32_t count;
 } key_call;
 
-static bool as_expected(ign_ctl *ctl, const ign_store_change *change)
-{
-    uint64_t found = ign_map_find(ctl, IGN_KEY_VALUE, change->key, change->key_bytes);
-    if (change->expected == NULL)
-        return change->expected_bytes == UINT32_MAX || found == 0;
-    ign_record_of *record = ign_ctl_at(ctl, found);
-    return found != 0 && IGN_VALUE_BYTES(record) == change->expected_bytes &&
-           memcmp(ign_record_value(record), change->expected, change->expected_bytes) == 0;
-}
-
 static int build_keys(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
     (void)store;
@@ -334,9 +286,9 @@ static int build_keys(ign_store *store, ign_generation *g, void *arg, uint64_t *
     *bytes = 8;
     for (uint32_t i = 0; i < call->count; i++) {
         const ign_store_change *change = &call->changes[i];
-        if (!as_expected(&g->ctl, change))
+        if (!ign_as_expected(&g->ctl, change))
             return IGN_E_MISMATCH;
-        *bytes += 8 + pad8(change->key_bytes) + (change->value == NULL ? 0 : pad8(change->value_bytes));
+        *bytes += 8 + ign_pad8(change->key_bytes) + (change->value == NULL ? 0 : ign_pad8(change->value_bytes));
     }
     int rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
@@ -348,18 +300,19 @@ static int build_keys(ign_store *store, ign_generation *g, void *arg, uint64_t *
         const ign_store_change *change = &call->changes[i];
         ign_put32(to, change->key_bytes);
         ign_put32(to + 4, change->value == NULL ? UINT32_MAX : change->value_bytes);
-        to = put_padded(to + 8, change->key, change->key_bytes);
+        to = ign_put_padded(to + 8, change->key, change->key_bytes);
         if (change->value != NULL)
-            to = put_padded(to, change->value, change->value_bytes);
+            to = ign_put_padded(to, change->value, change->value_bytes);
     }
     return IGN_OK;
 }
 
-int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, ign_store_mark *mark)
+int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, const ign_store_how *how,
+                          ign_store_mark *mark)
 {
     key_call call = {.changes = changes, .count = count};
     for (uint32_t i = 0; i < count; i++)
         if (changes[i].key_bytes == 0 || changes[i].key_bytes >= 1u << 16 || (changes[i].value != NULL && changes[i].value_bytes >= 1u << 28))
             return IGN_E_INVALID;
-    return ign_store_commit(store, IGN_ENTRY_KEY, build_keys, &call, mark);
+    return ign_store_commit(store, IGN_ENTRY_KEY, build_keys, &call, how, mark);
 }

@@ -1,15 +1,19 @@
 /* The embedded store: one log, shared by all processes that open its directory, and recovered one way at every opening.
  *
- * All calls are thread-safe, and safe beside any number of other processes; none is after fork(): close the files in the
- * child and open another store there. A call that changes something returns a mark; `ign_store_flush` with it returns
- * once that is on the disk. Until then it survives kill -9 of everybody, and no power cut. Errors are the codes of
- * ignis_error.h; with IGN_E_IO and IGN_E_NO_ROOM errno says more. An error means that nothing was changed, but for
- * IGN_E_IN_DOUBT. Only IGN_E_FAILED says that the log itself could not be written: the next call tries anew in another file.
+ * All calls are thread-safe, and safe beside any number of other processes. After fork() the child calls `ign_store_abandon`
+ * and opens another store. A call that changes something returns a mark; `ign_store_flush` with it returns once that is on
+ * the disk. Until then it survives kill -9 of everybody, and no power cut. Errors are the codes of ignis_error.h; with
+ * IGN_E_IO and IGN_E_NO_ROOM errno says more. An error means that nothing was changed, but for IGN_E_IN_DOUBT. Only
+ * IGN_E_FAILED says that the log itself could not be written: the next call tries anew in another file.
  */
 #ifndef IGNIS_STORE_H
 #define IGNIS_STORE_H
 
 #include "ignis_store_state.h"
+
+#define IGN_STORE_NAME_BYTES 1024u  /* of a magazine's name, at most */
+#define IGN_STORE_OWNER_BYTES 1280u /* of an owner's name, at most: 1,024 of the name, and what says who lives */
+#define IGN_STORE_ID_BYTES 16u
 
 typedef struct ign_store ign_store;
 
@@ -27,7 +31,20 @@ typedef struct ign_store_options {
     uint64_t stopped_after_ns; /* who holds the lock for so long is passed over: 2 s */
     uint64_t busy_after_ns;    /* a call that waited so long for the lock fails with IGN_E_BUSY: 30 s */
     uint64_t checkpoint_bytes; /* of log between two checkpoints: 64 MiB */
+    uint64_t max_bytes;        /* living batches take no more: what would be over fails with IGN_E_NO_ROOM and ENOBUFS. No limit */
 } ign_store_options;
+
+typedef struct ign_store_change {
+    const void *key;      uint32_t key_bytes;
+    const void *expected; uint32_t expected_bytes; /* NULL: must not be there; with expected_bytes ~0: whatever it is */
+    const void *value;    uint32_t value_bytes;    /* NULL: is removed */
+} ign_store_change;
+
+/* How a call that changes something is to be made; NULL = as by zeros. */
+typedef struct ign_store_how {
+    bool at_once;                  /* waits for no lock, room or disk: IGN_E_BUSY, and nothing happened */
+    const ign_store_change *fence; /* its key has the value `expected` when the entry is made, else IGN_E_MISMATCH */
+} ign_store_how;
 
 typedef struct ign_store_part {
     uint16_t shard;
@@ -41,11 +58,26 @@ typedef struct ign_store_run {
     uint64_t first, last;
 } ign_store_run;
 
-typedef struct ign_store_change {
-    const void *key;      uint32_t key_bytes;
-    const void *expected; uint32_t expected_bytes; /* NULL: must not be there; with expected_bytes ~0: whatever it is */
-    const void *value;    uint32_t value_bytes;    /* NULL: is removed */
-} ign_store_change;
+/* A magazine, as it is listed. */
+typedef struct ign_store_magazine {
+    uint32_t number;
+    uint16_t shards;
+    uint8_t durability;
+    uint32_t name_bytes;
+    char name[IGN_STORE_NAME_BYTES + 1]; /* ends with a zero */
+} ign_store_magazine;
+
+/* A claim, as it is listed: of the pointers first..last so many live. */
+typedef struct ign_store_claimed {
+    uint64_t first, last, living, ms;
+    uint32_t owner_bytes;
+    char owner[IGN_STORE_OWNER_BYTES + 1]; /* ends with a zero */
+} ign_store_claimed;
+
+/* Where a listing goes on; zeros to begin. */
+typedef struct ign_store_place {
+    uint64_t a, b;
+} ign_store_place;
 
 typedef struct ign_store_figures {
     uint64_t generation, openings, end, durable, living_bytes, living_records, damaged_bytes, segments, log_bytes, state_bytes;
@@ -54,28 +86,72 @@ typedef struct ign_store_figures {
 
 int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options);
 void ign_store_close(ign_store *store);
+/* In a child after fork(): closes the descriptors and mappings that were inherited, and frees the store. Takes no lock and wakes
+ * nobody. `io` stays open, and is to be closed by itself. */
+void ign_store_abandon(ign_store *store);
 
-int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number, ign_store_mark *mark);
-int ign_store_drop(ign_store *store, uint32_t number, ign_store_mark *mark);
+/* A magazine of that name has that many shards; fewer than before only while nothing lives in those that go. IGN_E_MISMATCH: it
+ * has another durability, or something lives there. */
+int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number,
+                      const ign_store_how *how, ign_store_mark *mark);
+/* With `only_empty` IGN_EMPTY, and nothing happens, when anything lives in it. */
+int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign_store_how *how, ign_store_mark *mark);
 int ign_store_find(ign_store *store, const char *name, uint32_t *number); /* IGN_E_UNKNOWN */
 int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy);
 
-int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, ign_store_mark *mark);
-/* Up to `limit` records of one shard; IGN_EMPTY when none is pending. The slices say where they are. */
+int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const ign_store_how *how,
+                   ign_store_mark *mark);
+/* A load, and in the same entry a claim of just its records. IGN_EMPTY, and nothing happens, when something older is pending
+ * in one of its shards. */
+int ign_store_load_claimed(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const char *owner, uint64_t ms,
+                           const ign_store_how *how, ign_store_mark *mark);
+/* Ids of 16 bytes each, one behind the other: which of them were loaded and are not to be forgotten yet. Hours count from
+ * the Unix epoch; an id goes when its hour is here. */
+int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count, bool *known);
+/* A load, and in the same entry these ids become known until `forget_hour`. IGN_E_MISMATCH when one of them is known. */
+int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
+                        uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how, ign_store_mark *mark);
+/* Removes about `limit` ids whose hour is here. IGN_EMPTY: there are none. */
+int ign_store_forget_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, uint32_t limit, const ign_store_how *how,
+                         ign_store_mark *mark);
+
+/* Up to `limit` records of one shard; IGN_EMPTY when none is taken. The slices say where they are. What has expired at `ms` is
+ * not handed out: *expired says that a record before which the claim ended has, see ign_store_expire. */
 int ign_store_claim(ign_store *store, uint32_t magazine, uint16_t shard, uint32_t limit, uint64_t max_bytes, const char *owner,
-                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, ign_store_mark *mark);
-int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, uint64_t *retired,
-                     ign_store_mark *mark);
+                    uint64_t ms, ign_slice *slices, uint32_t room, uint32_t *count, bool *expired, const ign_store_how *how,
+                    ign_store_mark *mark);
+/* Retires up to `limit` of the records that come next and have expired at `ms`; the shard counts them. IGN_EMPTY: there are none. */
+int ign_store_expire(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t ms, uint64_t limit, uint64_t *expired,
+                     const ign_store_how *how, ign_store_mark *mark);
+/* With `waiting_only` nothing that was ever claimed. */
+int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, bool waiting_only,
+                     uint64_t *retired, const ign_store_how *how, ign_store_mark *mark);
 /* Retires `runs` of the source and loads `parts` into the target, or neither. IGN_EMPTY, and nothing happens, when a pointer
  * of the runs is gone: look again. With `reload`, source and target are one, and the records are no new messages. */
 int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target,
-                       ign_store_part *parts, uint16_t part_count, bool reload, ign_store_mark *mark);
+                       ign_store_part *parts, uint16_t part_count, bool reload, const ign_store_how *how, ign_store_mark *mark);
 int ign_store_renew(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, const char *owner,
-                    const char *next_owner, uint64_t ms, ign_store_mark *mark);
+                    const char *next_owner, uint64_t ms, const ign_store_how *how, ign_store_mark *mark);
 /* All changes, or none: IGN_E_MISMATCH when an expectation does not hold. */
-int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, ign_store_mark *mark);
+int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, const ign_store_how *how,
+                          ign_store_mark *mark);
 /* IGN_OK, with *bytes set; IGN_EMPTY: not there; IGN_E_TOO_LARGE: *bytes is what is needed. */
 int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes);
+
+/* Listings, in bounded pieces: what is there from the first piece to the last is listed, and what comes or goes meanwhile may be.
+ * The magazine with the lowest number above `after`; IGN_EMPTY: none. */
+int ign_store_next_magazine(ign_store *store, uint32_t after, ign_store_magazine *found);
+/* Up to `room` claims of a shard that end at `from` or behind; fewer: there are no more. */
+int ign_store_claims(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t from, ign_store_claimed *claims, uint32_t room,
+                     uint32_t *count);
+/* A piece of what is asked for is written to `to`, as u32 bytes of key, u32 bytes of value, key, value, and the next, in the machine's
+ * byte order. IGN_OK: call again; IGN_EMPTY: there is nothing more, and nothing was written; IGN_E_TOO_LARGE: *bytes is the
+ * room that is needed. No order. Nothing that stays is named twice but owners.
+ * Keys that begin with the prefix, and their values. */
+int ign_store_next_keys(ign_store *store, const void *prefix, uint32_t prefix_bytes, ign_store_place *place, void *to, uint64_t room,
+                        uint64_t *bytes);
+/* Owners of claims of one magazine, or of all (0), as keys without values. An owner may be named more than once. */
+int ign_store_next_owners(ign_store *store, uint32_t magazine, ign_store_place *place, void *to, uint64_t room, uint64_t *bytes);
 
 /* What exists of these pointers, claimed or not, up to `room` slices. */
 int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
@@ -93,11 +169,37 @@ int ign_store_mark_now(ign_store *store, ign_store_mark *mark);
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns);
 void ign_store_wake(ign_store *store, uint32_t magazine);
 
-/* Checkpoints, moves what lives out of segments that hold little, removes what nobody needs: a bounded piece of that.
- * IGN_OK: there was something to do; IGN_EMPTY: there was not; IGN_E_STALE: others were at it. For one process at a time; others
- * may. */
+/* Lays out the next segment, checkpoints, moves what lives out of segments that hold little, removes what nobody needs: a bounded
+ * piece of that. IGN_OK: there was something to do; IGN_EMPTY: there was not, or another store is at it; IGN_E_STALE: what was
+ * looked at changed meanwhile. */
 int ign_store_maintain(ign_store *store);
 int ign_store_checkpoint(ign_store *store);
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures);
+
+/* Offline: every file and every checksum. Each finding is told, good ones too; a result below 0 says that the check itself could not go
+ * on (IGN_E_BUSY: somebody has the store open; IGN_E_VERSION: files of another version). Nothing is written. */
+typedef enum ign_store_finding_kind {
+    IGN_FOUND_SEGMENT,            /* entries, bytes of them, damaged bytes among them */
+    IGN_FOUND_DAMAGE,             /* `bytes` at `offset` of the file, from `position` of the log on, are no entries */
+    IGN_FOUND_UNREADABLE,         /* ... and the disk refused to read some of them */
+    IGN_FOUND_NO_HEADER,          /* a segment whose header cannot be read: it counts as not there */
+    IGN_FOUND_MISSING,            /* `bytes` of the log from `position` on are in no segment */
+    IGN_FOUND_CHECKPOINT,
+    IGN_FOUND_CHECKPOINT_DAMAGED, /* it is not used; the one before is */
+    IGN_FOUND_NO_BEGINNING,       /* the store does not open: no checkpoint is whole, and the log before is gone, or files of two stores */
+    IGN_FOUND_CONTROL,
+    IGN_FOUND_LEFT_OVER,          /* a file that the next opening removes */
+    IGN_FOUND_SET_ASIDE,          /* a copy of what was damaged, which nobody reads */
+    IGN_FOUND_FOREIGN,            /* no file of a store */
+} ign_store_finding_kind;
+
+typedef struct ign_store_finding {
+    ign_store_finding_kind kind;
+    const char *file; /* its name; "" for what is in none */
+    uint64_t generation, position, offset, bytes, entries, damaged;
+} ign_store_finding;
+
+typedef void ign_store_check_fn(void *arg, const ign_store_finding *finding);
+int ign_store_check(ign_store_io *io, ign_store_check_fn *each, void *arg);
 
 #endif

@@ -25,7 +25,7 @@ int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload
 }
 
 /* Which segment is written, for whoever flushes without the lock: the base is set last, and read twice. */
-static void tell_segment(ign_generation *g)
+void ign_store_tell_segment(ign_generation *g)
 {
     ign_ctl_head *head = g->ctl.head;
     const ign_segment_info *info = &ign_state_last_segment(&g->ctl)->info;
@@ -74,14 +74,21 @@ static int give_up(ign_store *store, ign_generation *g, uint64_t position)
     return told || none <= position ? IGN_E_FAILED : IGN_E_IN_DOUBT;
 }
 
+bool ign_store_is_whole(const ign_generation *g)
+{
+    const ign_ctl_head *head = g->ctl.head;
+    uint64_t applied = g->ctl.root->applied;
+    return atomic_load_explicit(&head->undo_count, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&head->undo_lost, memory_order_relaxed) == 0 &&
+           atomic_load_explicit(&head->end, memory_order_relaxed) == applied &&
+           atomic_load_explicit(&head->written_to, memory_order_relaxed) == applied;
+}
+
 int ign_store_heal(ign_store *store, ign_generation *g)
 {
     ign_ctl_head *head = g->ctl.head;
     ign_root *root = g->ctl.root;
-    if (atomic_load_explicit(&head->undo_count, memory_order_relaxed) == 0 &&
-        atomic_load_explicit(&head->undo_lost, memory_order_relaxed) == 0 &&
-        atomic_load_explicit(&head->end, memory_order_relaxed) == root->applied &&
-        atomic_load_explicit(&head->written_to, memory_order_relaxed) == root->applied)
+    if (ign_store_is_whole(g))
         return IGN_OK;
     if (!ign_ctl_roll_back(&g->ctl)) {
         ign_store_seal(store, g);
@@ -114,68 +121,26 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     if (rc != IGN_OK)
         return give_up(store, g, root->applied) == IGN_OK ? rc : IGN_E_FAILED;
     IGN_STEP(store->io);
-    tell_segment(g);
+    ign_store_tell_segment(g);
     atomic_store_explicit(&head->written_to, root->applied, memory_order_release);
     atomic_store_explicit(&head->end, root->applied, memory_order_release);
     return IGN_OK;
 }
 
-/* The segment is full, or one was begun behind it that the state does not know: its header would take over the log from
- * where it begins, so another one must take over from that. */
-static bool must_roll(ign_generation *g, uint64_t size)
+/* What makes the state or the log hold more. It is refused while there is still room for what does not: messages are handed out
+ * and retired though the disk is full. */
+static bool grows(uint8_t type)
 {
-    const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
-#ifdef IGN_MUTANT_STRAY_SEGMENT
-    return size > ign_segment_end(last) - g->ctl.root->applied;
+#ifdef IGN_MUTANT_NO_RESERVE
+    return false;
 #endif
-    return size > ign_segment_end(last) - g->ctl.root->applied ||
-           atomic_load_explicit(&g->ctl.head->next_number, memory_order_relaxed) != last->number + 1;
+    return type == IGN_ENTRY_LOAD || type == IGN_ENTRY_ONCE || type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_CATALOGUE;
 }
 
-/* Another segment, in the open transaction. The one before it is flushed: only the newest is ever not. */
-static int roll(ign_store *store, ign_generation *g, uint64_t size)
+static uint64_t room_for(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
 {
-    ign_store_io *io = store->io;
-    ign_ctl_head *head = g->ctl.head;
-    ign_segment_info last = ign_state_last_segment(&g->ctl)->info, made = last;
-    uint64_t end = g->ctl.root->applied;
-    int rc = ign_store_flush_to(store, g, end);
-    if (rc != IGN_OK)
-        return rc;
-    made.generation = head->generation;
-    made.base = end;
-    made.size = size + IGN_LOG_SECTOR > store->options.segment_bytes ? size + IGN_LOG_SECTOR : store->options.segment_bytes;
-    made.salt = io->random(io);
-    char name[IGN_STORE_NAME_MAX];
-    uint8_t sector[IGN_LOG_SECTOR];
-    int file;
-    /* No number is used twice, though a roll fails or its writer dies: somebody may have the file open. And once there may be
-     * a file that begins here, the log does not go on in the one before: see must_roll. */
-    made.number = atomic_fetch_add_explicit(&head->next_number, 1, memory_order_relaxed);
-    IGN_STEP(io);
-    ign_segment_name(name, made.generation, made.number);
-    rc = io->open(io, name, true, &file);
-    if (rc != 0)
-        return ign_store_error(rc);
-    ign_segment_put_header(sector, &made);
-    rc = io->allocate(io, file, made.size);
-    if (rc == 0)
-        rc = io->write(io, file, sector, sizeof sector, 0);
-    if (rc == 0)
-        rc = io->flush(io, file);
-    if (rc == 0)
-        rc = io->flush_names(io);
-    io->close(io, file);
-    if (rc != 0) {
-        io->remove(io, name);
-        return ign_store_error(rc);
-    }
-    ign_state_add_segment(&g->ctl, &made);
-    if (g->ctl.no_room)
-        return IGN_E_NO_ROOM;
-    IGN_STEP(io);
-    tell_segment(g);
-    return IGN_OK;
+    uint64_t used = g->ctl.root->used;
+    return grows(type) ? 32768 + used / 2 + payload_bytes : 8192 + used / 8 + payload_bytes;
 }
 
 int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t payload_bytes, uint64_t *position)
@@ -185,12 +150,20 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     uint64_t at = g->ctl.root->applied, size = ign_entry_size(payload_bytes);
     *position = at;
     /* A file that is laid out ahead, and room in the arena: what is in the log must not fail to be applied. */
-    int rc = ign_store_error(ign_ctl_make_room(&g->ctl, 16384 + g->ctl.root->used / 4 + payload_bytes));
+    uint64_t room = room_for(g, type, payload_bytes);
+    bool rolls = ign_store_must_roll(g, size), more = grows(type) && (rolls || ign_store_needs_ahead(g, size));
+    uint64_t another = 0;
+    if (g->at_once && (rolls || (more && !ign_store_has_ahead(g)) || atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
+        return IGN_E_BUSY;
+    int rc = ign_store_error(ign_ctl_make_room(&g->ctl, room));
+    if (rc == IGN_OK && more)
+        rc = ign_store_make_way(store, g, rolls, &another);
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(&g->ctl);
-    if (must_roll(g, size))
-        rc = roll(store, g, size);
+    if (rolls)
+        rc = ign_store_roll(store, g, size);
+    ign_store_set_ahead(store, g, another);
     ign_log_file *file = NULL;
     if (rc == IGN_OK)
         rc = last_file(store, g, &file);
@@ -201,6 +174,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     const ign_segment_info info = ign_state_last_segment(&g->ctl)->info;
     ign_entry_seal(g->stage, type, (uint32_t)payload_bytes, info.salt, at, atomic_load_explicit(&head->durable, memory_order_relaxed));
     IGN_STEP(io);
+    ign_landing_writes(true);
     atomic_store_explicit(&head->written_to, at + size, memory_order_release);
     IGN_STEP(io);
     rc = io->write(io, file->file, g->stage, (size_t)size, ign_segment_offset(&info, at));
@@ -236,9 +210,13 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     return IGN_OK;
 }
 
-int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, ign_store_mark *mark)
+int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark)
 {
+    IGN_LANDING(store, );
+    ign_landing_writes(false);
     int rc = IGN_E_STALE;
+    bool at_once = how != NULL && how->at_once;
+    const ign_store_change *fence = how == NULL ? NULL : how->fence;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
         ign_generation *g;
         uint64_t bytes = 0, at = UINT64_MAX, cut;
@@ -250,11 +228,15 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             ign_store_leave(store, g);
             return rc;
         }
-        rc = ign_store_lock(store, g);
+        rc = ign_store_lock(store, g, at_once);
         if (rc == IGN_OK) {
-            int built = build(store, g, arg, &bytes);
+#ifdef IGN_MUTANT_NO_FENCE
+            fence = NULL;
+#endif
+            int built = fence == NULL || ign_as_expected(&g->ctl, fence) ? build(store, g, arg, &bytes) : IGN_E_MISMATCH;
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
+            ign_landing_writes(false);
             if (rc != IGN_OK && rc != IGN_E_STALE && rc != IGN_E_FAILED && rc != IGN_E_IN_DOUBT && ign_store_sealed(g)) {
                 rc = IGN_E_STALE; /* nothing was written: the files are not where a state that holds no more has them */
                 at = UINT64_MAX;
@@ -267,6 +249,8 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 return built;
             }
         }
+        if (rc == IGN_E_STALE && at_once && at == UINT64_MAX)
+            rc = IGN_E_BUSY; /* somebody has to make the next generation, and that takes its time */
         if (rc == IGN_E_STALE) {
             int followed = ign_store_follow(store, g, &cut);
             if (at != UINT64_MAX && (followed != IGN_OK || cut == UINT64_MAX)) {
@@ -281,7 +265,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 at = cut;
             }
         }
-        *mark = (ign_store_mark){.generation = g->ctl.head->generation, .position = at};
+        *mark = (ign_store_mark){.generation = g->number, .position = at};
         ign_store_leave(store, g);
     }
     return rc == IGN_E_STALE ? IGN_E_BUSY : rc;

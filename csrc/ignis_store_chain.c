@@ -100,8 +100,16 @@ static int sort_segments(ign_store *store, ign_chain *chain)
         int rc = read_header(store, &chain->segments[i].info);
         if (rc < 0)
             return rc;
-        if (rc == IGN_OK)
+        if (rc == IGN_OK) {
             chain->segments[kept++] = chain->segments[i];
+            continue;
+        }
+        void *strays = grown(chain->strays, chain->stray_count, &chain->stray_room, sizeof *chain->strays);
+        if (strays == NULL)
+            return IGN_E_NOMEM;
+        chain->strays = strays;
+        chain->strays[chain->stray_count].generation = chain->segments[i].info.generation;
+        chain->strays[chain->stray_count++].number = chain->segments[i].info.number;
     }
     chain->count = kept;
     if (kept > 0)
@@ -163,7 +171,10 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
 void ign_chain_free(ign_chain *chain)
 {
     free(chain->segments);
+    free(chain->strays);
     chain->segments = NULL;
+    chain->strays = NULL;
+    chain->stray_count = chain->stray_room = 0;
     chain->count = chain->capacity = 0;
 }
 
@@ -179,7 +190,7 @@ const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position)
 /* -- walking --------------------------------------------------------------------------------------------------------- */
 
 /* Where the next segment behind a position begins; UINT64_MAX: there is none. */
-static uint64_t next_base(const ign_chain *chain, uint64_t position)
+uint64_t ign_chain_next(const ign_chain *chain, uint64_t position)
 {
     uint64_t next = UINT64_MAX;
     for (uint64_t i = 0; i < chain->count; i++)
@@ -207,7 +218,7 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
     while (rc == IGN_OK) {
         const ign_chain_segment *segment = ign_chain_at(chain, position);
         if (segment == NULL) {
-            uint64_t next = next_base(chain, position);
+            uint64_t next = ign_chain_next(chain, position);
             rc = next == UINT64_MAX ? IGN_EMPTY : w->gap(w->arg, position, next, NULL);
             position = next;
             continue;
@@ -239,7 +250,7 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
             if (rc == IGN_OK)
                 rc = w->gap(w->arg, reached, reader.position, &reader);
             else if (rc == IGN_EMPTY) {
-                uint64_t next = next_base(chain, reached);
+                uint64_t next = ign_chain_next(chain, reached);
                 if (next != UINT64_MAX && next != reached)
                     rc = w->gap(w->arg, reached, next, NULL);
                 if (rc == IGN_OK)
@@ -260,6 +271,7 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
 }
 
 typedef struct scan {
+    const ign_chain *chain;
     uint64_t durable, end;
 } scan;
 
@@ -277,6 +289,9 @@ static int scan_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *rea
 {
     scan *s = arg;
     bool was_durable = reader == NULL;
+#ifndef IGN_MUTANT_CUT_AT_DAMAGE
+    was_durable = was_durable || ign_chain_next(s->chain, from) != UINT64_MAX; /* a segment is begun when all before it is flushed */
+#endif
     if (reader != NULL) {
         ign_entry entry;
         while (!was_durable && ign_log_next(reader, &entry) == IGN_OK)
@@ -292,7 +307,7 @@ static int scan_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *rea
 
 int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end)
 {
-    scan s = {.durable = position, .end = position};
+    scan s = {.chain = chain, .durable = position, .end = position};
     int rc = walk(store, chain, position, &(walker){.visit = scan_visit, .gap = scan_gap, .arg = &s});
     *end = s.end;
     *durable = s.durable < s.end ? s.durable : s.end;
@@ -300,6 +315,8 @@ int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, 
 }
 
 typedef struct replay {
+    ign_store *store;
+    const ign_chain *chain;
     ign_ctl *ctl;
     uint64_t end;
     ign_chain_sink *sink;
@@ -342,6 +359,7 @@ static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *r
     (void)reader;
     if (next > r->end)
         return IGN_EMPTY;
+    ign_store_set_aside(r->store, r->chain, from, next);
     ign_ctl_begin(r->ctl);
     ign_ctl_add(r->ctl, &r->ctl->root->damaged_bytes, next - from);
     ign_ctl_commit(r->ctl, next);
@@ -350,7 +368,7 @@ static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *r
 
 int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg)
 {
-    replay r = {.ctl = ctl, .end = end, .sink = sink, .arg = arg};
+    replay r = {.store = store, .chain = chain, .ctl = ctl, .end = end, .sink = sink, .arg = arg};
     if (ctl->root->applied >= end)
         return IGN_OK;
     return walk(store, chain, ctl->root->applied,

@@ -180,9 +180,10 @@ static void look_at(void *arg, const char *name)
 /* The state at a position that is flushed, in a control file that nobody else sees, and then in a checkpoint. */
 int ign_store_checkpoint(ign_store *store)
 {
+    IGN_LANDING(store, );
     ign_store_io *io = store->io;
     ign_generation *g;
-    int rc = ign_store_enter(store, &g);
+    int rc = ign_store_enter_living(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t generation = g->ctl.head->generation, id = g->ctl.head->store;
@@ -285,7 +286,7 @@ static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *cou
     return rc;
 }
 
-static int remove_dead(ign_store *store)
+int ign_store_remove_dead(ign_store *store)
 {
     ign_generation *g;
     int rc = ign_store_enter(store, &g);
@@ -307,7 +308,7 @@ static int remove_dead(ign_store *store)
     for (uint64_t i = 0; rc == IGN_OK && i < count; i++) {
         char name[IGN_STORE_NAME_MAX];
         ign_store_mark mark;
-        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], &mark);
+        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], NULL, &mark);
         ign_segment_name(name, dead[i].generation, dead[i].number);
         if (rc == IGN_OK || rc == IGN_EMPTY) {
             int removed = store->io->remove(store->io, name);
@@ -320,31 +321,4 @@ static int remove_dead(ign_store *store)
         store->io->list(store->io, look_at, &k);
     }
     return rc == IGN_OK ? found : rc;
-}
-
-int ign_store_maintain(ign_store *store)
-{
-    ign_store_figures figures;
-    int rc = ign_store_figures_of(store, &figures);
-    if (rc != IGN_OK)
-        return rc;
-    ign_chain chain;
-    rc = ign_chain_read(store, &chain);
-    uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
-    ign_chain_free(&chain);
-    if (rc != IGN_OK)
-        return rc;
-    int did = IGN_EMPTY;
-    if (figures.durable > from &&
-        (figures.durable - from >= store->options.checkpoint_bytes || figures.dead_bytes >= store->options.checkpoint_bytes)) {
-        rc = ign_store_checkpoint(store);
-        if (rc < 0)
-            return rc;
-        did = rc;
-        rc = remove_dead(store);
-        if (rc < 0)
-            return rc;
-    }
-    rc = ign_store_compact(store, &figures);
-    return rc == IGN_EMPTY ? did : rc;
 }

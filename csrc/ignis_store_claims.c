@@ -262,8 +262,41 @@ bool ign_extent_run(ign_ctl *ctl, const ign_item *extent, uint64_t from, uint64_
     return true;
 }
 
-uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t max_bytes, ign_slice *slices, uint32_t room,
-                        uint64_t *first, uint64_t *last)
+static bool has_expired(const ign_item *extent, uint64_t ms)
+{
+    return extent->word[1] != 0 && extent->word[1] <= ms;
+}
+
+uint64_t ign_state_expired(ign_ctl *ctl, ign_shard *shard, uint64_t ms, uint64_t limit, uint64_t *last)
+{
+    uint64_t found = 0, from = shard->fire_pointer + 1, begin, end;
+    ign_cursor at;
+    for (ign_item *e = ign_seq_find(ctl, &shard->extents, from, &at); e != NULL; e = ign_seq_next(ctl, &shard->extents, &at)) {
+        from = e->first > from ? e->first : from;
+        while (from <= IGN_ITEM_LAST(e) && found < limit && ign_extent_run(ctl, e, from, limit - found, &begin, &end)) {
+            if (!has_expired(e, ms))
+                return found;
+            found += end - begin + 1;
+            *last = end;
+            from = end + 1;
+        }
+        if (found == limit)
+            break;
+    }
+    return found;
+}
+
+void ign_state_expire(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last)
+{
+    uint64_t died = ign_state_retire(ctl, shard, first, last);
+#ifndef IGN_MUTANT_EXPIRED_UNCOUNTED
+    ign_ctl_add(ctl, &shard->expired, died);
+#endif
+    ign_ctl_put(ctl, &shard->fire_pointer, last);
+}
+
+uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t max_bytes, uint64_t ms, ign_slice *slices,
+                        uint32_t room, uint64_t *first, uint64_t *last, bool *expired)
 {
     uint32_t count = 0, taken = 0;
     uint64_t bytes = 0, from = shard->fire_pointer + 1, begin, end;
@@ -278,6 +311,12 @@ uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t
             most = most < limit - taken ? most : limit - taken;
             if (!ign_extent_run(ctl, e, from, most, &begin, &end))
                 break;
+#ifndef IGN_MUTANT_EXPIRED_CLAIMED
+            if (has_expired(e, ms)) {
+                *expired = true;
+                return count;
+            }
+#endif
             if (count == 0)
                 *first = begin;
             *last = end;

@@ -105,7 +105,7 @@ static int move_parts(ign_store *store, const ign_entry *entry, const uint8_t *p
         move_call call = {.magazine = magazine, .shard = ign_get16(p), .first = ign_get64(p + 8), .position = entry->position,
                           .batch = p + 16, .bytes = bytes};
         ign_store_mark mark;
-        rc = ign_store_commit(store, IGN_ENTRY_MOVE, build_move, &call, &mark);
+        rc = ign_store_commit(store, IGN_ENTRY_MOVE, build_move, &call, NULL, &mark);
         if (rc == IGN_EMPTY || rc == IGN_E_CORRUPT)
             rc = IGN_OK; /* what is damaged stays where it is, to be told of by whoever reads it */
         p += 16 + pad8(bytes);
@@ -155,7 +155,7 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures)
     int rc = ign_store_enter(store, &g);
     if (rc != IGN_OK)
         return rc;
-    rc = ign_store_lock(store, g);
+    rc = ign_store_lock(store, g, false);
     bool found = rc == IGN_OK && choose(g, &info, &limit);
     if (rc == IGN_OK)
         ign_store_unlock(store, g);

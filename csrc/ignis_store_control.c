@@ -86,6 +86,7 @@ int ign_ctl_open(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t rese
         return rc;
     }
     point(ctl);
+    ctl->cut = bytes - head->arena_at < atomic_load_explicit(&head->arena_bytes, memory_order_relaxed);
     return 0;
 }
 
@@ -193,6 +194,10 @@ int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes)
     uint64_t want = round_up(ctl->root->used + bytes + ctl->root->used / 2, PAGE);
     want = want < most ? want : most;
     int rc = ctl->io->allocate(ctl->io, ctl->file, ctl->head->arena_at + want);
+    if (rc == ENOSPC || rc == EDQUOT) {
+        want = round_up(ctl->root->used + bytes, PAGE);
+        rc = want > most ? rc : ctl->io->allocate(ctl->io, ctl->file, ctl->head->arena_at + want);
+    }
     if (rc == 0)
         atomic_store_explicit(&ctl->head->arena_bytes, want, memory_order_relaxed);
     return rc;

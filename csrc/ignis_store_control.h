@@ -19,7 +19,7 @@
 
 #include <stdalign.h>
 
-#define IGN_CTL_VERSION 1u
+#define IGN_CTL_VERSION 2u
 #define IGN_STORE_SLOTS 1024u  /* open stores at a time */
 #define IGN_STORE_WAKES 1024u  /* words that consumers sleep on; magazines share them */
 #define IGN_CTL_CLASSES 80u
@@ -46,6 +46,10 @@ typedef struct ign_ctl_head {
     _Atomic uint64_t lock_turn;          /* rises with every acquisition */
     _Atomic uint32_t undo_count, undo_lost;
     _Atomic uint64_t next_number;        /* of a segment */
+    _Atomic uint64_t ahead;              /* the name of the segment that is laid out; 0 = none */
+    _Atomic uint64_t spare, spare_bytes; /* the name of the room that is kept for a checkpoint; 0 = none */
+    _Atomic uint32_t maintaining;        /* as `lock`: who maintains the store */
+    _Atomic uint64_t maintain_turn;      /* rises while it does */
     _Atomic uint64_t written_to;         /* bytes of the log up to here may have been written to */
     _Atomic uint64_t arena_bytes;        /* that the file has room for */
     alignas(64) _Atomic uint64_t end;    /* of the log, for whoever flushes without the lock */
@@ -91,6 +95,7 @@ typedef struct ign_ctl {
     ign_ctl_undo *undo;
     uint8_t *arena;
     ign_root *root;
+    bool cut;    /* the file is shorter than it says: nobody goes on in it */
     bool alone;  /* nobody else sees it yet: nothing is undone */
     bool no_room; /* an allocation failed in this transaction: the state is not to be used */
 } ign_ctl;

@@ -20,7 +20,7 @@ static bool take(ign_ctl_head *head, uint32_t expected, uint32_t word)
     return true;
 }
 
-static int acquire(ign_store *store, ign_generation *g)
+static int acquire(ign_store *store, ign_generation *g, bool at_once)
 {
     ign_ctl_head *head = g->ctl.head;
     ign_store_io *io = store->io;
@@ -30,6 +30,8 @@ static int acquire(ign_store *store, ign_generation *g)
         IGN_STEP(io);
         ign_cpu_relax();
     }
+    if (at_once)
+        return IGN_E_BUSY;
     uint64_t began = io->now_ns(io), since = began, turn = UINT64_MAX;
     for (;;) {
         if (ign_store_sealed(g))
@@ -57,14 +59,41 @@ static int acquire(ign_store *store, ign_generation *g)
     }
 }
 
-int ign_store_lock(ign_store *store, ign_generation *g)
+/* A control file that somebody cut: pages that are gone would end the call, but half a page reads as zeros. */
+static bool was_cut(ign_store *store, ign_generation *g)
 {
-    int rc = acquire(store, g);
+    uint64_t bytes = 0;
+    if (store->io->size(store->io, g->ctl.file, &bytes) != 0)
+        return false;
+    uint64_t had = atomic_load_explicit(&g->control_bytes, memory_order_relaxed);
+#ifdef IGN_MUTANT_CUT_UNSEEN
+    had = 0;
+#endif
+    if (bytes < had) {
+        pthread_mutex_lock(&store->mutex);
+        atomic_store_explicit(&g->lost, true, memory_order_seq_cst);
+        store->lost_generation = g->number > store->lost_generation ? g->number : store->lost_generation;
+        pthread_mutex_unlock(&store->mutex);
+        return true;
+    }
+    if (bytes > had)
+        atomic_store_explicit(&g->control_bytes, bytes, memory_order_relaxed);
+    return false;
+}
+
+int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
+{
+    if (was_cut(store, g) || ign_store_sealed(g))
+        return IGN_E_STALE;
+    int rc = acquire(store, g, at_once);
     if (rc != IGN_OK)
         return rc;
     IGN_STEP(store->io);
     if (ign_store_sealed(g))
         rc = IGN_E_STALE;
+    g->at_once = at_once;
+    if (rc == IGN_OK && at_once && (atomic_load_explicit(&g->ctl.head->ready, memory_order_acquire) == 0 || !ign_store_is_whole(g)))
+        rc = IGN_E_BUSY;
     if (rc == IGN_OK)
         rc = ign_store_make_ready(store, &g->ctl);
     if (rc == IGN_OK)

@@ -54,7 +54,11 @@ typedef enum ign_entry_type {
     IGN_ENTRY_RENEW,
     IGN_ENTRY_MOVE,         /* compaction: living records written again */
     IGN_ENTRY_KEY,          /* a key gets a value, or none */
-    IGN_ENTRY_SEGMENT,      /* a segment begins, or is gone */
+    IGN_ENTRY_SEGMENT,      /* a segment is gone */
+    IGN_ENTRY_EXPIRE,       /* pending records are retired, and counted as expired */
+    IGN_ENTRY_CLAIMED,      /* a load and the claim of its records in one */
+    IGN_ENTRY_ONCE,         /* a load and the ids that become known by it */
+    IGN_ENTRY_FORGET,       /* ids whose hour is here go */
     IGN_ENTRY_TYPES,
 } ign_entry_type;
 

@@ -8,8 +8,12 @@
 
 enum { TRIES = 16 };
 
+/* What a call without an error returns behind a landing. */
+#define SEEN_NEXT(rc) ((void)(rc), seen + 1)
+#define NOTHING(rc) ((void)(rc))
+
 /* Enters the newest generation and locks it. */
-static int lock_now(ign_store *store, ign_generation **g)
+int ign_store_look(ign_store *store, ign_generation **g)
 {
     int rc = IGN_E_STALE;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
@@ -17,7 +21,7 @@ static int lock_now(ign_store *store, ign_generation **g)
         rc = ign_store_enter(store, g);
         if (rc != IGN_OK)
             return rc;
-        rc = ign_store_lock(store, *g);
+        rc = ign_store_lock(store, *g, false);
         if (rc == IGN_OK)
             return IGN_OK;
         if (rc == IGN_E_STALE) {
@@ -29,7 +33,7 @@ static int lock_now(ign_store *store, ign_generation **g)
     return rc == IGN_E_STALE ? IGN_E_BUSY : rc;
 }
 
-static void unlock_now(ign_store *store, ign_generation *g)
+void ign_store_look_end(ign_store *store, ign_generation *g)
 {
     ign_store_unlock(store, g);
     ign_store_leave(store, g);
@@ -42,6 +46,7 @@ typedef struct catalogue_call {
     uint32_t number;
     uint16_t shards;
     uint8_t durability;
+    bool only_empty, holds; /* ... any message: result */
 } catalogue_call;
 
 static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
@@ -51,7 +56,13 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
     size_t name_bytes = call->name == NULL ? 0 : strlen(call->name);
     uint64_t first = ctl->root->first_pointer;
     if (call->name == NULL) {
-        if (ign_state_magazine(ctl, call->number) == NULL)
+        const ign_magazine *magazine = ign_state_magazine(ctl, call->number);
+        call->holds = false;
+        if (magazine == NULL)
+            return IGN_EMPTY;
+        for (uint64_t i = 0; call->only_empty && i < magazine->shards; i++)
+            call->holds = call->holds || ign_state_shard(ctl, magazine, i)->living != 0;
+        if (call->holds)
             return IGN_EMPTY;
     } else {
         uint64_t found = ign_map_find(ctl, IGN_KEY_MAGAZINE, call->name, (uint32_t)name_bytes);
@@ -85,60 +96,65 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
 }
 
 /* What was there already may not be on the disk yet: the mark says how far to flush all the same. */
-static int commit_catalogue(ign_store *store, catalogue_call *call, ign_store_mark *mark)
+static int commit_catalogue(ign_store *store, catalogue_call *call, const ign_store_how *how, ign_store_mark *mark)
 {
-    int rc = ign_store_commit(store, IGN_ENTRY_CATALOGUE, build_catalogue, call, mark);
+    int rc = ign_store_commit(store, IGN_ENTRY_CATALOGUE, build_catalogue, call, how, mark);
     return rc == IGN_EMPTY ? ign_store_mark_now(store, mark) : rc;
 }
 
-int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number, ign_store_mark *mark)
+int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number,
+                      const ign_store_how *how, ign_store_mark *mark)
 {
     catalogue_call call = {.name = name, .shards = shards, .durability = durability};
-    if (name[0] == 0 || strlen(name) > 1024 || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
+    if (name[0] == 0 || strlen(name) > IGN_STORE_NAME_BYTES || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
         return IGN_E_INVALID;
-    int rc = commit_catalogue(store, &call, mark);
+    int rc = commit_catalogue(store, &call, how, mark);
     if (rc == IGN_OK)
         *number = call.number;
     return rc;
 }
 
-int ign_store_drop(ign_store *store, uint32_t number, ign_store_mark *mark)
+int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign_store_how *how, ign_store_mark *mark)
 {
-    catalogue_call call = {.number = number};
-    return commit_catalogue(store, &call, mark);
+    catalogue_call call = {.number = number, .only_empty = only_empty};
+    int rc = commit_catalogue(store, &call, how, mark);
+    return rc == IGN_OK && call.holds ? IGN_EMPTY : rc;
 }
 
 int ign_store_find(ign_store *store, const char *name, uint32_t *number)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t found = ign_map_find(&g->ctl, IGN_KEY_MAGAZINE, name, (uint32_t)strlen(name));
     if (found != 0)
         *number = (uint32_t)((ign_magazine *)ign_record_value(ign_ctl_at(&g->ctl, found)))->number;
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return found != 0 ? IGN_OK : IGN_E_UNKNOWN;
 }
 
 int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
     ign_shard *found = magazine == NULL ? NULL : ign_state_shard(&g->ctl, magazine, shard);
     if (found != NULL)
         *copy = *found;
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return found != NULL ? IGN_OK : magazine == NULL ? IGN_E_UNKNOWN : IGN_E_INVALID;
 }
 
 int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t found = ign_map_find(&g->ctl, IGN_KEY_VALUE, key, key_bytes);
@@ -151,7 +167,7 @@ int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, voi
         if (rc == IGN_OK)
             memcpy(value, ign_record_value(record), *bytes);
     }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return rc;
 }
 
@@ -170,9 +186,10 @@ void ign_store_locate(const ign_generation *g, uint16_t shard, ign_slice *slice)
 int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                    uint32_t room, uint32_t *count)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     *count = 0;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     ign_magazine *magazine = ign_state_magazine(&g->ctl, number);
@@ -193,7 +210,7 @@ int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t f
                     break;
             }
         }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return rc;
 }
 
@@ -212,8 +229,9 @@ int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
 
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
 {
+    IGN_LANDING(store, SEEN_NEXT);
     ign_generation *g;
-    if (ign_store_enter(store, &g) != IGN_OK)
+    if (ign_store_enter_living(store, &g) != IGN_OK)
         return seen + 1;
     ign_ctl_head *head = g->ctl.head;
     _Atomic uint32_t *word = &head->wake[magazine % IGN_STORE_WAKES];
@@ -230,8 +248,9 @@ uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint
 
 void ign_store_wake(ign_store *store, uint32_t magazine)
 {
+    IGN_LANDING(store, NOTHING);
     ign_generation *g;
-    if (ign_store_enter(store, &g) != IGN_OK)
+    if (ign_store_enter_living(store, &g) != IGN_OK)
         return;
     ign_ctl_head *head = g->ctl.head;
     uint32_t i = magazine % IGN_STORE_WAKES;
@@ -244,8 +263,9 @@ void ign_store_wake(ign_store *store, uint32_t magazine)
 
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = lock_now(store, &g);
+    int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
         return rc;
     const ign_root *root = g->ctl.root;
@@ -261,6 +281,6 @@ int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
         if (all[i].living == 0 && i + 1 < root->segment_count)
             figures->dead_bytes += all[i].info.size;
     }
-    unlock_now(store, g);
+    ign_store_look_end(store, g);
     return IGN_OK;
 }

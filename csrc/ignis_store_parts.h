@@ -3,6 +3,7 @@
 #define IGNIS_STORE_PARTS_H
 
 #include "ignis_store.h"
+#include "ignis_store_landing.h"
 
 #include <pthread.h>
 
@@ -20,9 +21,13 @@ typedef struct ign_log_file {
 typedef struct ign_generation {
     ign_ctl ctl;
     unsigned users;        /* threads in a call; the store's own */
+    uint64_t number;
     uint32_t slot, word;   /* our slot, and what stands in a lock that we hold */
     uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
     uint64_t stage_bytes;
+    _Atomic uint64_t control_bytes; /* the control file has at least that many: it never shrinks by us */
+    _Atomic bool lost;     /* its control file failed under us: nothing of it is looked at any more */
+    bool at_once;          /* whoever holds the lock waits for nothing */
 } ign_generation;
 
 enum { IGN_LOG_FILES = 32 };
@@ -34,7 +39,12 @@ struct ign_store {
     ign_generation *now;
     ign_log_file files[IGN_LOG_FILES];
     uint64_t uses;
+    uint64_t lost_generation; /* whose control file failed under us */
+    uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
 };
+
+/* ignis_store_landing.c: this thread begins or ends to write an entry. */
+void ign_landing_writes(bool begins);
 
 /* A file name with its kind's two numbers. */
 void ign_store_file_name(char name[IGN_STORE_NAME_MAX], const char *kind, uint64_t a, uint64_t b);
@@ -43,6 +53,7 @@ int ign_store_error(int error); /* from an errno (or a code already) to a code; 
 
 /* ignis_store_generation.c: joining and leaving. The result is to be given back. */
 int ign_store_enter(ign_store *store, ign_generation **generation);
+int ign_store_enter_living(ign_store *store, ign_generation **generation); /* behind one that was lost, if it was */
 void ign_store_leave(ign_store *store, ign_generation *generation);
 /* `old` is sealed: makes or joins a later one. *cut: where the one behind `old` began; UINT64_MAX when not known. */
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut);
@@ -51,17 +62,64 @@ bool ign_store_sealed(const ign_generation *generation);
 bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word);
 
 /* ignis_store_lock.c. IGN_OK: ours, and the state is whole. IGN_E_STALE: sealed. IGN_E_BUSY. */
-int ign_store_lock(ign_store *store, ign_generation *generation);
+int ign_store_lock(ign_store *store, ign_generation *generation, bool at_once);
 void ign_store_unlock(ign_store *store, ign_generation *generation);
 
 /* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
 int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
 /* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
 int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
+void ign_store_tell_segment(ign_generation *generation);
 int ign_store_heal(ign_store *store, ign_generation *generation);
+bool ign_store_is_whole(const ign_generation *generation); /* there is nothing to heal */
 /* Builds an entry's payload from the state with ign_store_stage; a result that is not IGN_OK ends the call. */
 typedef int ign_store_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *payload_bytes);
-int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, ign_store_mark *mark);
+int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark);
+
+/* ignis_store_load.c: parts of a LOAD, which several entries have. */
+typedef struct ign_load_call {
+    uint32_t magazine;
+    ign_store_part *parts;
+    uint16_t count;
+    bool reload;
+    uint64_t bytes, batches; /* of the payload; of the batches in it */
+} ign_load_call;
+
+int ign_load_check(ign_load_call *call);
+/* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may. */
+int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
+int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
+
+/* ignis_store_entry.c: pieces of payloads. What is put returns where the next goes. */
+static inline uint64_t ign_pad8(uint64_t bytes)
+{
+    return (bytes + 7) & ~(uint64_t)7;
+}
+uint8_t *ign_put_padded(uint8_t *to, const void *from, uint64_t bytes);
+uint8_t *ign_put_run(uint8_t *to, uint16_t shard, uint64_t first, uint64_t last);
+bool ign_owner_fits(const char *owner);
+uint64_t ign_claim_bytes(const char *owner, uint32_t runs);
+uint8_t *ign_claim_put(uint8_t *to, uint32_t magazine, const char *owner, uint64_t ms, uint32_t runs);
+bool ign_as_expected(ign_ctl *ctl, const ign_store_change *change);
+
+/* ignis_store_roll.c. A file of a kind with room on the disk and nothing in it, and its end. */
+int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, uint64_t *drawn);
+void ign_store_give(ign_store *store, const ign_generation *generation, const char *kind, uint64_t drawn);
+/* Under the lock: */
+bool ign_store_must_roll(ign_generation *generation, uint64_t size);
+int ign_store_roll(ign_store *store, ign_generation *generation, uint64_t size);
+/* Has a load of that size to find a segment laid out ahead? */
+bool ign_store_needs_ahead(ign_generation *generation, uint64_t size);
+/* One is laid out, and with `rolls` *another, for which it makes way; ign_store_set_ahead behind the roll (or instead). */
+int ign_store_make_way(ign_store *store, ign_generation *generation, bool rolls, uint64_t *another);
+void ign_store_set_ahead(ign_store *store, ign_generation *generation, uint64_t another);
+/* Without the lock. Lays out the next segment: IGN_OK; IGN_EMPTY: it was. */
+bool ign_store_has_ahead(const ign_generation *generation);
+int ign_store_lay_ahead(ign_store *store, ign_generation *generation);
+
+/* ignis_store_look.c: enters the newest generation and locks it. */
+int ign_store_look(ign_store *store, ign_generation **generation);
+void ign_store_look_end(ign_store *store, ign_generation *generation);
 
 /* ignis_store_look.c: fills in which file a slice is in. */
 void ign_store_locate(const ign_generation *generation, uint16_t shard, ign_slice *slice);
@@ -88,6 +146,8 @@ typedef struct ign_chain_segment {
 typedef struct ign_chain {
     ign_chain_segment *segments; /* by base */
     uint64_t count, capacity;
+    struct { uint64_t generation, number; } *strays; /* segments without a header */
+    uint64_t stray_count, stray_room;
     uint64_t store;
     uint64_t newest_generation, newest_control; /* of any file; of a control file, 0 = none */
     uint64_t checkpoint_generation, checkpoint; /* ~0: none */
@@ -97,6 +157,7 @@ typedef struct ign_chain {
 int ign_chain_read(ign_store *store, ign_chain *chain);
 void ign_chain_free(ign_chain *chain);
 const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position);
+uint64_t ign_chain_next(const ign_chain *chain, uint64_t position); /* where the next segment behind begins; ~0: nowhere */
 /* Looks at the log from `position` on: where it ends, and up to where it was known to be flushed. */
 int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end);
 /* Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
@@ -110,6 +171,12 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
 /* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */
 int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl);
 int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t position);
+
+/* Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
+int ign_store_remove_dead(ign_store *store);
+
+/* ignis_store_check.c: a damaged part of the log is copied into a file of its own, if that is possible. */
+void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from, uint64_t to);
 
 /* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may. IGN_OK | IGN_EMPTY. */
 int ign_store_compact(ign_store *store, const ign_store_figures *figures);

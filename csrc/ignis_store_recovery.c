@@ -114,6 +114,40 @@ static int write_mark(copy *c)
     return rc;
 }
 
+typedef struct sweep {
+    ign_store *store;
+    uint64_t generation;
+} sweep;
+
+static void sweep_room(void *arg, const char *name)
+{
+    sweep *s = arg;
+    uint64_t a, b;
+    if ((ign_store_parse_name(name, "tmp-ahead", &a, &b) || ign_store_parse_name(name, "tmp-spare", &a, &b)) && a < s->generation)
+        s->store->io->remove(s->store->io, name);
+}
+
+/* Segments that were begun, but not far enough to hold an entry. What has entries behind a header that cannot
+ * be read stays, for whoever wants to look. */
+static void remove_strays(ign_store *store, const ign_chain *chain)
+{
+    ign_store_io *io = store->io;
+    for (uint64_t i = 0; i < chain->stray_count; i++) {
+        char name[IGN_STORE_NAME_MAX];
+        uint64_t first = 0, size = 0;
+        int file;
+        ign_segment_name(name, chain->strays[i].generation, chain->strays[i].number);
+        if (io->open(io, name, false, &file) != 0)
+            continue;
+        int rc = io->size(io, file, &size);
+        if (rc == 0 && size >= IGN_LOG_SECTOR + sizeof first)
+            rc = io->read(io, file, &first, sizeof first, IGN_LOG_SECTOR);
+        io->close(io, file);
+        if (rc == 0 && first == 0)
+            io->remove(io, name);
+    }
+}
+
 /* The state and the new file, steps 1 to 3. */
 static int fill_generation(ign_store *store, const ign_chain *chain, copy *c, uint64_t refused_from, const char *log_name)
 {
@@ -192,18 +226,14 @@ static int check_newest(ign_store *store, ign_ctl *ctl, const char *name)
     return rc != IGN_OK ? rc : IGN_E_STALE;
 }
 
-typedef struct sweep {
-    ign_store *store;
-    uint64_t generation;
-} sweep;
-
 /* What older generations left. A process that is still in one keeps its mapping; it looks for the newest name. */
 static void sweep_file(void *arg, const char *name)
 {
     sweep *s = arg;
     uint64_t a, b;
     if ((ign_store_parse_name(name, "control", &a, &b) || ign_store_parse_name(name, "tmp-control", &a, &b) ||
-         ign_store_parse_name(name, "tmp-log", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b)) &&
+         ign_store_parse_name(name, "tmp-log", &a, &b) || ign_store_parse_name(name, "tmp-ahead", &a, &b) ||
+         ign_store_parse_name(name, "tmp-spare", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b)) &&
         a < s->generation)
         s->store->io->remove(s->store->io, name);
 }
@@ -252,6 +282,9 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
     if (rc == IGN_OK && chain.newest_control != newest)
         rc = IGN_E_STALE; /* one was made meanwhile, and is not sealed */
     if (rc == IGN_OK) {
+        /* First: their room may be needed. */
+        io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
+        remove_strays(store, &chain);
         rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve,
                                             store->options.undo_capacity, store->options.arena_bytes));
         created = rc == IGN_OK;

@@ -89,6 +89,7 @@ static int apply_catalogue(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
     if (shards == 0) {
         for (uint64_t i = 0; i < magazine->shards; i++)
             drop_shard(ctl, ign_state_shard(ctl, magazine, i));
+        ign_ids_free(ctl, &magazine->ids);
         ign_ctl_free(ctl, magazine->shards_at, magazine->shards * sizeof(ign_shard));
         uint64_t *slot = number_slot(ctl, number), record = *slot;
         ign_ctl_put(ctl, slot, 0);
@@ -287,14 +288,11 @@ static int apply_transfer(ign_ctl *ctl, const ign_entry *entry)
 }
 
 /* CLAIM and RENEW begin alike. */
-static int apply_claims(ign_ctl *ctl, const ign_entry *entry)
+static int apply_claims(ign_ctl *ctl, const uint8_t *p, uint64_t bytes, bool renew)
 {
-    const uint8_t *p = entry->payload;
-    uint64_t bytes = entry->payload_bytes;
     ign_magazine *magazine = bytes < 24 ? NULL : ign_state_magazine(ctl, ign_get32(p));
     if (magazine == NULL)
         return IGN_E_MALFORMED;
-    bool renew = entry->type == IGN_ENTRY_RENEW;
     uint32_t owner_bytes = ign_get16(p + 4), next_bytes = renew ? ign_get16(p + 6) : 0, runs = ign_get32(p + 16);
     uint64_t names = pad8(owner_bytes) + pad8(next_bytes), ms = ign_get64(p + 8);
     if (bytes - 24 < names || (bytes - 24 - names) / IGN_RUN_BYTES < runs)
@@ -313,6 +311,53 @@ static int apply_claims(ign_ctl *ctl, const ign_entry *entry)
             ign_state_renew(ctl, shard, first, last, known, next, next_bytes, ms);
     }
     return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
+}
+
+static int apply_claimed(ign_ctl *ctl, const ign_entry *entry)
+{
+    uint64_t loads = entry->payload_bytes < 8 ? UINT64_MAX : pad8(ign_get32(entry->payload));
+    if (loads > entry->payload_bytes || entry->payload_bytes - 8 < loads)
+        return IGN_E_MALFORMED;
+    int rc = apply_load(ctl, entry, entry->payload + 8, loads);
+    return rc != IGN_OK ? rc : apply_claims(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads, false);
+}
+
+static int apply_expire(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
+{
+    uint64_t first, last;
+    ign_magazine *magazine = bytes < 8 + IGN_RUN_BYTES ? NULL : ign_state_magazine(ctl, ign_get32(p));
+    ign_shard *shard = magazine == NULL ? NULL : run_at(ctl, magazine, p + 8, &first, &last);
+    if (shard == NULL || first <= shard->fire_pointer || last > shard->load_pointer)
+        return IGN_E_MALFORMED;
+    ign_state_expire(ctl, shard, first, last);
+    return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
+}
+
+/* -- ids ----------------------------------------------------------------------------------------------------------- */
+
+static int apply_once(ign_ctl *ctl, const ign_entry *entry)
+{
+    const uint8_t *p = entry->payload;
+    uint64_t bytes = entry->payload_bytes;
+    ign_magazine *magazine = bytes < 16 ? NULL : ign_state_magazine(ctl, ign_get32(p));
+    if (magazine == NULL || (bytes - 16) / IGN_ID_BYTES < ign_get32(p + 4))
+        return IGN_E_MALFORMED;
+    uint64_t ids = (uint64_t)ign_get32(p + 4) * IGN_ID_BYTES;
+    int rc = apply_load(ctl, entry, p + 16 + ids, bytes - 16 - ids);
+    for (uint64_t at = 0; rc == IGN_OK && at < ids; at += IGN_ID_BYTES) {
+        ign_ids_add(ctl, &magazine->ids, ign_get32(p + 8), p + 16 + at);
+        rc = ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
+    }
+    return rc;
+}
+
+static int apply_forget(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
+{
+    ign_magazine *magazine = bytes < 16 ? NULL : ign_state_magazine(ctl, ign_get32(p));
+    if (magazine == NULL)
+        return IGN_E_MALFORMED;
+    ign_ids_forget(ctl, &magazine->ids, ign_get32(p + 4), ign_get32(p + 8));
+    return IGN_OK;
 }
 
 /* -- the rest ------------------------------------------------------------------------------------------------------ */
@@ -344,9 +389,15 @@ static int apply_open(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
     if (bytes < 16)
         return IGN_E_MALFORMED;
     uint64_t jump = ign_get64(p + 8);
+    bool anything = ctl->root->openings != 0;
     ign_ctl_put(ctl, &ctl->root->openings, ign_get64(p));
 #ifdef IGN_MUTANT_NO_JUMP
     jump = 0;
+#endif
+    /* A magazine that was declared and lost had pointers too. */
+#ifndef IGN_MUTANT_LOST_MAGAZINE
+    if (anything)
+        ign_ctl_add(ctl, &ctl->root->first_pointer, jump);
 #endif
     for (uint64_t n = 0; n < ctl->root->by_id_count; n++) {
         ign_magazine *magazine = ign_state_magazine(ctl, n);
@@ -364,13 +415,17 @@ int ign_state_apply(ign_ctl *ctl, const ign_entry *entry)
     case IGN_ENTRY_OPEN: return apply_open(ctl, p, bytes);
     case IGN_ENTRY_CATALOGUE: return apply_catalogue(ctl, p, bytes);
     case IGN_ENTRY_LOAD: return apply_load(ctl, entry, p, bytes);
-    case IGN_ENTRY_CLAIM:
-    case IGN_ENTRY_RENEW: return apply_claims(ctl, entry);
+    case IGN_ENTRY_CLAIM: return apply_claims(ctl, p, bytes, false);
+    case IGN_ENTRY_RENEW: return apply_claims(ctl, p, bytes, true);
     case IGN_ENTRY_RETIRE: return apply_retire(ctl, p, bytes);
     case IGN_ENTRY_TRANSFER: return apply_transfer(ctl, entry);
     case IGN_ENTRY_MOVE: return apply_move(ctl, entry, p, bytes);
     case IGN_ENTRY_KEY: return apply_keys(ctl, p, bytes);
     case IGN_ENTRY_SEGMENT: return apply_segment(ctl, p, bytes);
+    case IGN_ENTRY_EXPIRE: return apply_expire(ctl, p, bytes);
+    case IGN_ENTRY_CLAIMED: return apply_claimed(ctl, entry);
+    case IGN_ENTRY_ONCE: return apply_once(ctl, entry);
+    case IGN_ENTRY_FORGET: return apply_forget(ctl, p, bytes);
     default: return IGN_E_MALFORMED;
     }
 }

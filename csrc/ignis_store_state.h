@@ -17,6 +17,10 @@
  *   MOVE       u32 magazine, u16 shard, u16 0, u32 parts, u32 0, u64 first pointer of the extent; parts as in LOAD
  *   KEY        u32 keys, u32 0; each: u32 bytes of key, u32 bytes of value (~0: removed), key, value
  *   SEGMENT    u64 generation, u64 number: it is gone
+ *   EXPIRE     u32 magazine, u32 0, a run
+ *   CLAIMED    u32 bytes of LOAD, u32 0, LOAD, CLAIM
+ *   ONCE       u32 magazine, u32 ids, u32 hour, u32 0, ids of 16 bytes, LOAD
+ *   FORGET     u32 magazine, u32 hour, u32 how many, u32 0
  *   a run      u16 shard, u16 0, u32 0, u64 first, u64 last
  *
  * A batch is a packed batch of ignis_record.h, sealed for its pointers.
@@ -24,6 +28,7 @@
 #ifndef IGNIS_STORE_STATE_H
 #define IGNIS_STORE_STATE_H
 
+#include "ignis_store_ids.h"
 #include "ignis_store_index.h"
 #include "ignis_store_log.h"
 
@@ -37,13 +42,14 @@ enum { IGN_LOAD_RELOAD = 1 };
 typedef struct ign_shard {
     uint64_t load_pointer, fire_pointer; /* the last that was loaded, the last that was claimed */
     uint64_t load_counter, fire_counter, in_flight, living;
-    uint64_t incarnation, spare;
+    uint64_t incarnation, expired; /* `expired`: how many records ever were, for good */
     ign_seq extents; /* word: position of the entry; ms at which it expires; dead (mask, or bitmap's offset); offset in entry << 32 | bytes */
     ign_seq claims;  /* word: record of the owner; ms */
 } ign_shard;
 
 typedef struct ign_magazine {
     uint64_t number, shards, shards_at, durability;
+    ign_ids ids; /* that were loaded */
 } ign_magazine;
 
 typedef struct ign_state_segment {
@@ -84,9 +90,12 @@ void ign_state_account(ign_ctl *ctl, const ign_item *extent, uint32_t before, ui
 /* The first run of living records of an extent at or behind `from`, `most` of them at most. False: none. */
 bool ign_extent_run(ign_ctl *ctl, const ign_item *extent, uint64_t from, uint64_t most, uint64_t *first, uint64_t *last);
 /* What a fire of at most `limit` records and about `max_bytes` would take next: up to `room` slices, in order; *first and
- * *last are their pointers. */
-uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t max_bytes, ign_slice *slices, uint32_t room,
-                        uint64_t *first, uint64_t *last);
+ * *last are their pointers. *expired: it ended before one that has expired at `ms`. */
+uint32_t ign_state_next(ign_ctl *ctl, ign_shard *shard, uint32_t limit, uint64_t max_bytes, uint64_t ms, ign_slice *slices,
+                        uint32_t room, uint64_t *first, uint64_t *last, bool *expired);
+/* How many of the records that come next have expired at `ms`, up to `limit`; *last is the last of them. */
+uint64_t ign_state_expired(ign_ctl *ctl, ign_shard *shard, uint64_t ms, uint64_t limit, uint64_t *last);
+void ign_state_expire(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 ign_slice ign_extent_slice(uint16_t shard, const ign_item *extent, uint64_t first, uint64_t last);
 
 #endif

@@ -56,7 +56,7 @@ static double load_all(ign_store *store, uint32_t m, const uint8_t *bytes, uint3
     double began = seconds(CLOCK_MONOTONIC);
     for (int i = 0; i < count; i++) {
         ign_store_part part = {.batch = bytes, .bytes = size};
-        CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_OK);
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
         if (flush_each)
             CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
     }
@@ -68,17 +68,18 @@ static double claim_all(ign_store *store, uint32_t m, uint32_t limit, uint64_t *
     static uint8_t buffer[1 << 20];
     ign_slice slices[64];
     uint32_t count;
+    bool expired;
     ign_store_mark mark;
     *total = 0;
     double began = seconds(CLOCK_MONOTONIC);
-    while (ign_store_claim(store, m, 0, limit, 1 << 26, "bench", 1, slices, 64, &count, &mark) == IGN_OK) {
+    while (ign_store_claim(store, m, 0, limit, 1 << 26, "bench", 1, slices, 64, &count, &expired, NULL, &mark) == IGN_OK) {
         ign_store_run runs[64];
         uint64_t retired;
         for (uint32_t i = 0; i < count; i++) {
             CHECK_EQ(ign_store_fetch(store, &slices[i], buffer), IGN_OK);
             runs[i] = (ign_store_run){.first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
         }
-        CHECK_EQ(ign_store_retire(store, m, runs, count, &retired, &mark), IGN_OK);
+        CHECK_EQ(ign_store_retire(store, m, runs, count, false, &retired, NULL, &mark), IGN_OK);
         *total += retired;
     }
     return seconds(CLOCK_MONOTONIC) - began;
@@ -94,21 +95,22 @@ static void cold(ign_store *store, uint32_t m, const uint8_t *one, uint32_t size
         ign_store_part part = {.batch = one, .bytes = size};
         ign_slice slice;
         uint32_t count;
+        bool expired;
         uint64_t retired;
         struct timespec pause = {.tv_nsec = 1000000};
         nanosleep(&pause, NULL);
         double t = seconds(CLOCK_THREAD_CPUTIME_ID);
-        CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_OK);
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
         load += seconds(CLOCK_THREAD_CPUTIME_ID) - t;
         nanosleep(&pause, NULL);
         t = seconds(CLOCK_THREAD_CPUTIME_ID);
-        CHECK_EQ(ign_store_claim(store, m, 0, 1, 1 << 20, "bench", 1, &slice, 1, &count, &mark), IGN_OK);
+        CHECK_EQ(ign_store_claim(store, m, 0, 1, 1 << 20, "bench", 1, &slice, 1, &count, &expired, NULL, &mark), IGN_OK);
         CHECK_EQ(ign_store_fetch(store, &slice, buffer), IGN_OK);
         claim += seconds(CLOCK_THREAD_CPUTIME_ID) - t;
         nanosleep(&pause, NULL);
         ign_store_run run = {.first = slice.first, .last = slice.first};
         t = seconds(CLOCK_THREAD_CPUTIME_ID);
-        CHECK_EQ(ign_store_retire(store, m, &run, 1, &retired, &mark), IGN_OK);
+        CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, NULL, &mark), IGN_OK);
         retire += seconds(CLOCK_THREAD_CPUTIME_ID) - t;
     }
     printf("alone, cold: load %.1f us, claim and fetch %.1f us, retire %.1f us of processor time\n", load / ALONE * 1e6,
@@ -151,7 +153,7 @@ int main(int argc, char **argv)
     batch_bytes = batch_make(batch, BATCH, 1, BODY);
     CHECK_EQ(ign_store_io_open(argv[1], &io), 0);
     CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
-    CHECK_EQ(ign_store_declare(store, "bench", 1, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "bench", 1, 0, &m, NULL, &mark), IGN_OK);
     for (int round = 0; round < ROUNDS; round++)
         each_round(store, m, raw, round, values);
     printf("one at a time, flushed each:  %.2f x raw append and fdatasync\n", median(values[0]));

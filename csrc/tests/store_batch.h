@@ -12,10 +12,10 @@
 enum { BATCH_MAX = 1 << 16 };
 
 /* `count` records of `size` bytes (8 at least), that begin with `first_id`, `first_id` + 1 ...; returns the batch's bytes. */
-static inline uint32_t batch_make(uint8_t *to, uint32_t count, uint64_t first_id, uint32_t size)
+static inline uint32_t batch_make_until(uint8_t *to, uint32_t count, uint64_t first_id, uint32_t size, uint64_t expires_at_ms)
 {
     size_t total = ign_segment_size(count, (size_t)count * size);
-    ign_segment_begin(to, count, 0);
+    ign_segment_begin(to, count, expires_at_ms);
     uint8_t *data = to + total - (size_t)count * size;
     for (uint32_t i = 0; i < count; i++) {
         uint64_t id = first_id + i;
@@ -25,6 +25,11 @@ static inline uint32_t batch_make(uint8_t *to, uint32_t count, uint64_t first_id
     }
     ign_segment_finish(to);
     return (uint32_t)total;
+}
+
+static inline uint32_t batch_make(uint8_t *to, uint32_t count, uint64_t first_id, uint32_t size)
+{
+    return batch_make_until(to, count, first_id, size, 0);
 }
 
 /* The message that stands at a pointer of a fetched batch; 0: its checksum does not hold. */

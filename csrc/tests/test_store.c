@@ -20,7 +20,7 @@ static uint64_t load(ign_store *store, uint32_t magazine, uint16_t shard, uint32
     static uint8_t batch[BATCH_MAX];
     ign_store_mark mark;
     ign_store_part part = {.shard = shard, .batch = batch, .bytes = batch_make(batch, count, id, 24)};
-    CHECK_EQ(ign_store_load(store, magazine, &part, 1, &mark), IGN_OK);
+    CHECK_EQ(ign_store_load(store, magazine, &part, 1, NULL, &mark), IGN_OK);
     CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
     return part.first;
 }
@@ -31,8 +31,9 @@ static uint32_t claim(ign_store *store, uint32_t magazine, uint32_t limit, uint6
     static uint8_t batch[BATCH_MAX];
     ign_slice slices[64];
     uint32_t count, total = 0;
+    bool expired;
     ign_store_mark mark;
-    int rc = ign_store_claim(store, magazine, 0, limit, 1 << 20, "me", 1, slices, 64, &count, &mark);
+    int rc = ign_store_claim(store, magazine, 0, limit, 1 << 20, "me", 1, slices, 64, &count, &expired, NULL, &mark);
     if (rc == IGN_EMPTY)
         return 0;
     CHECK_EQ(rc, IGN_OK);
@@ -52,19 +53,19 @@ static void load_claim_retire(void)
     uint32_t m, again;
     ign_store_mark mark;
     ign_store_run runs[64];
-    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &m, &mark), IGN_OK);
-    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &again, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &m, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &again, NULL, &mark), IGN_OK);
     CHECK_EQ(again, m);
-    CHECK_EQ(ign_store_declare(store, "queue", 4, 1, &again, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_declare(store, "queue", 4, 1, &again, NULL, &mark), IGN_E_MISMATCH);
     CHECK_EQ(load(store, m, 0, 10, 100), 1);
     CHECK_EQ(load(store, m, 0, 5, 110), 11);
     CHECK_EQ(claim(store, m, 12, 100, runs), 12);
     CHECK_EQ(runs[1].last, 12);
     uint64_t retired;
     ign_store_run some = {.shard = 0, .first = 2, .last = 11};
-    CHECK_EQ(ign_store_retire(store, m, &some, 1, &retired, &mark), IGN_OK);
+    CHECK_EQ(ign_store_retire(store, m, &some, 1, false, &retired, NULL, &mark), IGN_OK);
     CHECK_EQ(retired, 10);
-    CHECK_EQ(ign_store_retire(store, m, &some, 1, &retired, &mark), IGN_OK);
+    CHECK_EQ(ign_store_retire(store, m, &some, 1, false, &retired, NULL, &mark), IGN_OK);
     CHECK_EQ(retired, 0);
     ign_shard shard;
     CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
@@ -86,9 +87,9 @@ static void load_claim_retire(void)
     uint32_t count;
     CHECK_EQ(ign_store_peek(store, m, 0, 1, UINT64_MAX, slices, 8, &count), IGN_OK);
     CHECK_EQ(count, 3); /* 1; 12 to 15; and the last three */
-    CHECK_EQ(ign_store_drop(store, m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_drop(store, m, false, NULL, &mark), IGN_OK);
     CHECK_EQ(ign_store_find(store, "queue", &again), IGN_E_UNKNOWN);
-    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &again, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "queue", 4, 0, &again, NULL, &mark), IGN_OK);
     CHECK(load(store, again, 0, 1, 7) == 19 + IGN_STORE_JUMP); /* not the dropped one's pointers */
     ign_store_close(store);
     store_dir_close(io);
@@ -102,17 +103,17 @@ static void transfers_and_keys(void)
     uint32_t a, b, bytes;
     ign_store_mark mark;
     ign_store_run runs[8];
-    CHECK_EQ(ign_store_declare(store, "a", 1, 0, &a, &mark), IGN_OK);
-    CHECK_EQ(ign_store_declare(store, "b", 1, 0, &b, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "a", 1, 0, &a, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "b", 1, 0, &b, NULL, &mark), IGN_OK);
     load(store, a, 0, 4, 1);
     CHECK_EQ(claim(store, a, 4, 1, runs), 4);
     ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, 2, 1, 24)};
     ign_store_run two = {.shard = 0, .first = 1, .last = 2};
-    CHECK_EQ(ign_store_transfer(store, a, &two, 1, b, &part, 1, false, &mark), IGN_OK);
-    CHECK_EQ(ign_store_transfer(store, a, &two, 1, b, &part, 1, false, &mark), IGN_EMPTY);
+    CHECK_EQ(ign_store_transfer(store, a, &two, 1, b, &part, 1, false, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_transfer(store, a, &two, 1, b, &part, 1, false, NULL, &mark), IGN_EMPTY);
     ign_store_run third = {.shard = 0, .first = 3, .last = 3};
     part.bytes = batch_make(batch, 1, 3, 24);
-    CHECK_EQ(ign_store_transfer(store, a, &third, 1, a, &part, 1, true, &mark), IGN_OK);
+    CHECK_EQ(ign_store_transfer(store, a, &third, 1, a, &part, 1, true, NULL, &mark), IGN_OK);
     ign_shard shard;
     ign_store_shard(store, a, 0, &shard);
     CHECK(shard.load_counter == 4 && shard.fire_counter == 3 && shard.living == 2 && shard.in_flight == 1);
@@ -120,14 +121,14 @@ static void transfers_and_keys(void)
     CHECK_EQ(claim(store, b, 4, 1, runs), 2);
 
     ign_store_run all = {.shard = 0, .first = 1, .last = 100};
-    CHECK_EQ(ign_store_renew(store, a, &all, 1, "me", "you", 9, &mark), IGN_OK);
-    CHECK_EQ(ign_store_renew(store, a, &all, 1, "nobody", NULL, 9, &mark), IGN_EMPTY);
+    CHECK_EQ(ign_store_renew(store, a, &all, 1, "me", "you", 9, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_renew(store, a, &all, 1, "nobody", NULL, 9, NULL, &mark), IGN_EMPTY);
 
     ign_store_change change = {.key = "lock", .key_bytes = 4, .value = "x1", .value_bytes = 2};
-    CHECK_EQ(ign_store_change_keys(store, &change, 1, &mark), IGN_OK);
-    CHECK_EQ(ign_store_change_keys(store, &change, 1, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_change_keys(store, &change, 1, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_change_keys(store, &change, 1, NULL, &mark), IGN_E_MISMATCH);
     change.expected = "x1", change.expected_bytes = 2, change.value = "y22", change.value_bytes = 3;
-    CHECK_EQ(ign_store_change_keys(store, &change, 1, &mark), IGN_OK);
+    CHECK_EQ(ign_store_change_keys(store, &change, 1, NULL, &mark), IGN_OK);
     ign_store_close(store);
     store = open_small(io);
     char value[8];
@@ -146,7 +147,7 @@ static void through_many_segments(void)
     uint32_t m;
     ign_store_mark mark;
     ign_store_run runs[64];
-    CHECK_EQ(ign_store_declare(store, "m", 2, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 2, 0, &m, NULL, &mark), IGN_OK);
     uint64_t next = 1, at = 1;
     for (int round = 0; round < 300; round++) {
         uint32_t count = 1 + (uint32_t)round * 7 % 90;
@@ -156,7 +157,7 @@ static void through_many_segments(void)
             uint32_t got = claim(store, m, 64, at, runs);
             at += got;
             uint64_t retired;
-            CHECK_EQ(ign_store_retire(store, m, runs, 1, &retired, &mark), IGN_OK);
+            CHECK_EQ(ign_store_retire(store, m, runs, 1, false, &retired, NULL, &mark), IGN_OK);
         }
         if (round % 50 == 49) {
             CHECK(ign_store_maintain(store) >= 0);
@@ -211,7 +212,7 @@ static void damage(void)
     ign_store_mark mark;
     ign_store_run runs[64];
     ign_store_figures figures;
-    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, NULL, &mark), IGN_OK);
     for (uint64_t i = 0; i < 4; i++) {
         load(store, m, 0, 10, 1 + i * 10);
         CHECK_EQ(ign_store_checkpoint(store), IGN_OK);
@@ -258,15 +259,15 @@ static void moved_directory(void)
     ign_store *store = open_small(io);
     uint32_t m;
     ign_store_mark mark;
-    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, NULL, &mark), IGN_OK);
     char moved[80];
     snprintf(moved, sizeof moved, "%s.moved", store_dir_path);
     CHECK_EQ(rename(store_dir_path, moved), 0);
     uint8_t batch[256];
     ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 1, 1, 16)};
-    CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_E_MOVED);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_E_MOVED);
     CHECK_EQ(rename(moved, store_dir_path), 0);
-    CHECK_EQ(ign_store_load(store, m, &part, 1, &mark), IGN_OK);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
     CHECK_EQ(rename(store_dir_path, moved), 0);
     CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_MOVED);
     CHECK_EQ(rename(moved, store_dir_path), 0);
@@ -284,21 +285,21 @@ static void one_old_message(void)
     ign_store_run runs[64];
     uint64_t retired, next = 1, kept = 0;
     ign_store_figures figures;
-    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, &mark), IGN_OK);
-    CHECK_EQ(ign_store_declare(store, "old", 1, 0, &old, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "old", 1, 0, &old, NULL, &mark), IGN_OK);
     for (int round = 0; round < 1500; round++) {
         load(store, m, 0, 40, next);
         if (round % 15 == 0) { /* 3 of 5 will go */
             load(store, old, 0, 5, 1000000 + kept * 5);
             ign_store_run two[2] = {{.first = kept * 5 + 1, .last = kept * 5 + 2}, {.first = kept * 5 + 4, .last = kept * 5 + 4}};
-            CHECK_EQ(ign_store_retire(store, old, two, 2, &retired, &mark), IGN_OK);
+            CHECK_EQ(ign_store_retire(store, old, two, 2, false, &retired, NULL, &mark), IGN_OK);
             CHECK_EQ(retired, 3);
             kept++;
         }
         got = claim(store, m, 40, next, runs);
         CHECK_EQ(got, 40);
         next += 40;
-        CHECK_EQ(ign_store_retire(store, m, runs, 1, &retired, &mark), IGN_OK);
+        CHECK_EQ(ign_store_retire(store, m, runs, 1, false, &retired, NULL, &mark), IGN_OK);
         CHECK_EQ(retired, 40);
         if (round % 20 == 19)
             CHECK(ign_store_maintain(store) >= 0);
@@ -342,17 +343,18 @@ static void *work(void *arg)
     for (uint64_t i = 0; i < ROUNDS; i++) {
         ign_store_mark mark;
         ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, 3, w->base + i * 3, 16)};
-        CHECK_EQ(ign_store_load(w->store, w->magazine, &part, 1, &mark), IGN_OK);
+        CHECK_EQ(ign_store_load(w->store, w->magazine, &part, 1, NULL, &mark), IGN_OK);
         if (i % 16 == 0)
             CHECK_EQ(ign_store_flush(w->store, &mark, true), IGN_OK);
         ign_slice slices[8];
         uint32_t count;
-        int rc = ign_store_claim(w->store, w->magazine, 0, 3, 1 << 20, "w", 1, slices, 8, &count, &mark);
+        bool expired;
+        int rc = ign_store_claim(w->store, w->magazine, 0, 3, 1 << 20, "w", 1, slices, 8, &count, &expired, NULL, &mark);
         CHECK(rc == IGN_OK || rc == IGN_EMPTY);
         for (uint32_t k = 0; k < count; k++) {
             ign_store_run run = {.first = slices[k].first + slices[k].from, .last = slices[k].first + slices[k].to - 1};
             uint64_t retired;
-            CHECK_EQ(ign_store_retire(w->store, w->magazine, &run, 1, &retired, &mark), IGN_OK);
+            CHECK_EQ(ign_store_retire(w->store, w->magazine, &run, 1, false, &retired, NULL, &mark), IGN_OK);
             w->claimed += retired;
         }
     }
@@ -370,7 +372,7 @@ static void threads_of_two(void)
     store[1] = open_small(io[1]);
     uint32_t m;
     ign_store_mark mark;
-    CHECK_EQ(ign_store_declare(store[0], "m", 1, 0, &m, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store[0], "m", 1, 0, &m, NULL, &mark), IGN_OK);
     pthread_t threads[THREADS];
     worker workers[THREADS];
     for (int i = 0; i < THREADS; i++) {

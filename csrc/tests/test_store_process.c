@@ -18,7 +18,7 @@ typedef struct told {
     _Atomic uint8_t retiring[IDS]; /* it was claimed, and is being retired */
     _Atomic uint32_t claims[IDS];
     _Atomic uint32_t rounds[WORKERS];
-    _Atomic uint32_t failed;
+    _Atomic uint32_t failed, done; /* `done`: workers that had no more to do */
 } told;
 
 static const ign_store_options options = {.segment_bytes = 1 << 18, .control_reserve = 1 << 26, .stopped_after_ns = 100000000,
@@ -47,13 +47,14 @@ static void live(int worker, uint64_t first_id)
     EXPECT(rc == IGN_OK);
     for (uint64_t id = first_id; id + BATCH <= first_id + PER_LIFE; id += BATCH) {
         ign_store_part part = {.batch = batch, .bytes = batch_make(batch, BATCH, id, 20)};
-        rc = ign_store_load(store, magazine, &part, 1, &mark);
+        rc = ign_store_load(store, magazine, &part, 1, NULL, &mark);
         EXPECT(rc == IGN_OK);
         for (uint32_t i = 0; i < BATCH; i++)
             atomic_store(&shared->loaded[id + i], 1);
         ign_slice slices[8];
         uint32_t count;
-        rc = ign_store_claim(store, magazine, 0, BATCH, 1 << 20, "worker", 1, slices, 8, &count, &mark);
+        bool expired;
+        rc = ign_store_claim(store, magazine, 0, BATCH, 1 << 20, "worker", 1, slices, 8, &count, &expired, NULL, &mark);
         EXPECT(rc == IGN_OK || rc == IGN_EMPTY);
         for (uint32_t i = 0; i < count; i++) {
             rc = ign_store_fetch(store, &slices[i], batch);
@@ -66,7 +67,7 @@ static void live(int worker, uint64_t first_id)
                 atomic_store(&shared->retiring[got], 1);
             }
             uint64_t retired;
-            rc = ign_store_retire(store, magazine, &run, 1, &retired, &mark);
+            rc = ign_store_retire(store, magazine, &run, 1, false, &retired, NULL, &mark);
             EXPECT(rc == IGN_OK && retired == run.last - run.first + 1);
         }
         if (id % 64 == 0) {
@@ -79,11 +80,13 @@ static void live(int worker, uint64_t first_id)
     }
     ign_store_close(store);
     ign_store_io_close(io);
+    atomic_fetch_or(&shared->done, 1u << worker);
     _exit(0);
 }
 
 static pid_t start(int worker, int life)
 {
+    atomic_fetch_and(&shared->done, ~(1u << worker));
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0)
@@ -100,7 +103,7 @@ static void others_go_on(int worker, const bool *running)
     for (int wait = 0; wait < 20000; wait++) {
         bool any = false;
         for (int i = 0; i < WORKERS; i++) {
-            if (i == worker || !running[i])
+            if (i == worker || !running[i] || (atomic_load(&shared->done) >> i & 1) != 0)
                 continue;
             any = true;
             if (atomic_load(&shared->rounds[i]) > before[i] + 2)
@@ -121,7 +124,7 @@ static void killed_and_stopped(void)
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     CHECK_EQ(ign_store_open(&store, io, &options), IGN_OK);
-    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &magazine, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark), IGN_OK);
     ign_store_close(store);
 
     pid_t children[WORKERS];

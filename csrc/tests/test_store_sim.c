@@ -18,7 +18,7 @@ int main(void)
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { IDS = 2048, PROCESSES = 3, POINTERS = 4096 };
+enum { IDS = 2048, PROCESSES = 3, POINTERS = 4096, KEYS = 24, FORGOTTEN = 8 };
 
 /* What the model knows of one message. */
 typedef struct message {
@@ -32,14 +32,30 @@ typedef struct message {
     bool retired_durable;
     bool claimed;  /* handed out since the last power cut or failure of the disk */
     bool gone;     /* was not found at an opening, as it may: it must stay so */
+    bool never;    /* its load said that nothing happened: it is found by nobody */
+    bool left;     /* a retirement was begun, ever */
+    uint64_t expires; /* when; 0: never */
+    unsigned key;  /* it was loaded once for this, 0: for none */
+    uint32_t load; /* the first that was loaded with it */
     uint64_t pointer;
 } message;
 
+/* What the model knows of what is loaded once. */
+typedef struct once_key {
+    unsigned sent; /* loads that were begun */
+    bool there, doubt;
+} once_key;
+
 static message model[IDS];
+static once_key keys[KEYS];
+static unsigned purges;               /* that were begun, and have not returned */
+static uint32_t hour;                 /* keys of the first half go with the second hour */
+static uint8_t epoch_begun, epoch_set; /* what a change of the fence has begun to set, and has set */
 static uint64_t by_pointer[POINTERS][2]; /* pointer, message */
 static unsigned pointers;
 static uint32_t next_id, magazine;
 static bool disk_fails; /* in this history writes or flushes fail */
+static bool purging;    /* in this one what waits is retired now and then */
 static unsigned operations;
 static uint64_t seed_now;
 static const char *what_now;
@@ -81,28 +97,89 @@ static void note_pointer(uint64_t pointer, uint64_t id)
     by_pointer[pointers++][1] = id;
 }
 
-static void load_some(ign_store *store, bool flush)
+typedef enum load_kind { PLAIN, AT_ONCE, FENCED, ONCE, CLAIMED } load_kind;
+
+static void id_of_key(uint8_t *to, unsigned key)
+{
+    memset(to, (int)key, IGN_STORE_ID_BYTES);
+}
+
+/* What a load of that kind ended with, if it is what the model says. True: it was nothing to complain about, and nothing happened. */
+static bool refused_as_it_may(load_kind kind, int rc, unsigned key, uint8_t fence, uint8_t begun, uint8_t set)
+{
+    switch (kind) {
+    case AT_ONCE: return rc == IGN_E_BUSY;
+    case FENCED:
+        REQUIRE(rc != IGN_OK || fence >= set || disk_fails); /* it had another value before we began, and nobody was refused since */
+        REQUIRE(rc != IGN_E_MISMATCH || fence != set || begun != set || epoch_begun != begun || disk_fails); /* and it had this one all the time */
+        return rc == IGN_E_MISMATCH;
+    case ONCE:
+        REQUIRE(rc != IGN_E_MISMATCH || keys[key].sent > 1);
+        REQUIRE(rc != IGN_OK || !keys[key].there || keys[key].doubt);
+        return rc == IGN_E_MISMATCH;
+    case CLAIMED: return rc == IGN_EMPTY;
+    default: return false;
+    }
+}
+
+static int load_as(ign_store *store, load_kind kind, ign_store_part *part, unsigned key, uint8_t fence, ign_store_mark *mark)
+{
+    uint8_t id[IGN_STORE_ID_BYTES];
+    ign_store_change change = {.key = "epoch", .key_bytes = 5, .expected = fence == 0 ? NULL : &fence, .expected_bytes = fence != 0};
+    id_of_key(id, key);
+    switch (kind) {
+    case AT_ONCE: return ign_store_load(store, magazine, part, 1, &(ign_store_how){.at_once = true}, mark);
+    case FENCED: return ign_store_load(store, magazine, part, 1, &(ign_store_how){.fence = &change}, mark);
+    case ONCE: return ign_store_load_once(store, magazine, part, 1, id, 1, key < FORGOTTEN ? 2 : 1000, hour, NULL, mark);
+    case CLAIMED: return ign_store_load_claimed(store, magazine, part, 1, "one", machine.clock, NULL, mark);
+    default: return ign_store_load(store, magazine, part, 1, NULL, mark);
+    }
+}
+
+static void load_some_as(ign_store *store, load_kind kind, bool flush)
 {
     uint8_t batch[1024];
     uint32_t count = 1 + (uint32_t)sim_below(4), first = next_id;
-    if (first + count >= IDS)
+    unsigned key = kind == ONCE ? 1 + (unsigned)sim_below(KEYS - 1) : 0;
+    if (first + count >= IDS || (key != 0 && key < FORGOTTEN && hour > 1))
         return;
     next_id += count;
-    for (uint32_t i = 0; i < count; i++)
+    uint64_t expires = sim_below(4) == 0 ? machine.clock + sim_below(2000000) : 0;
+    uint8_t begun = epoch_begun, set = epoch_set, fence = (uint8_t)(begun - sim_below(2));
+    for (uint32_t i = 0; i < count; i++) {
         model[first + i].sent = true;
+        model[first + i].retiring = model[first + i].left = purges != 0;
+        model[first + i].expires = expires;
+        model[first + i].key = key;
+        model[first + i].load = first;
+    }
+    bool knew = key != 0 && keys[key].there;
+    if (key != 0)
+        keys[key].sent++;
     ign_store_mark mark;
-    ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
-    int rc = ign_store_load(store, magazine, &part, 1, &mark);
-    TELL("load %u x %u: %d at %" PRIu64 ".%" PRIu64 " first %" PRIu64 "\n", first, count, rc, mark.generation, mark.position, part.first);
-    REQUIRE(rc == IGN_OK || allowed(rc));
+    ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make_until(batch, count, first, 8 + (uint32_t)sim_below(64), expires)};
+    int rc = load_as(store, kind, &part, key, fence, &mark);
+    TELL("load %u x %u as %d key %u knew %d: %d at %" PRIu64 ".%" PRIu64 " first %" PRIu64 "\n", first, count, (int)kind, key, (int)knew, rc,
+         mark.generation, mark.position, part.first);
+    bool nothing = refused_as_it_may(kind, rc, key, fence, begun, set);
+    REQUIRE(rc == IGN_OK || nothing || allowed(rc));
+    if (key != 0 && !nothing) {
+        keys[key].there = keys[key].there || rc == IGN_OK;
+        keys[key].doubt = keys[key].doubt || rc != IGN_OK;
+    }
     for (uint32_t i = 0; i < count; i++) {
         message *m = &model[first + i];
         m->there = rc == IGN_OK;
+        m->never = nothing;
         m->refused = rc == IGN_E_FAILED || rc == IGN_E_NO_ROOM;
-        m->doubt = rc != IGN_OK && !m->refused;
+        m->doubt = rc != IGN_OK && !nothing && !m->refused;
         m->pointer = part.first + i;
         if (rc == IGN_OK)
             note_pointer(m->pointer, first + i);
+        if (rc == IGN_OK && kind == CLAIMED) {
+            REQUIRE(!m->claimed); /* nobody else was handed it */
+            m->claimed = true;
+        }
     }
     if (rc != IGN_OK || !flush)
         return;
@@ -114,6 +191,77 @@ static void load_some(ign_store *store, bool flush)
         model[first + i].refused = rc == IGN_E_FAILED;
         model[first + i].doubt = rc != IGN_OK && rc != IGN_E_FAILED;
     }
+    if (key != 0)
+        keys[key].doubt = keys[key].doubt || rc != IGN_OK;
+}
+
+static void load_some(ign_store *store, bool flush)
+{
+    load_some_as(store, PLAIN, flush);
+}
+
+/* The fence gets its next value. */
+static void raise_epoch(ign_store *store)
+{
+    uint8_t had = 0;
+    uint32_t bytes;
+    int rc = ign_store_get_key(store, "epoch", 5, &had, 1, &bytes);
+    REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
+    uint8_t next = (uint8_t)(had + 1);
+    if (rc < 0 || next == 0)
+        return;
+    ign_store_mark mark;
+    ign_store_change change = {.key = "epoch", .key_bytes = 5, .expected = had == 0 ? NULL : &had, .expected_bytes = had != 0,
+                               .value = &next, .value_bytes = 1};
+    epoch_begun = next > epoch_begun ? next : epoch_begun;
+    rc = ign_store_change_keys(store, &change, 1, NULL, &mark);
+    REQUIRE(rc == IGN_OK || rc == IGN_E_MISMATCH || allowed(rc));
+    if (rc == IGN_OK && epoch_set < next)
+        epoch_set = next;
+}
+
+static void note_retiring(uint64_t before_ms)
+{
+    for (uint32_t id = 1; id < next_id; id++)
+        if (before_ms != 0 ? model[id].expires != 0 && model[id].expires <= before_ms : !model[id].claimed)
+            model[id].retiring = model[id].left = true;
+}
+
+static void expire_some(ign_store *store)
+{
+    uint64_t gone, ms = machine.clock;
+    ign_store_mark mark;
+    note_retiring(ms);
+    int rc = ign_store_expire(store, magazine, 0, ms, 1 + sim_below(5), &gone, NULL, &mark);
+    TELL("expire: %d %" PRIu64 "\n", rc, gone);
+    REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
+    REQUIRE(rc == IGN_OK ? gone > 0 && gone <= 5 : gone == 0);
+}
+
+static void forget_some(ign_store *store)
+{
+    ign_store_mark mark;
+    if (hour == 1 && sim_below(4) == 0) {
+        for (unsigned k = 1; k < FORGOTTEN; k++)
+            keys[k].doubt = true;
+        hour = 2;
+    }
+    int rc = ign_store_forget_ids(store, magazine, hour, 1 + (uint32_t)sim_below(4), NULL, &mark);
+    REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
+    REQUIRE(rc != IGN_OK || hour == 2);
+}
+
+/* All that was never claimed. */
+static void purge(ign_store *store)
+{
+    uint64_t retired;
+    ign_store_mark mark;
+    ign_store_run all = {.first = 1, .last = UINT64_MAX - 1};
+    purges++;
+    note_retiring(0);
+    int rc = ign_store_retire(store, magazine, &all, 1, true, &retired, NULL, &mark);
+    purges--;
+    REQUIRE(rc == IGN_OK || allowed(rc));
 }
 
 static void claim_some(ign_store *store, bool retire, bool flush)
@@ -122,9 +270,11 @@ static void claim_some(ign_store *store, bool retire, bool flush)
     uint8_t batch[1024];
     ign_slice slices[4];
     uint32_t count;
+    bool expired;
     ign_store_mark mark;
-    int rc = ign_store_claim(store, magazine, 0, 1 + (uint32_t)sim_below(6), 1 << 20, owners[sim_below(2)], machine.clock, slices, 4,
-                             &count, &mark);
+    uint64_t ms = machine.clock;
+    int rc = ign_store_claim(store, magazine, 0, 1 + (uint32_t)sim_below(6), 1 << 20, owners[sim_below(2)], ms, slices, 4,
+                             &count, &expired, NULL, &mark);
     REQUIRE(rc == IGN_OK || rc == IGN_EMPTY || allowed(rc));
     if (rc != IGN_OK)
         return;
@@ -135,7 +285,8 @@ static void claim_some(ign_store *store, bool retire, bool flush)
         runs[i] = (ign_store_run){.first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
         for (uint32_t k = slices[i].from; rc == IGN_OK && k < slices[i].to; k++) {
             uint64_t id = batch_read(batch, &slices[i], magazine, k);
-            REQUIRE(id > 0 && id < next_id && model[id].sent && !model[id].gone);
+            REQUIRE(id > 0 && id < next_id && model[id].sent && !model[id].gone && !model[id].never);
+            REQUIRE(model[id].expires == 0 || model[id].expires > ms);
             REQUIRE(!model[id].claimed || disk_fails);
             REQUIRE(!model[id].refused || disk_fails); /* seen before it was refused */
             model[id].claimed = true;
@@ -148,9 +299,9 @@ static void claim_some(ign_store *store, bool retire, bool flush)
     for (unsigned i = 0; i < pointers; i++)
         for (uint32_t k = 0; k < count; k++)
             if (by_pointer[i][0] >= runs[k].first && by_pointer[i][0] <= runs[k].last)
-                model[by_pointer[i][1]].retiring = true;
+                model[by_pointer[i][1]].retiring = model[by_pointer[i][1]].left = true;
     uint64_t retired;
-    rc = ign_store_retire(store, magazine, runs, count, &retired, &mark);
+    rc = ign_store_retire(store, magazine, runs, count, false, &retired, NULL, &mark);
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc != IGN_OK)
         return;
@@ -174,20 +325,31 @@ static void work(int process, ign_store_io *io)
     REQUIRE(rc == IGN_OK || allowed(rc));
     if (rc != IGN_OK)
         return;
-    rc = ign_store_declare(store, "m", 1, 0, &magazine, &mark);
+    rc = ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark);
     REQUIRE(rc == IGN_OK || allowed(rc));
-    if (rc == IGN_OK)
+    if (rc == IGN_OK && sim_below(4) != 0) /* else it may be lost, and what it gave out with it */
         rc = ign_store_flush(store, &mark, true);
     REQUIRE(rc == IGN_OK || allowed(rc));
     for (unsigned i = 0; rc == IGN_OK && i < operations; i++) {
         uint64_t choice = sim_below(16);
-        if (choice < 8)
-            load_some(store, choice < 5);
+        if (choice < 5)
+            load_some(store, choice < 3);
+        else if (choice < 8)
+            load_some_as(store, (load_kind)(AT_ONCE + sim_below(4)), sim_below(2) == 0);
         else if (choice < 14)
             claim_some(store, choice < 12, choice < 10);
+        else if (choice == 14 && sim_below(2) == 0)
+            switch (sim_below(4)) {
+            case 0: raise_epoch(store); break;
+            case 1: forget_some(store); break;
+            case 2: expire_some(store); break;
+            default:
+                if (purging)
+                    purge(store);
+            }
         else if (choice == 14) {
             ign_store_change change = {.key = "k", .key_bytes = 1, .value = "abcdefgh", .value_bytes = 1 + (uint32_t)sim_below(8), .expected_bytes = UINT32_MAX};
-            int changed = ign_store_change_keys(store, &change, 1, &mark);
+            int changed = ign_store_change_keys(store, &change, 1, NULL, &mark);
             TELL("change: %d errno %d\n", changed, errno);
             REQUIRE(changed == IGN_OK || allowed(changed));
         } else {
@@ -203,10 +365,11 @@ static bool after_cut, checked;
 
 /* What the living see in the end, for comparison with what the log says. */
 static struct {
-    bool known;
+    bool is_known;
     ign_shard shard;
     uint32_t records;
     uint64_t ids; /* a sum over messages and pointers */
+    uint32_t known; /* ids */
 } seen_alive;
 
 static void look(ign_store *store, ign_shard *shard, uint32_t *records, uint64_t *ids)
@@ -223,6 +386,19 @@ static void look(ign_store *store, ign_shard *shard, uint32_t *records, uint64_t
         for (uint32_t k = slices[i].from; k < slices[i].to; k++, ++*records)
             *ids += batch_read(batch, &slices[i], magazine, k) * 0x9E3779B97F4A7C15ull ^ (slices[i].first + k);
     }
+}
+
+static uint32_t known_keys(ign_store *store)
+{
+    uint8_t ids[KEYS * IGN_STORE_ID_BYTES];
+    bool known[KEYS];
+    uint32_t bits = 0;
+    for (unsigned k = 0; k < KEYS; k++)
+        id_of_key(ids + k * IGN_STORE_ID_BYTES, k);
+    REQUIRE(ign_store_known_ids(store, magazine, hour, ids, KEYS, known) == IGN_OK);
+    for (unsigned k = 0; k < KEYS; k++)
+        bits |= (uint32_t)known[k] << k;
+    return bits;
 }
 
 /* Has the store open all the time, and when all others are done or dead says what there is: the state that they have mended
@@ -251,14 +427,15 @@ static void bystander(int process, ign_store_io *io)
         /* An entry that a writer had whole on its way into a new segment when it died is nobody's until the next write, which
          * takes its place. */
         ign_store_change change = {.key = "b", .key_bytes = 1, .value = "b", .value_bytes = 1, .expected_bytes = UINT32_MAX};
-        rc = ign_store_change_keys(store, &change, 1, &mark);
+        rc = ign_store_change_keys(store, &change, 1, NULL, &mark);
         REQUIRE(rc == IGN_OK || disk_fails);
         if (rc == IGN_OK)
             rc = ign_store_flush(store, &mark, false);
         REQUIRE(rc == IGN_OK || disk_fails);
         if (rc == IGN_OK) {
             look(store, &seen_alive.shard, &seen_alive.records, &seen_alive.ids);
-            seen_alive.known = true;
+            seen_alive.known = known_keys(store);
+            seen_alive.is_known = true;
         }
     }
     ign_store_close(store);
@@ -273,7 +450,38 @@ static void compare_with_alive(ign_store *store)
     const ign_shard *was = &seen_alive.shard;
     REQUIRE(records == seen_alive.records && ids == seen_alive.ids && shard.living == records);
     REQUIRE(was->living == shard.living && was->in_flight == shard.in_flight && was->load_counter == shard.load_counter &&
-            was->fire_counter == shard.fire_counter && was->load_pointer + IGN_STORE_JUMP == shard.load_pointer);
+            was->fire_counter == shard.fire_counter && was->expired == shard.expired && seen_alive.known == known_keys(store) && was->load_pointer + IGN_STORE_JUMP == shard.load_pointer);
+}
+
+/* What is known was loaded, and is there or was retired; what was loaded and is there is known; and nothing was loaded twice. */
+static void check_keys(ign_store *store, bool declared, const bool *found)
+{
+    uint32_t known = declared ? known_keys(store) : 0;
+    for (unsigned k = 1; k < KEYS; k++) {
+        bool is_known = (known >> k & 1) != 0, was_there = false, lives = false;
+        uint32_t load = 0;
+        for (uint32_t id = 1; id < next_id; id++) {
+            if (model[id].key != k)
+                continue;
+            was_there = was_there || (found[id] || model[id].left);
+            lives = lives || found[id];
+            if (found[id] && !(k < FORGOTTEN && hour > 1)) {
+                REQUIRE(load == 0 || load == model[id].load || disk_fails);
+                load = model[id].load;
+            }
+        }
+        REQUIRE(!is_known || was_there);
+        REQUIRE(is_known || !lives || (k < FORGOTTEN && hour > 1));
+        keys[k].there = is_known;
+        keys[k].doubt = k < FORGOTTEN && hour > 1;
+    }
+    uint8_t epoch = 0;
+    uint32_t bytes;
+    int rc = ign_store_get_key(store, "epoch", 5, &epoch, 1, &bytes);
+    REQUIRE(rc == IGN_OK || rc == IGN_EMPTY);
+    REQUIRE(epoch <= epoch_begun && (epoch >= epoch_set || after_cut || disk_fails));
+    epoch_set = epoch_begun = epoch;
+    purges = 0;
 }
 
 /* Alone, behind whatever happened: what is there, against what was said. */
@@ -296,14 +504,14 @@ static void check_all(int process, ign_store_io *io)
     REQUIRE(rc == IGN_OK || rc == IGN_E_UNKNOWN);
     if (rc == IGN_OK) {
         magazine = number;
-        if (seen_alive.known)
+        if (seen_alive.is_known)
             compare_with_alive(store);
         REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
         for (uint32_t i = 0; i < count; i++) {
             REQUIRE(ign_store_fetch(store, &slices[i], batch) == IGN_OK);
             for (uint32_t k = slices[i].from; k < slices[i].to; k++) {
                 uint64_t id = batch_read(batch, &slices[i], magazine, k);
-                REQUIRE(id > 0 && id < next_id && model[id].sent); /* nothing is invented */
+                REQUIRE(id > 0 && id < next_id && model[id].sent && !model[id].never); /* nothing is invented */
                 REQUIRE(!found[id] && !model[id].gone);            /* nor twice, nor back from the dead */
                 REQUIRE(!model[id].retired_durable);
                 REQUIRE(!model[id].retired || after_cut || disk_fails);
@@ -313,6 +521,7 @@ static void check_all(int process, ign_store_io *io)
             }
         }
     }
+    check_keys(store, rc == IGN_OK, found);
     for (uint32_t id = 1; id < next_id; id++) {
         message *m = &model[id];
         if (!found[id]) {
@@ -326,7 +535,7 @@ static void check_all(int process, ign_store_io *io)
     for (uint32_t id = 1; id < next_id; id++) /* claims that were kept are still claims */
         model[id].claimed = false;
     ign_store_close(store);
-    seen_alive.known = false;
+    seen_alive.is_known = false;
     checked = true;
 }
 
@@ -346,9 +555,13 @@ static void begin(uint64_t seed)
 {
     sim_begin(seed);
     memset(model, 0, sizeof model);
+    memset(keys, 0, sizeof keys);
     pointers = 0;
+    purges = 0;
+    hour = 1;
+    epoch_begun = epoch_set = 0;
     next_id = 1;
-    seen_alive.known = false;
+    seen_alive.is_known = false;
     disk_fails = false;
     seed_now = seed;
 }
@@ -371,6 +584,7 @@ static void history(uint64_t seed)
     default: plan.write_fails = (uint32_t)sim_below(20000), plan.no_room = (uint32_t)sim_below(20000), plan.stops = (uint32_t)sim_below(500); break;
     }
     plan.writebacks = (uint32_t)sim_below(300000);
+    purging = sim_below(3) == 0;
     disk_fails = plan.flush_fails + plan.write_fails + plan.no_room != 0;
     if (getenv("SIM_TELL") != NULL)
         fprintf(stderr, "kills %u stops %u flush %u write %u room %u epochs %u\n", plan.kills, plan.stops, plan.flush_fails, plan.write_fails, plan.no_room, epochs);
@@ -406,13 +620,15 @@ static void two_of_each(int process, ign_store_io *io)
     ign_store *store;
     ign_store_mark mark;
     REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
     REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
     load_some(store, true);
     load_some(store, false);
     claim_some(store, true, true);
     REQUIRE(ign_store_checkpoint(store) >= 0);
-    load_some(store, true);
+    load_some_as(store, ONCE, true);
+    load_some_as(store, CLAIMED, true);
+    expire_some(store);
     claim_some(store, true, false);
     ign_store_close(store);
 }
@@ -522,7 +738,7 @@ static void refuse_and_go_on(int process, ign_store_io *io)
     ign_store *store;
     ign_store_mark mark;
     REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+    REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
     REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
     load_some(store, true);
     load_some(store, false);
@@ -563,7 +779,7 @@ static void open_twice(int process, ign_store_io *io)
     for (int i = 0; i < 2; i++) {
         ign_store_mark mark;
         REQUIRE(ign_store_open(&store, io, &options) == IGN_OK);
-        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, &mark) == IGN_OK);
+        REQUIRE(ign_store_declare(store, "m", 1, 0, &magazine, NULL, &mark) == IGN_OK);
         REQUIRE(ign_store_flush(store, &mark, true) == IGN_OK);
         load_some(store, true);
         if (i == 0)

@@ -21,6 +21,7 @@ from ignis.cli.broker import broker
 from ignis.cli.completion import answer, completion
 from ignis.cli.consume import consume
 from ignis.cli.demo import demo
+from ignis.cli.doctor import doctor
 from ignis.cli.leader import leader
 from ignis.cli.look import peek, queues, stats
 from ignis.cli.pipeline import pipeline
@@ -53,7 +54,7 @@ def cli(context: click.Context) -> None:
 
 for command in (
     worker, workers, publish, consume, queue, queues, stats, peek, sideline, sweep, leader, autoscale, relay, broker, pipeline,
-    demo, bench, completion,
+    doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -99,6 +99,11 @@ def open_store(
 
         path = directory_of(parts)
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
+    if parts.scheme == "engine":
+        from ignis.storage import engine
+
+        path = directory_of(parts)
+        return engine.EmbeddedStore(path, engine.StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
     path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
     raise ConfigError(
         f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay{path}"

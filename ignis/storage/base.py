@@ -3,9 +3,10 @@
 A :class:`Store` is opened from a URL and offers three facets: ``magazines`` (the messages), ``queues`` (their
 settings) and ``locks`` (mutual exclusion and fencing). One contract suite (``tests/contract``) runs on every store.
 
-Words. A *magazine* is a sharded, append-only sequence of records. A *pointer* counts the records ever loaded into
-one shard; the first is 1. *Load* appends, *fire* claims, *delete* retires. A record is the bytes of
-``csrc/ignis_record.h``: an envelope and a body; a store never looks into the body.
+Words. A *magazine* is a sharded, append-only sequence of records. A *pointer* is a record's number in its shard:
+they rise, and none is used twice; the first is 1, and a store may leave numbers out when it is opened. *Load* appends,
+*fire* claims, *delete* retires. A record is the bytes of ``csrc/ignis_record.h``: an envelope and a body; a store never
+looks into the body.
 
 All magazine calls take batches and are thread-safe. Unless a docstring says otherwise a call is atomic per call
 and durable on return as the magazine's durability says: ``sync`` survives a power cut, ``interval`` survives

@@ -70,10 +70,11 @@ class Purges(abc.ABC):
             if room <= 0:
                 break
             if first <= last:
-                stop = min(last, first + room - 1) + 1
-                part[shard] = range(first, stop)
-                room -= stop - first
-                rest[shard] = stop, last
+                pointers, behind = self._purge_next(magazine, shard, first, last, room)
+                if pointers:
+                    part[shard] = pointers
+                    room -= len(pointers)
+                rest[shard] = behind, last
         if part:
             waiting = self._purge_waiting(magazine, part)
             return Purged(waiting, 0, rest if in_flight else {one: at for one, at in rest.items() if at[0] <= at[1]})
@@ -83,6 +84,11 @@ class Purges(abc.ABC):
             if removed:
                 break
         return Purged(0, removed, rest if in_flight else {})
+
+    def _purge_next(self, magazine: str, shard: int, first: int, last: int, limit: int) -> tuple[Sequence[int], int]:
+        """Up to ``limit`` of these pointers, and the one to go on with. For stores whose pointers have gaps: those that exist."""
+        stop = min(last, first + limit - 1) + 1
+        return range(first, stop), stop
 
     def _purge_waiting(self, magazine: str, part: Pointers) -> int:
         return self.delete_waiting(magazine, part)

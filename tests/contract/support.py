@@ -37,12 +37,21 @@ class Kind:
             self._broker = RunningBroker(f"embedded://{self.directory}")
             self.url = self._broker.url
         else:
-            self.url = f"embedded://{self.directory}"
+            self.url = f"{name}://{self.directory}"
         self._opened: list[Store] = []
 
     @property
     def embedded(self) -> bool:
         return self.name == "embedded"
+
+    @property
+    def in_directory(self) -> bool:
+        """Whether its content is in ``directory``, and survives the process."""
+        return self.name in ("embedded", "engine")
+
+    def follows(self, pointer: int, last: int) -> bool:
+        """Whether a load after a reopen goes on behind that pointer; right behind it, where an opening leaves no numbers out."""
+        return pointer > last if self.name == "engine" else pointer == last + 1
 
     def open(self, **options: Any) -> Store:
         self._opened.append(open_store(self.url, **options))

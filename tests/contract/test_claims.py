@@ -130,7 +130,7 @@ def test_claimants(magazines: MagazineStore) -> None:
 
 def test_the_process_behind_an_owner(kind: Kind) -> None:
     """A broker claims for others: it is their death that counts, and not its own."""
-    if kind.name != "embedded":
+    if not kind.in_directory:
         pytest.skip("of a store that keeps processes beside names")
     store = kind.open()
     store.magazines.declare("m", 1)
@@ -210,7 +210,7 @@ def test_many_runs_of_which_few_exist(inside: MagazineStore) -> None:
 
 def test_walks_cost_no_look_per_run(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
     """The embedded store looks for the next segment, and not for each run before it."""
-    if not kind.embedded:
+    if kind.name != "embedded":
         pytest.skip("counts the looks into the embedded store")
     magazines = kind.open().magazines
     magazines.declare("m", 1)
@@ -238,7 +238,7 @@ def test_walks_cost_no_look_per_run(monkeypatch: pytest.MonkeyPatch, kind: Kind)
     st.sets(st.integers(0, 26)),
 )
 @settings(max_examples=40, deadline=None)
-@pytest.mark.parametrize("url", ["memory://", "embedded"])
+@pytest.mark.parametrize("url", ["memory://", "embedded", "engine"])
 def test_renewing_is_what_sets_say(
     tmp_path_factory: pytest.TempPathFactory,
     url: str,
@@ -247,7 +247,7 @@ def test_renewing_is_what_sets_say(
     taken: set[int],
     asked: set[int],
 ) -> None:
-    with open_store(url if "://" in url else f"embedded://{tmp_path_factory.mktemp('store')}") as store:
+    with open_store(url if "://" in url else f"{url}://{tmp_path_factory.mktemp('store')}") as store:
         magazines = store.magazines
         magazines.declare("m", 1, "none")
         for count in loads:

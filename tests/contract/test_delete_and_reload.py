@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from ignis.storage.base import MagazineStore
 from tests.contract.support import Kind, batch, drain, numbered, peeked, pointers, records, state, texts
@@ -46,7 +47,7 @@ def test_a_partly_deleted_batch_stays_so_after_a_reopen(kind: Kind, durability: 
     there = magazines.peek("m", {0: range(1, 21)})[0]
     assert sorted(there) == [one for one in range(1, 21) if one not in {1, 3, 8, 9, 20}]
     assert magazines.delete("m", {0: range(1, 21)}) == 15
-    assert magazines.load_records("m", 0, records("next")) == 21
+    assert kind.follows(magazines.load_records("m", 0, records("next")), 20)
 
 
 def test_a_pointer_is_never_used_twice(kind: Kind) -> None:
@@ -55,9 +56,10 @@ def test_a_pointer_is_never_used_twice(kind: Kind) -> None:
     magazines.load_records("m", 0, numbered(3))
     drain(magazines, "m")
     magazines = kind.reopen().magazines
-    assert magazines.load_records("m", 0, records("x")) == 4
-    magazines.delete("m", {0: [4]})
-    assert magazines.load_records("m", 0, records("y")) == 5
+    next_one = magazines.load_records("m", 0, records("x"))
+    assert kind.follows(next_one, 3)
+    magazines.delete("m", {0: [next_one]})
+    assert magazines.load_records("m", 0, records("y")) == next_one + 1
 
 
 def test_deleting_unfired_records(magazines: MagazineStore) -> None:
@@ -104,8 +106,10 @@ def test_reload_counters_survive_a_reopen(kind: Kind) -> None:
     magazines.load_records("m", 0, numbered(3))
     magazines.fire("m", 3, "me")
     magazines.reload("m", {0: [1, 2]})
-    before = magazines.metadata("m")
-    assert kind.reopen().magazines.metadata("m") == before
+    (before,) = magazines.metadata("m")
+    (after,) = kind.reopen().magazines.metadata("m")
+    assert kind.follows(after.load_pointer + 1, before.load_pointer)
+    assert replace(after, load_pointer=before.load_pointer) == before
 
 
 def test_reload_skips_what_is_gone_and_what_was_never_fired(magazines: MagazineStore) -> None:

@@ -169,7 +169,7 @@ def test_everything_is_there_after_a_reopen(kind: Kind, durability: str) -> None
     assert again.total() == 7
     taken = [(shard, one) for result in (claimed, again) for shard, many in pointers(result).items() for one in many]
     assert sorted(taken) == [(shard, pointer) for shard in range(4) for pointer in (1, 2, 3)]
-    assert magazines.load_records("m", 0, records("d")) == 4
+    assert kind.follows(magazines.load_records("m", 0, records("d")), 3)
 
 
 def test_two_handles_are_one_store(kind: Kind) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,7 @@ class Shard:
         self.records: dict[int, str] = {}
         self.fired: set[int] = set()
         self.loaded = 0
+        self.left_out = 0
         self.reloaded = 0
         self.highest_fired = 0
 
@@ -77,7 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def options(self) -> dict[str, int]:
         # No flush in the background: what recovery finds must not depend on the time.
-        return {"sync_interval_ms": 3_600_000, "map_size_bytes": 1 << 20} if self.kind.embedded else {}
+        return {"sync_interval_ms": 3_600_000} if self.kind.in_directory else {}
 
     @initialize(durabilities=st.tuples(*(st.sampled_from(["sync", "none"]) for _ in NAMES)))
     def declare(self, durabilities: tuple[str, ...]) -> None:
@@ -207,24 +210,40 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.store = self.kind.reopen(**self.options())
+        self.look_again()
 
-    @precondition(lambda self: self.kind.embedded)
+    def look_again(self) -> None:
+        """After an opening, which may leave pointers out."""
+        if self.kind.name != "engine":
+            return
+        for name, many in self.shards.items():
+            for state, shard in zip(self.store.magazines.metadata(name), many, strict=True):
+                assert state.load_pointer > shard.loaded
+                shard.left_out += state.load_pointer - shard.loaded
+                shard.loaded = state.load_pointer
+
+    @precondition(lambda self: self.kind.in_directory)
     @rule(another_boot=st.booleans())
     def crash(self, another_boot: bool) -> None:
-        if another_boot and not self.all_sync:
+        if another_boot and not self.all_sync and self.kind.embedded:
             return  # `none` may be set aside then; that has tests of its own
         self.copies += 1
         copy = self.root / f"copy{self.copies}"
-        shutil.copytree(self.kind.directory, copy)
+        with ExitStack() as stack:
+            if self.kind.name == "engine":
+                self.store.directory.at_rest(stack)  # type: ignore[attr-defined]  # no file goes while it is copied
+            # Files are laid out ahead: what nothing was written to is left out.
+            subprocess.run(["cp", "-a", "--sparse=always", str(self.kind.directory), str(copy)], check=True, timeout=60)
         self.kind.close_all()
         self.kind.directory = copy
-        self.kind.url = f"embedded://{copy}"
-        if another_boot:
+        self.kind.url = f"{self.kind.name}://{copy}"
+        if another_boot and self.kind.embedded:
             (copy / "boot").write_text("another")
             for many in self.shards.values():
                 for shard in many:
                     shard.fired.clear()
         self.store = self.kind.open(**self.options())
+        self.look_again()
 
     # -- what holds at all times
 
@@ -243,7 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name, many in self.shards.items():
             for state, shard in zip(self.store.magazines.metadata(name), many, strict=True):
                 assert state.load_pointer == shard.loaded
-                assert state.load_counter == shard.loaded - shard.reloaded
+                assert state.load_counter == shard.loaded - shard.left_out - shard.reloaded
                 assert state.in_flight == len(shard.fired)
                 assert state.pending >= len(shard.unfired())
                 assert not shard.fired or state.fire_pointer >= max(shard.fired)
@@ -256,7 +275,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [one.pointer for one in found] == sorted(shard.fired)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "engine", "aerospike", "broker"])
 def test_stores_do_what_the_model_does(name: str) -> None:
     machine = type(f"{name.title()}Machine", (StoreMachine,), {"kind_name": name})
     run_state_machine_as_test(

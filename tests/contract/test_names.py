@@ -95,7 +95,7 @@ def test_drop_removes_everything(kind: Kind, durability: str) -> None:
     with pytest.raises(QueueNotFoundError):
         magazines.fire("m", 1, "me")
     magazines.declare("m", 2, durability)
-    assert [one.load_pointer for one in magazines.metadata("m")] == [0, 0]
+    assert [one.load_counter for one in magazines.metadata("m")] == [0, 0]
     magazines = kind.reopen().magazines
     assert magazines.scan("m") == []
     assert drain(magazines, "n") == ["stays"]
@@ -135,7 +135,15 @@ def test_applications_and_deployments_do_not_see_each_other(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://localhost", "embedded://", "memory://?map_size_bytes=1", "embedded:///x?nonsense=1", "/tmp/x"]
+    "url",
+    [
+        "redis://localhost",
+        "embedded://",
+        "memory://?create_now=1",
+        "embedded:///x?nonsense=1",
+        "engine:///x?events=1",
+        "/tmp/x",
+    ],
 )
 def test_bad_urls(url: str) -> None:
     with pytest.raises(ConfigError):

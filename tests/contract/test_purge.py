@@ -159,7 +159,7 @@ def test_a_purged_magazine_stays_so(kind: Kind, durability: str) -> None:
     assert purge_all(magazines, "m")[0] == 5
     magazines = kind.reopen().magazines
     assert magazines.fire("m", 9, "me").claims == []
-    assert magazines.load_records("m", 0, records("x")) == 4
+    assert kind.follows(magazines.load_records("m", 0, records("x")), 3)
 
 
 def test_a_magazine_that_is_not_there(magazines: MagazineStore) -> None:

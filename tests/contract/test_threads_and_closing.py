@@ -177,7 +177,7 @@ def test_a_close_waits_for_calls_in_flight(kind: Kind) -> None:
     finally:
         thread.join(20)
     magazines = kind.open().magazines
-    assert magazines.metadata("m")[0].load_pointer == (20_000 if done else 0)
+    assert magazines.metadata("m")[0].load_counter == (20_000 if done else 0)
 
 
 def test_a_close_that_may_not_wait_long_enough(store: Store) -> None:
@@ -222,7 +222,7 @@ def test_a_child_cannot_use_its_parents_store(store: Store, magazines: MagazineS
                 answer = b"fired"
             except ForkedHandleError:
                 store.close()
-                if kind.embedded:
+                if kind.in_directory:
                     own = kind.open()
                     answer = b"forked" if own.magazines.metadata("m")[0].pending == 1 else b"lost"
                     own.close()

@@ -21,6 +21,7 @@ from tests.torture import (
     broker,
     broker_wire,
     damage,
+    diskerrors,
     diskfull,
     fleet,
     kill9,
@@ -94,6 +95,13 @@ def powercut_tests(run: Run, kinds: tuple[str, ...], durabilities: tuple[str, ..
                 durability=durability,
                 deadline=run.deadline,
             )
+
+
+def snapshot_tests(run: Run, kinds: tuple[str, ...], usual: int) -> Tests:
+    for kind in kinds:
+        yield lambda kind=kind: powercut.powercut(  # type: ignore[misc]
+            run.of(usual), run.rng(f"snapshot/{kind}"), kind=kind, how="snapshot", deadline=run.deadline
+        )
 
 
 def turn_tests(run: Run, kinds: tuple[str, ...], usual: int) -> Tests:
@@ -176,7 +184,13 @@ def main() -> None:
 def powercut_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
     run = Run(rounds, seed, time_limit)
     kinds = ("xfs",) if short else ("xfs", "ext4")
-    run.carry_out(itertools.chain(turn_tests(run, kinds, 50), powercut_tests(run, kinds, ("sync", "interval"))))
+    run.carry_out(
+        itertools.chain(
+            turn_tests(run, kinds, 50),
+            powercut_tests(run, kinds, ("sync", "interval")),
+            snapshot_tests(run, kinds, 8 if short else 100),
+        )
+    )
 
 
 @main.command("kill9", help="kill -9 of every actor, at random and at every commit.")
@@ -215,6 +229,19 @@ def diskfull_command(rounds: int, seed: int | None, time_limit: float, short: bo
     run = Run(rounds, seed, time_limit)
     kinds = ("xfs",) if short else ("xfs", "ext4", "tmpfs")
     run.carry_out(full_tests(run, kinds, ("sync", "interval")))
+
+
+@main.command("diskerrors", help="Write errors under a store's data. Needs root and loop devices.")
+@options
+@click.option("--short", is_flag=True, help="Two rounds on XFS.")
+def diskerrors_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(
+        lambda kind=kind: diskerrors.diskerrors(  # type: ignore[misc]
+            run.of(2 if short else 50), run.rng(f"diskerrors/{kind}"), kind=kind, deadline=run.deadline
+        )
+        for kind in ("xfs",)
+    )
 
 
 @main.command("damage", help="Bit flips and truncation of each class of stored bytes.")
@@ -354,6 +381,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         kill9_command,
         syscalls_command,
         diskfull_command,
+        diskerrors_command,
         damage_command,
         leader_command,
         fleet_command,

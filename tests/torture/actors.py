@@ -17,18 +17,35 @@ from ignis.errors import IgnisError, StoreError, StoreFailedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import CODEC_RAW, PackedBatch, Record
 from ignis.storage import (
-    embedded,  # noqa: F401 - now, in the parent: all children of a run must run one version of it
+    engine,  # noqa: F401 - now, in the parent: all children of a run must run one version of it
     open_store,
 )
 from ignis.storage.base import MagazineStore, Store, Transfer
 from tests.torture.ledger import make_body, make_id, read_body
 from tests.torture.process import Reporter, Role
 
-__all__ = ["FOREVER_MS", "Place", "browser", "consumer", "creator", "drain", "drainer", "mover", "sweeper", "writer"]
+__all__ = [
+    "FOREVER_MS",
+    "Place",
+    "browser",
+    "consumer",
+    "creator",
+    "drain",
+    "drainer",
+    "mover",
+    "store_url",
+    "sweeper",
+    "writer",
+]
 
 MAIN = "torture"
 SIDELINE = MAIN + SIDELINE_SUFFIX
 FOREVER_MS = 1 << 52
+
+
+def store_url(directory: object) -> str:
+    """Of the store in that directory."""
+    return f"engine://{directory}"
 
 
 @dataclass(frozen=True)

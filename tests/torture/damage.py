@@ -1,8 +1,8 @@
-"""Damaged bytes: each class of stored data is altered and cut short; the damage must be detected, never delivered.
+"""Damaged bytes: each class of stored data is altered and cut short; the damage must be told, and never delivered.
 
-The bytes are changed through LMDB itself, so that the B-tree stays whole and the store's own checks are what is
-tried; in addition the data file as a whole is cut short and flipped at random places, where the operating system and
-LMDB stand between the damage and the store: there, wrong deliveries are faults and refusals to open are counted.
+The store is closed, and damaged in a copy. What is damaged may be gone, but for a record whose neighbours are whole:
+then nothing else is missing, and somebody says so: the record is handed out as damaged, or the log's figures count
+what was passed over. The doctor must find what is wrong, and have it repaired so that it finds nothing more.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import lmdb
-
-from tests.torture.actors import MAIN, Place, drainer, identify, pack
+from ignis.errors import IgnisError
+from ignis.native.store import Log
+from ignis.storage.engine.check import Alone, check_store
+from ignis.storage.engine.log_files import ENTRY_HEADER_BYTES, Segment
+from ignis.storage.engine.repair import repair_store
+from tests.torture.actors import MAIN, Place, drainer, identify, pack, store_url
 from tests.torture.ledger import Ledger, make_id
 from tests.torture.process import Child, Reporter
 from tests.torture.report import Outcome
@@ -27,45 +30,73 @@ __all__ = ["CLASSES", "tests"]
 _SHARDS = 2
 _BATCHES = 6
 _BATCH = 5
-_SEGMENT_HEADER_BYTES = 24
-_INDEX_ENTRY_BYTES = 8
-_PAGE_BYTES = 4096
+_HEADER_BYTES = 68
+_OPTIONS = {"max_store_bytes": 64 << 20}
+"""Small segments: a copy of the store is made for each damage."""
+
+Span = tuple[Path, int, int]
+"""A file, and which bytes of it."""
 
 
 @dataclass(frozen=True)
 class ByteClass:
     """Where a class of bytes lies.
 
-    ``environment``: LMDB directory inside the store. ``prefix``: first byte of the keys. ``part``: value length ->
-    (start, stop) of the bytes of this class. ``most_corrupt``: most records that one damaged byte may cost.
+    ``spans``: all of the class in a store's ``sync`` directory. ``most_lost``: how many messages one damage may cost; None =
+    any number, or the store may refuse to open: but nothing wrong is delivered.
     """
 
     name: str
-    environment: str
-    prefix: bytes
-    part: Callable[[int], tuple[int, int]]
-    most_corrupt: int
+    spans: Callable[[Path], list[Span]]
+    most_lost: int | None
 
 
-def _whole(length: int) -> tuple[int, int]:
-    return 0, length
+def _entries(kind: str, header: bool) -> Callable[[Path], list[Span]]:
+    """Headers or payloads of all entries of a kind that another one follows: the last may be a tail."""
+
+    def spans(directory: Path) -> list[Span]:
+        found: list[Span] = []
+        for path in sorted(directory.glob("log-*")):
+            segment = Segment(path)
+            try:
+                many, position = [], segment.base
+                while position < segment.limit and (entry := segment.entry_at(position)) is not None:
+                    many.append(entry)
+                    position = entry.next
+                for entry in many[:-2]:
+                    if entry.kind == kind:
+                        start, stop = segment.offset(entry.position), segment.offset(entry.next)
+                        middle = start + ENTRY_HEADER_BYTES
+                        found.append((path, start, middle) if header else (path, middle, stop - 7))
+            finally:
+                segment.close()
+        return found
+
+    return spans
 
 
-_INDEX_STOP = _SEGMENT_HEADER_BYTES + _BATCH * _INDEX_ENTRY_BYTES
+def _files(pattern: str, start: int, stop: int) -> Callable[[Path], list[Span]]:
+    def spans(directory: Path) -> list[Span]:
+        return [(path, start, min(stop, path.stat().st_size)) for path in sorted(directory.glob(pattern))]
+
+    return spans
+
 
 CLASSES = (
-    ByteClass("segment-header", "sync", b"S", lambda length: (0, _SEGMENT_HEADER_BYTES), _BATCH),
-    ByteClass("segment-index", "sync", b"S", lambda length: (_SEGMENT_HEADER_BYTES, _INDEX_STOP), _BATCH),
-    ByteClass("record", "sync", b"S", lambda length: (_INDEX_STOP, length), 1),
-    ByteClass("bitmap", "sync", b"T", _whole, _BATCH),
-    ByteClass("claim", "claims", b"C", _whole, 0),
-    ByteClass("fire-pointers", "claims", b"F", _whole, 0),
-    ByteClass("owner", "claims", b"O", _whole, 0),
+    ByteClass("load-header", _entries("load", True), _BATCH),
+    ByteClass("load", _entries("load", False), _BATCH),
+    ByteClass("claim", _entries("claim", False), 0),
+    ByteClass("retire", _entries("retire", False), 0),
+    ByteClass("catalogue", _entries("catalogue", False), None),
+    ByteClass("segment-header", _files("log-*", 0, _HEADER_BYTES), None),
+    ByteClass("checkpoint-header", _files("checkpoint-*", 0, 60), None),
+    ByteClass("checkpoint", _files("checkpoint-*", 512, 4_096), None),
+    ByteClass("control", _files("control-*", 0, 1 << 20), 0),
 )
 
 
-def _prepare(place: Place) -> Callable[[Reporter], None]:
-    """Leaves pending, fired, finished and partly finished segments behind."""
+def _prepare(place: Place, checkpoint: bool) -> Callable[[Reporter], None]:
+    """Leaves pending, fired, finished and partly finished batches behind."""
 
     def role(report: Reporter) -> None:
         store = place.open()
@@ -74,103 +105,32 @@ def _prepare(place: Place) -> Callable[[Reporter], None]:
             report.sending(many)
             store.magazines.load(MAIN, pack(many, place.shards, number), None)
             report.acknowledged(many)
+            if checkpoint and number == _BATCHES // 2:
+                store.directory.log("sync").checkpoint()  # type: ignore[attr-defined]
         for claim in store.magazines.fire(MAIN, 2 * _BATCH + 2, store.owner).claims:
             pointers, known = list(claim.pointers)[::2], identify(report, claim.records[::2])
             report.seen(known)
             store.magazines.delete(MAIN, {claim.shard: pointers})
             report.finished(known)
+        # Entries behind that say how far the log was flushed.
+        for turn in range(3):
+            store.locks.next_epoch(f"turn{turn}")
         store.close()
 
     return role
 
 
-def _values(directory: Path, one: ByteClass) -> list[tuple[bytes, bytes]]:
-    with lmdb.open(str(directory / one.environment), readonly=True, lock=False, max_dbs=16) as env, env.begin() as txn:
-        return [(bytes(key), bytes(value)) for key, value in txn.cursor() if bytes(key).startswith(one.prefix)]
-
-
-def _put(directory: Path, one: ByteClass, key: bytes, value: bytes) -> None:
-    with lmdb.open(str(directory / one.environment), max_dbs=16) as env, env.begin(write=True) as txn:
-        txn.put(key, value)
-
-
 def _alter(directory: Path, one: ByteClass, cut: bool, rng: random.Random) -> bool:
-    """Changes one stored value; False when the store holds no such bytes."""
-    values = _values(directory, one)
-    if not values:
+    """Changes one byte, or cuts the file there; False when the store holds no such bytes."""
+    spans = [span for span in one.spans(directory / "sync") if span[1] < span[2]]
+    if not spans:
         return False
-    key, value = rng.choice(values)
-    start, stop = one.part(len(value))
-    if stop <= start:
-        return False
+    path, start, stop = rng.choice(spans)
     place = rng.randrange(start, stop)
-    if cut:
-        damaged = value[:place]
-    else:
-        damaged = value[:place] + bytes([value[place] ^ 1 << rng.randrange(8)]) + value[place + 1 :]
-    _put(directory, one, key, damaged)
-    return True
-
-
-def _round(
-    outcome: Outcome, template: Path, started: Ledger, damage: Callable[[Path], bool], most_corrupt: int | None,
-    where: str, plant: Callable[[], None] | None = None,
-) -> None:  # fmt: skip
-    """Copies the prepared store, damages the copy, drains it and judges.
-
-    ``most_corrupt`` None: the store may refuse to open or die, but not deliver anything wrong.
-    """
-    with tempfile.TemporaryDirectory(prefix="ignis-damage-") as directory:
-        copy = Path(directory) / "store"
-        shutil.copytree(template, copy)
-        if not damage(copy):
-            outcome.add(absent=1)
-            return
-        ledger = Ledger(
-            dict(started.sent), dict(started.acknowledged), seen=dict(started.seen), finished=dict(started.finished)
-        )
-        place = Place(f"embedded://{copy}", shards=_SHARDS)
-        with Child(drainer(place, ordered=False), "drainer", plant) as child:
-            status = child.join(ledger, 60)
-            trouble = child.trouble()
-        verdict = ledger.verdict()
-        outcome.rounds += 1
-        outcome.add(corrupt=ledger.corrupt, refused_open=int(status == 1), died=int(status < 0))
-        if verdict.invented or verdict.altered:
-            outcome.fault(f"{where}: {'; '.join(verdict.faults())}")
-        if most_corrupt is None:
-            # LMDB's own pages carry no checksum: what such damage hides without a word is counted, not excused.
-            outcome.add(silently_missing=0 if status else max(0, len(verdict.lost) - ledger.corrupt))
-            return
-        if status:
-            outcome.fault(f"{where}: drain: exit {status}: {trouble[-600:]}")
-        elif len(verdict.lost) > ledger.corrupt:
-            outcome.fault(f"{where}: {len(verdict.lost)} missing, {ledger.corrupt} of them set aside as corrupt")
-        elif ledger.corrupt > most_corrupt:
-            outcome.fault(f"{where}: one damaged byte cost {ledger.corrupt} records, at most {most_corrupt} expected")
-        elif len(verdict.resurrected) > _BATCH:
-            outcome.fault(f"{where}: {len(verdict.resurrected)} finished ones came back")
-
-
-def _used_bytes(directory: Path) -> int:
-    """The part of the file that holds pages; behind it lies room that was only allocated."""
-    with lmdb.open(str(directory / "sync"), readonly=True, lock=False) as env:
-        return (int(env.info()["last_pgno"]) + 1) * _PAGE_BYTES
-
-
-def _cut_file(directory: Path, rng: random.Random) -> bool:
-    data = directory / "sync" / "data.mdb"
-    size = _used_bytes(directory)
-    with open(data, "r+b") as handle:
-        handle.truncate(rng.randrange(size))
-    return True
-
-
-def _flip_file(directory: Path, rng: random.Random) -> bool:
-    """Behind the two meta pages: with those gone LMDB refuses the file, which is all that can be asked."""
-    data = directory / "sync" / "data.mdb"
-    place = rng.randrange(2 * _PAGE_BYTES, _used_bytes(directory))
-    with open(data, "r+b") as handle:
+    with open(path, "r+b") as handle:
+        if cut:
+            handle.truncate(place)
+            return True
         handle.seek(place)
         byte = handle.read(1)[0]
         handle.seek(place)
@@ -178,52 +138,101 @@ def _flip_file(directory: Path, rng: random.Random) -> bool:
     return True
 
 
-def judge(
-    name: str, rounds: int, rng: random.Random, damages: list[tuple[str, Callable[[Path], bool], int | None]],
-    deadline: float = float("inf"), plant: Callable[[], None] | None = None,
-) -> Outcome:  # fmt: skip
-    """Prepares one store and applies each damage ``rounds`` times, each time to a fresh copy of it."""
-    outcome = Outcome(f"damage/{name}")
+def _told(directory: Path, ledger: Ledger, said: str) -> bool:
+    """Whether the store said that something is damaged: with the records, in its figures, or in the log of its opening."""
+    if ledger.corrupt or "is damaged" in said or "are damaged" in said:
+        return True
+    try:
+        log = Log(str(directory / "sync"))
+    except IgnisError:
+        return True
+    try:
+        return log.figures()["damaged_bytes"] > 0
+    finally:
+        log.close()
+
+
+def _round(
+    outcome: Outcome, template: Path, started: Ledger, damage: Callable[[Path], bool], most_lost: int | None, where: str
+) -> None:
+    """Copies the prepared store, damages the copy, drains it and judges; and has another copy repaired."""
+    with tempfile.TemporaryDirectory(prefix="ignis-damage-") as directory:
+        copy, other = Path(directory) / "store", Path(directory) / "other"
+        shutil.copytree(template, copy)
+        if not damage(copy):
+            outcome.add(absent=1)
+            return
+        shutil.copytree(copy, other)
+        ledger = Ledger(
+            dict(started.sent), dict(started.acknowledged), seen=dict(started.seen), finished=dict(started.finished)
+        )
+        with Child(
+            drainer(Place(store_url(copy), shards=_SHARDS, options=_OPTIONS), ordered=False), "drainer"
+        ) as child:
+            status = child.join(ledger, 60)
+            trouble = child.trouble()
+        verdict = ledger.verdict()
+        outcome.rounds += 1
+        outcome.add(
+            corrupt=ledger.corrupt, missing=len(verdict.lost), refused_open=int(status == 1), died=int(status < 0)
+        )
+        if verdict.invented or verdict.altered:
+            outcome.fault(f"{where}: {'; '.join(verdict.faults())}")
+        if status < 0 or (status and most_lost is not None):
+            outcome.fault(f"{where}: drain: exit {status}: {trouble[-600:]}")
+        elif not status and verdict.lost and not _told(copy, ledger, trouble):
+            outcome.fault(f"{where}: {len(verdict.lost)} missing, and nobody says why")
+        elif most_lost is not None and len(verdict.lost) > most_lost:
+            outcome.fault(f"{where}: one damage cost {len(verdict.lost)} messages, at most {most_lost} expected")
+        _repair(outcome, other, bool(status or verdict.lost), where)
+
+
+def _repair(outcome: Outcome, directory: Path, costly: bool, where: str) -> None:
+    with Alone(directory):
+        report = check_store(directory)
+        found = [one.code for one in report.all_problems()]
+        outcome.add(found=bool(found))
+        if costly and report.sound:
+            outcome.fault(f"{where}: the doctor finds nothing wrong ({', '.join(found)})")
+        if any(one.code == "no-checkpoint" for one in report.all_problems()):
+            return
+        repair_store(report)
+        left = [one.code for one in check_store(directory).all_problems()]
+        if left:
+            outcome.fault(f"{where}: found {', '.join(found)}, and after the repair {', '.join(left)}")
+        outcome.add(repaired=not left)
+
+
+def of_class(one: ByteClass, rounds: int, rng: random.Random, deadline: float = float("inf")) -> Outcome:
+    """Flips and truncations of one byte class."""
+    outcome = Outcome(f"damage/{one.name}")
     with tempfile.TemporaryDirectory(prefix="ignis-damage-") as directory:
         template = Path(directory) / "store"
         started = Ledger()
-        with Child(_prepare(Place(f"embedded://{template}", shards=_SHARDS)), "preparer") as child:
+        role = _prepare(Place(store_url(template), shards=_SHARDS, options=_OPTIONS), one.name.startswith("checkpoint"))
+        with Child(role, "preparer") as child:
             if child.join(started):
                 outcome.fault(f"prepare: {child.trouble()}")
                 return outcome.finish()
-        for what, damage, most_corrupt in damages:
+        for what, cut in (("flip", False), ("cut", True)):
             for number in range(rounds):
                 if time.monotonic() >= deadline:
                     return outcome.finish()
-                _round(outcome, template, started, damage, most_corrupt, f"{what} {number}", plant)
+                most = None if cut and one.name != "control" else one.most_lost
+                _round(
+                    outcome,
+                    template,
+                    started,
+                    lambda path, cut=cut: _alter(path, one, cut, rng),
+                    most,
+                    f"{what} {number}",
+                )  # type: ignore[misc]
     if not outcome.rounds:
         outcome.fault("the store holds no such bytes: this test looks in the wrong place")
     return outcome.finish()
 
 
-def of_class(
-    one: ByteClass,
-    rounds: int,
-    rng: random.Random,
-    deadline: float = float("inf"),
-    plant: Callable[[], None] | None = None,
-) -> Outcome:
-    """Flips and truncations of one byte class."""
-    damages: list[tuple[str, Callable[[Path], bool], int | None]] = [
-        ("flip", lambda directory: _alter(directory, one, False, rng), one.most_corrupt),
-        ("cut", lambda directory: _alter(directory, one, True, rng), _BATCH),
-    ]
-    return judge(one.name, rounds, rng, damages, deadline, plant)
-
-
 def tests(rounds: int, rng: random.Random, deadline: float) -> Iterator[Callable[[], Outcome]]:
-    """One test per byte class, and one for the whole file."""
+    """One test per byte class."""
     for one in CLASSES:
         yield lambda one=one: of_class(one, rounds, rng, deadline)  # type: ignore[misc]
-    yield lambda: judge(
-        "file",
-        rounds,
-        rng,
-        [("cut", lambda path: _cut_file(path, rng), None), ("flip", lambda path: _flip_file(path, rng), None)],
-        deadline,
-    )  # fmt: skip

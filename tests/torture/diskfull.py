@@ -14,7 +14,7 @@ from pathlib import Path
 from ignis.errors import IgnisError, StoreFullError
 from ignis.storage.base import Store
 from tests.torture import volume
-from tests.torture.actors import MAIN, Place, drainer, identify, pack
+from tests.torture.actors import MAIN, Place, drainer, identify, pack, store_url
 from tests.torture.ledger import Ledger, make_id
 from tests.torture.process import Child, Reporter, Role, follow
 from tests.torture.report import Outcome
@@ -23,8 +23,8 @@ __all__ = ["diskfull", "mapfull"]
 
 _FILLER_BYTES = 900
 _BATCH = 20
-_BALLAST_BYTES = 3 << 20
-_TMPFS_MB = 24
+_BALLAST_BYTES = 8 << 20
+_TMPFS_MB = 64
 _TIMEOUT_S = 60
 
 
@@ -165,7 +165,7 @@ def diskfull(
 
 
 def _fill_disk(outcome: Outcome, path: Path, rng: random.Random, durability: str, number: int) -> None:
-    place = Place(f"embedded://{path}/store", durability, shards=2)
+    place = Place(store_url(f"{path}/store"), durability, shards=2)
     with Child(drainer(place), "creator") as child:
         if child.join(None):
             outcome.fault(f"round {number}: create: {child.trouble()}")
@@ -182,8 +182,8 @@ def mapfull(rounds: int, rng: random.Random, *, durability: str = "sync", deadli
             break
         limit = (4 << 20) + rng.randrange(4 << 20) // 4096 * 4096
         with tempfile.TemporaryDirectory(prefix="ignis-mapfull-") as directory:
-            options = {"max_store_bytes": limit, "map_size_bytes": 1 << 20}
-            place = Place(f"embedded://{directory}/store", durability, shards=2, options=options)
+            options = {"max_store_bytes": limit}
+            place = Place(store_url(f"{directory}/store"), durability, shards=2, options=options)
             _judge(outcome, place, _fill(place, None), f"round {number} (limit {limit})")
         outcome.rounds += 1
     return outcome.finish()

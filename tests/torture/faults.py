@@ -1,7 +1,7 @@
 """Planted faults: known-bad variants that a test must catch, and deaths at chosen points.
 
-Everything here runs in a child, before it opens its store, and replaces a part of the library or of LMDB by a worse
-one. Nothing in the library knows about it.
+Everything here runs in a child, before it opens its store, and replaces a part of the library by a worse one. Nothing
+in the library knows about it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ import importlib
 import itertools
 import os
 import signal
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import lmdb
-
-from ignis.errors import CorruptRecordError, IgnisError
 from ignis.storage.base import FireResult, MagazineStore, Store, group_pointers
 from tests.torture.process import process_name
 
@@ -28,16 +23,13 @@ __all__ = [
     "crash_at_commit",
     "delete_before_load",
     "delete_on_fire",
-    "forget_boot",
+    "keep_refused",
     "note_moves",
     "postpone_deletes",
     "postpone_many_deletes",
     "reload_some",
-    "skip_checksums",
-    "skip_journal_flush",
-    "swallow_failed_commits",
-    "trust_own_journal_position",
-    "wrap_commits",
+    "skip_flushes",
+    "wrap_logs",
 ]
 
 
@@ -59,128 +51,88 @@ class Mutant:
     expects: str = "lost"
 
 
-def forget_boot(directory: Path) -> None:
-    """Makes a closed store believe that it was last used in another boot of the machine.
+_CHANGES = frozenset(
+    {
+        "change_keys",
+        "claim",
+        "declare",
+        "drop",
+        "expire",
+        "fire",
+        "flush",
+        "load",
+        "load_claimed",
+        "load_once",
+        "reload",
+        "renew",
+        "retire",
+        "transfer",
+    }
+)
 
-    What a restart takes away by itself, and unmounting a volume does not: the memory of the processes that claimed.
-    """
-    (directory / "boot").write_text("another-boot", "ascii")
 
+class _Log:
+    """A log whose changes are made by ``around(real, *arguments, **options)``. Everything else goes to the real one."""
 
-class _Transaction:
-    """A write transaction whose commit is seen. Everything else goes to the real one."""
-
-    def __init__(self, real: Any, around: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, real: Any, around: Callable[..., Any]) -> None:
         self._real = real
         self._around = around
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def commit(self) -> None:
-        self._around(self._real.commit)
-
-    def __enter__(self) -> _Transaction:
-        return self
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self._real.abort()
+        real = getattr(self._real, name)
+        if name in _CHANGES:
+            return lambda *arguments, **options: self._around(real, *arguments, **options)
+        return real
 
 
-class _Environment:
-    """An LMDB environment whose write transactions are `_Transaction`."""
-
-    def __init__(self, real: Any, around: Callable[[Callable[[], None]], None]) -> None:
-        self._real = real
-        self._around = around
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def begin(self, *arguments: Any, **options: Any) -> Any:
-        real = self._real.begin(*arguments, **options)
-        return _Transaction(real, self._around) if options.get("write") else real
-
-
-def wrap_commits(around: Callable[[Callable[[], None]], None]) -> None:
-    """Calls ``around(commit)`` in place of each commit of a write transaction of this process."""
-    module: Any = lmdb
-    real_open = module.open
-
-    def open_wrapped(*arguments: Any, **options: Any) -> _Environment:
-        return _Environment(real_open(*arguments, **options), around)
-
-    module.open = open_wrapped
+def wrap_logs(around: Callable[..., Any]) -> None:
+    """Calls ``around(real, *arguments, **options)`` in place of each change, and each flush, of a log of this process."""
+    module: Any = importlib.import_module("ignis.storage.engine.directory")
+    real_log = module.Log
+    module.Log = lambda *arguments, **options: _Log(real_log(*arguments, **options), around)
 
 
 def crash_at_commit(number: int, when: str) -> None:
-    """This process dies (SIGKILL) right before or right after its ``number``-th commit, counted from 1 over all
-    environments."""
+    """This process dies (SIGKILL) right before or right after its ``number``-th change of a log, counted from 1."""
     count = 0
 
-    def around(commit: Callable[[], None]) -> None:
+    def around(real: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal count
         count += 1
         if count == number and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        commit()
+        result = real(*arguments, **options)
         if count == number:
             os.kill(os.getpid(), signal.SIGKILL)
+        return result
 
-    wrap_commits(around)
-
-
-def skip_journal_flush() -> None:
-    """What is appended to the journal is acknowledged without having been flushed."""
-    _journal()._flush = lambda fd: None
+    wrap_logs(around)
 
 
-def swallow_failed_commits() -> None:
-    """A commit, or a write or flush of the journal, that fails looks like one that did not."""
+def skip_flushes() -> None:
+    """What is appended to the log is acknowledged without having been flushed."""
 
-    def around(commit: Callable[[], None]) -> None:
-        try:
-            commit()
-        except lmdb.Error:
-            return
+    def around(real: Any, *arguments: Any, **options: Any) -> Any:
+        if real.__name__ == "flush":
+            return None
+        return real(*arguments, **(options | {"durable": False} if "durable" in options else options))
 
-    wrap_commits(around)
-    journal = _journal()
-    real = journal.Journal.append
-
-    def append(self: Any, *arguments: Any) -> bool:
-        try:
-            return bool(real(self, *arguments))
-        except IgnisError:
-            return True
-
-    journal.Journal.append = append
+    wrap_logs(around)
 
 
-def _journal() -> Any:
-    module: Any = importlib.import_module("ignis.storage.embedded.journal")
-    if not (hasattr(module, "_flush") and hasattr(module.Journal, "_newest")):
-        raise RuntimeError("the journal is built otherwise now: this fault would not be planted")
-    return module
+def keep_refused() -> None:
+    """What the caller is told is not stored, because its flush failed, stays in the log."""
 
+    def around(real: Any, *arguments: Any, **options: Any) -> Any:
+        if real.__name__ == "flush":
+            return real(*arguments, **{**options, "refuse": False})
+        if not options.get("durable"):
+            return real(*arguments, **options)
+        result = real(*arguments, **{**options, "durable": False})
+        real.__self__.flush(refuse=False)
+        return result
 
-def trust_own_journal_position() -> None:
-    """A process does not look whether another one has moved on to the journal's other file."""
-    journal = _journal().Journal
-    real = journal._newest
-
-    def append(self: Any, *arguments: Any) -> bool:
-        journal._newest = lambda self: (self._current, self._base) if self._last >= 0 else real(self)
-        try:
-            return bool(real_append(self, *arguments))
-        finally:
-            journal._newest = real
-
-    real_append = journal.append
-    journal.append = append
+    wrap_logs(around)
 
 
 def _wrap_magazines(change: Callable[[MagazineStore], None]) -> None:
@@ -327,27 +279,3 @@ def delete_before_load() -> None:
         magazines.transfer = transfer
 
     _wrap_magazines(change)
-
-
-def skip_checksums() -> None:
-    """Stored segments are read without looking at their checksums."""
-
-    def unpack(
-        data: bytes, magazine_id: int, shard: int, last_pointer: int, start: int, stop: int, skip: bytes | None = None
-    ) -> list[bytes | None]:
-        data = bytes(data)
-        try:
-            count = struct.unpack_from(">I", data, 4)[0]
-            ends = [0] + [struct.unpack_from(">I", data, 24 + 8 * one)[0] for one in range(count)]
-        except struct.error as exc:
-            raise CorruptRecordError("cut short") from exc
-        base, first = 24 + 8 * count, last_pointer - count + 1
-        wanted = [one - first for one in range(start, stop)]
-        if skip:
-            wanted = [one for one in wanted if one // 8 >= len(skip) or not skip[one // 8] >> one % 8 & 1]
-        return [data[base + ends[one] : base + ends[one + 1]] for one in wanted]
-
-    segments: Any = importlib.import_module("ignis.storage.embedded.segments")
-    if not hasattr(segments, "unpack_segment"):
-        raise RuntimeError("segments are read by another function now: this fault would not be planted")
-    segments.unpack_segment = unpack

@@ -21,6 +21,7 @@ from tests.torture.actors import (
     identify,
     mover,
     pack,
+    store_url,
     sweeper,
     writer,
 )
@@ -81,7 +82,7 @@ def _one_round(
     sideline_durability: str,
     mutant: faults.Mutant | None,
 ) -> None:
-    place = Place(f"embedded://{directory}/store", durability, sideline_durability, shards=3)
+    place = Place(store_url(f"{directory}/store"), durability, sideline_durability, shards=3)
     ledger = Ledger(copies=place.two_steps)
     writers = iter(range(1, 1000))
     roles: dict[str, Callable[[], Role]] = {
@@ -189,7 +190,7 @@ def crash_points(
     for when in ("before", "after"):
         for number in range(1, 500, every):
             with tempfile.TemporaryDirectory(prefix="ignis-crash-") as directory:
-                place = Place(f"embedded://{directory}/store", durability, sideline_durability, shards=2)
+                place = Place(store_url(f"{directory}/store"), durability, sideline_durability, shards=2)
                 ledger = Ledger(copies=place.two_steps)
 
                 def prepare(number: int = number, when: str = when) -> None:
@@ -218,7 +219,7 @@ def open_race(rounds: int, *, durability: str = "sync", processes: int = 6, dead
         if time.monotonic() >= deadline:
             break
         with tempfile.TemporaryDirectory(prefix="ignis-race-") as directory:
-            place = Place(f"embedded://{directory}/store", durability, shards=2)
+            place = Place(store_url(f"{directory}/store"), durability, shards=2)
             ledger = Ledger()
             children = [Child(writer(place, one, limit=5), f"opener {one}") for one in range(processes)]
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from tests.torture import damage, faults, fleet, kill9, powercut, syscalls
+from tests.torture import faults, fleet, kill9, powercut, syscalls
 from tests.torture.faults import Mutant
 from tests.torture.report import Outcome
 
@@ -23,7 +23,7 @@ POWER_CUT = (
     Mutant("durability-none", _nothing, "none", judged="sync", expects="lost|resurrected"),
     Mutant("interval-as-sync", _nothing, "interval", judged="sync", expects="lost|resurrected"),
     Mutant("interval-never-flushed", _nothing, "interval", {"sync_interval_ms": 3_600_000}, expects="lost|resurrected"),
-    Mutant("journal-unflushed", faults.skip_journal_flush, expects="lost|resurrected"),
+    Mutant("log-unflushed", faults.skip_flushes, expects="lost|resurrected"),
     Mutant("early-acknowledgement", faults.acknowledge_early, expects="lost|resurrected"),
     Mutant("late-delete", faults.postpone_deletes, expects="resurrected"),
 )
@@ -33,13 +33,12 @@ KILL = (
     Mutant("delete-on-fire", faults.delete_on_fire),
 )
 CRASH_POINTS = (Mutant("delete-before-load", faults.delete_before_load),)
-TURNS = (Mutant("stale-journal-position", faults.trust_own_journal_position),)
 FLEET = (
     ("delete_on_fire", "lost"),
     ("reload_some", "doubled that no death explains"),
     ("postpone_many_deletes", "doubled by one death"),
 )
-SYSTEM_CALLS = (Mutant("swallowed-failure", faults.swallow_failed_commits, expects="lost|acknowledged after a failed"),)
+SYSTEM_CALLS = (Mutant("refusal-forgotten", faults.keep_refused, expects="refused and found"),)
 
 
 def _collect(name: str, runs: Iterator[tuple[str, Outcome, str]]) -> Outcome:
@@ -67,14 +66,10 @@ def fleet_mutants(rng: Rng) -> Outcome:
 def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:
     """One test per part of the programme. ``short``: fewer rounds where each of them counts; a planted fault ends its test
     when it is found, so those have rounds enough for an unlucky run on a loaded machine."""
-    rounds, patience = 12 if short else 40, 80
+    patience = 80
     yield lambda: _collect(
         "mutants/powercut",
         ((one.name, powercut.powercut(patience, rng(one.name), mutant=one), one.expects) for one in POWER_CUT),
-    )
-    yield lambda: _collect(
-        "mutants/powercut-turns",
-        ((one.name, powercut.two_writers_take_turns(10, mutant=one), one.expects) for one in TURNS),
     )
     yield lambda: _collect(
         "mutants/kill9", ((one.name, kill9.kill9(patience, rng(one.name), mutant=one), one.expects) for one in KILL)
@@ -88,21 +83,12 @@ def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:
         yield lambda: _collect(
             "mutants/syscalls",
             (
-                (f"{one.name}-{call}", syscalls.syscalls(call, "EIO", rng(one.name), mutant=one), one.expects)
+                (
+                    f"{one.name}-{call}",
+                    syscalls.syscalls(call, "EIO", rng(one.name), mutant=one, persistent=True),
+                    one.expects,
+                )
                 for one in SYSTEM_CALLS
-                for call in ("fdatasync", "pwrite64")
+                for call in ("fdatasync",)
             ),
         )
-    record = next(one for one in damage.CLASSES if one.name == "record")
-    yield lambda: _collect(
-        "mutants/damage",
-        iter(
-            [
-                (
-                    "no-checksums",
-                    damage.of_class(record, rounds, rng("damage"), plant=faults.skip_checksums),
-                    "handed out with altered bytes",
-                )
-            ]
-        ),
-    )

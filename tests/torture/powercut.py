@@ -1,12 +1,14 @@
 """Power cuts: a file system is stopped without writing its log, while writers and consumers are at work on it.
 
 In lock-step the writer stops right after an acknowledgement, so that no later commit can make up for a missing one;
-otherwise the cut comes at a random moment. The machine itself does not restart, so what lives in memory only is lost
-by `faults.forget_boot`, which makes the store believe in another boot of the machine.
+otherwise the cut comes at a random moment. The machine itself does not restart: a recovery that asked for that would
+find the same boot and do nothing. ``how`` says what the store is opened on then: the same volume mounted again, or a
+copy of its device, as a snapshot of it is, mounted elsewhere.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
@@ -16,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.torture import faults
-from tests.torture.actors import MAIN, Place, browser, consumer, creator, drainer, pack, writer
+from tests.torture.actors import MAIN, Place, browser, consumer, creator, drainer, pack, store_url, writer
 from tests.torture.ledger import Ledger, make_id
 from tests.torture.process import Child, Reporter, follow
 from tests.torture.report import Outcome
@@ -37,8 +39,16 @@ class _Machine:
     """One store on the volume over several cuts, and the ledger of its whole life."""
 
     def __init__(
-        self, volume: Volume, name: str, durability: str, rng: random.Random, mutant: faults.Mutant | None
+        self,
+        volume: Volume,
+        name: str,
+        durability: str,
+        rng: random.Random,
+        mutant: faults.Mutant | None,
+        how: str = "remount",
     ) -> None:
+        self.how = how
+        self.name = name
         self.volume = volume
         self.directory = volume.path / name
         self.durability = durability
@@ -47,7 +57,7 @@ class _Machine:
         self.ledger = Ledger()
         self.cuts = 0
         options = {"sync_interval_ms": INTERVAL_MS, **(mutant.options if mutant is not None else {})}
-        self.place = Place(f"embedded://{self.directory}", durability, shards=3, options=options)
+        self.place = Place(store_url(self.directory), durability, shards=3, options=options)
         self.judged = mutant.judged if mutant is not None and mutant.judged else durability
         self.forgiven = 0
         with Child(creator(self.place), "creator") as child:
@@ -78,10 +88,20 @@ class _Machine:
         finally:
             for child in children:
                 child.close()
-        self.volume.restart()
-        faults.forget_boot(self.directory)
+        if self.how == "snapshot":
+            self._move_to_snapshot()
+        else:
+            self.volume.restart()
         if self.judged == "interval":
             self.forgiven += self.ledger.forgive(at - INTERVAL_MS / 1000 - _SLACK_S)
+
+    def _move_to_snapshot(self) -> None:
+        """The store of the other volume is the one from now on; the volume that was cut stays as it is."""
+        before = self.volume
+        self.volume = before.snapshot()
+        before.restart()
+        self.directory = self.volume.path / self.name
+        self.place = dataclasses.replace(self.place, url=store_url(self.directory))
 
     def _work(self, children: list[Child], lockstep: bool) -> None:
         def begun() -> bool:
@@ -131,6 +151,7 @@ def powercut(
     durability: str = "sync",
     kind: str = "xfs",
     mutant: faults.Mutant | None = None,
+    how: str = "remount",
     deadline: float = float("inf"),
 ) -> Outcome:
     """Cuts the power ``rounds`` times; half of the rounds in lock-step.
@@ -140,10 +161,11 @@ def powercut(
         rng: decides everything that is left to chance.
         durability: of the magazines. ``interval`` forgives the window before a cut, nothing else.
         kind: the file system.
+        how: "remount" or "snapshot"; see the module.
         mutant: a planted fault; the run ends with the first loss, and the outcome says whether there was one.
         deadline: monotonic time at which no further round begins.
     """
-    name = f"powercut/{kind}/{durability}" + (f"/{mutant.name}" if mutant else "")
+    name = f"{'powercut' if how == 'remount' else how}/{kind}/{durability}" + (f"/{mutant.name}" if mutant else "")
     outcome = Outcome(name)
     reason = unavailable(kind)
     if reason:
@@ -157,7 +179,7 @@ def powercut(
             if time.monotonic() >= deadline or (mutant is not None and outcome.faults):
                 break
             if machine is None:
-                machine = _Machine(volume, f"store{number}", durability, rng, mutant)
+                machine = _Machine(volume, f"store{number}", durability, rng, mutant, how)
             machine.round(lockstep=number % 2 == 0)
             outcome.rounds += 1
             last = number + 1 == rounds or machine.cuts == _ROUNDS_PER_STORE
@@ -171,6 +193,7 @@ def powercut(
                 outcome.add(in_window=machine.forgiven)
                 outcome.add(unacked_seen=verdict.unacknowledged_seen, finished=len(machine.ledger.finished))
                 shutil.rmtree(machine.directory, ignore_errors=True)  # the volume is small
+                machine.volume.forget_snapshots()
                 machine = None
     return outcome.finish()
 
@@ -193,7 +216,7 @@ def two_writers_take_turns(
             if time.monotonic() >= deadline:
                 break
             store = volume.path / f"store{number}"
-            place = Place(f"embedded://{store}", "sync", shards=1, options={"sync_interval_ms": 3_600_000})
+            place = Place(store_url(store), "sync", shards=1, options={"sync_interval_ms": 3_600_000})
             loads = 2 + number % 5
             plant = mutant.plant if mutant is not None else None
             _take_turns(outcome, volume, store, place, loads, f"round {number} ({loads} loads)", plant)
@@ -248,7 +271,6 @@ def _take_turns(
         os.close(go_read)
         os.close(go_write)
     volume.restart()
-    faults.forget_boot(store)
     with Child(drainer(place), "drainer") as child:
         status = child.join(ledger, 60)
         if status:

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -62,12 +63,17 @@ class Volume:
         directory: where ``image`` and ``mount`` are created; on a file system that is not cut.
         kind: "xfs" or "ext4".
         size_mb: of the sparse image. XFS refuses less than 300 MB.
+        options: more of them for the program that makes the file system.
     """
 
-    def __init__(self, directory: Path, kind: str = "xfs", size_mb: int = 320) -> None:
+    def __init__(self, directory: Path, kind: str = "xfs", size_mb: int = 320, options: Sequence[str] = ()) -> None:
         self.kind = kind
         self.path = directory / "mount"
+        self._directory = directory
         self._image = directory / "image"
+        self._former: Volume | None = None
+        self._options: tuple[str, ...] = ("loop",)
+        self._more = options
         self._size_bytes = size_mb << 20
         self._mounted = False
 
@@ -76,7 +82,7 @@ class Volume:
         with open(self._image, "wb") as image:
             image.truncate(self._size_bytes)
         program, *options = FILE_SYSTEMS[self.kind]
-        _run(shutil.which(program, path=_search_path()) or program, *options, str(self._image))
+        _run(shutil.which(program, path=_search_path()) or program, *options, *self._more, str(self._image))
         self.mount()
         return self
 
@@ -89,7 +95,7 @@ class Volume:
 
     def mount(self) -> None:
         """Mounts it; after a cut this replays the file system's own log, as the machine's next start would."""
-        _run("mount", "-o", "loop", str(self._image), str(self.path))
+        _run("mount", "-o", ",".join(self._options), str(self._image), str(self.path))
         self._mounted = True
 
     def cut(self) -> float:
@@ -104,6 +110,25 @@ class Volume:
         finally:
             os.close(handle)
         return at
+
+    def snapshot(self) -> Volume:
+        """A copy of the device as it is, mounted elsewhere under ``directory``. After a `cut`: nothing is written any more."""
+        made = Volume(self._directory / f"snapshot-{time.monotonic_ns()}", self.kind)
+        made.path.mkdir(parents=True)
+        _run("cp", "--sparse=always", str(self._image), str(made._image))
+        made._former = self
+        if self.kind == "xfs":
+            made._options = ("loop", "nouuid")  # the one that was copied is mounted too
+        made.mount()
+        return made
+
+    def forget_snapshots(self) -> None:
+        """Takes away what `snapshot` made on the way to this one, and this one when it was made so."""
+        one: Volume = self
+        while one._former is not None:
+            one.unmount()
+            one._image.unlink(missing_ok=True)
+            one = one._former
 
     def unmount(self) -> None:
         """Unmounts, waiting a little for killed processes to let go; as a last resort detaches the mount point."""

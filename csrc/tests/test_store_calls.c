@@ -1,0 +1,853 @@
+/* What a call may be asked to do besides: at once, behind a fence, with a claim, once for an id; and the listings. */
+#define _GNU_SOURCE
+#include "store_dir.h"
+
+#include "store_batch.h"
+
+#include "../ignis_store_parts.h"
+
+#include <errno.h>
+#include <sys/wait.h>
+
+static ign_store_io *store_dir_io;
+
+typedef struct named_with {
+    const char *prefix;
+    unsigned count;
+} named_with;
+
+static void count_name(void *arg, const char *name)
+{
+    named_with *n = arg;
+    n->count += strncmp(name, n->prefix, strlen(n->prefix)) == 0;
+}
+
+static const ign_store_options small = {.segment_bytes = 1 << 16, .control_reserve = 1 << 27, .checkpoint_bytes = 1 << 16};
+static const ign_store_how at_once = {.at_once = true};
+
+static ign_store *open_with(ign_store_io *io, const ign_store_options *options)
+{
+    ign_store *store;
+    CHECK_EQ(ign_store_open(&store, io, options), IGN_OK);
+    return store;
+}
+
+static uint32_t declare(ign_store *store, const char *name, uint16_t shards)
+{
+    uint32_t number;
+    ign_store_mark mark;
+    CHECK_EQ(ign_store_declare(store, name, shards, 0, &number, NULL, &mark), IGN_OK);
+    return number;
+}
+
+static ign_store_part part_of(uint8_t *batch, uint16_t shard, uint32_t count, uint64_t id, uint64_t expires_at_ms)
+{
+    ign_store_part part = {.shard = shard, .batch = batch, .bytes = batch_make_until(batch, count, id, 24, expires_at_ms)};
+    return part;
+}
+
+static int load_how(ign_store *store, uint32_t m, uint16_t shard, uint32_t count, uint64_t id, uint64_t expires, const ign_store_how *how)
+{
+    static uint8_t batch[BATCH_MAX];
+    ign_store_mark mark;
+    ign_store_part part = part_of(batch, shard, count, id, expires);
+    return ign_store_load(store, m, &part, 1, how, &mark);
+}
+
+/* How many were claimed at that time; *expired as told. */
+static uint32_t claim_at(ign_store *store, uint32_t m, uint16_t shard, uint64_t ms, const char *owner, bool *expired)
+{
+    ign_slice slices[64];
+    uint32_t count, total = 0;
+    ign_store_mark mark;
+    int rc = ign_store_claim(store, m, shard, 1000, 1 << 20, owner, ms, slices, 64, &count, expired, NULL, &mark);
+    CHECK(rc == IGN_OK || rc == IGN_EMPTY);
+    for (uint32_t i = 0; i < count; i++)
+        total += slices[i].to - slices[i].from;
+    return total;
+}
+
+static void never_waits(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_generation *g;
+    CHECK_EQ(ign_store_look(other, &g), IGN_OK); /* holds the lock */
+    uint64_t began = io->now_ns(io);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &at_once), IGN_E_BUSY);
+    CHECK(io->now_ns(io) - began < 500000000);
+    ign_store_look_end(other, g);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &at_once), IGN_OK);
+    /* A segment that is full is for somebody who has the time. */
+    unsigned busy = 0, loaded = 1;
+    for (uint64_t i = 0; i < 200; i++)
+        if (load_how(store, m, 0, 40, 10 + i * 40, 0, &at_once) == IGN_OK)
+            loaded++;
+        else {
+            busy++;
+            CHECK_EQ(load_how(store, m, 0, 40, 10 + i * 40, 0, NULL), IGN_OK);
+        }
+    CHECK(busy > 0 && loaded > 100);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK_EQ(shard.living, 3 + 200 * 40);
+    /* A generation that has ended as well. */
+    CHECK_EQ(ign_store_enter(store, &g), IGN_OK);
+    ign_store_seal(store, g);
+    ign_store_leave(store, g);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &at_once), IGN_E_BUSY);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, NULL), IGN_OK);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &at_once), IGN_OK);
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
+static void set_key(ign_store *store, const char *key, const char *value)
+{
+    ign_store_mark mark;
+    ign_store_change change = {.key = key, .key_bytes = (uint32_t)strlen(key), .expected_bytes = UINT32_MAX, .value = value,
+                               .value_bytes = (uint32_t)strlen(value)};
+    CHECK_EQ(ign_store_change_keys(store, &change, 1, NULL, &mark), IGN_OK);
+}
+
+static void fences(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1), count, number;
+    ign_store_change seven = {.key = "epoch", .key_bytes = 5, .expected = "7", .expected_bytes = 1};
+    ign_store_how behind = {.fence = &seven};
+    ign_store_mark mark;
+    ign_slice slice;
+    bool expired;
+    uint64_t retired;
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &behind), IGN_E_MISMATCH);
+    set_key(store, "epoch", "7");
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, &behind), IGN_OK);
+    set_key(store, "epoch", "8");
+    uint8_t batch[256];
+    ign_store_part part = part_of(batch, 0, 1, 9, 0);
+    ign_store_run run = {.first = 1, .last = 1};
+    ign_store_change other = {.key = "k", .key_bytes = 1, .value = "v", .value_bytes = 1};
+    CHECK_EQ(ign_store_claim(store, m, 0, 9, 99, "me", 1, &slice, 1, &count, &expired, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_transfer(store, m, &run, 1, m, &part, 1, true, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_change_keys(store, &other, 1, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_drop(store, m, false, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_declare(store, "n", 1, 0, &number, &behind, &mark), IGN_E_MISMATCH);
+    CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, &behind, &mark), IGN_E_MISMATCH);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK(shard.living == 3 && shard.in_flight == 0 && shard.load_pointer == 3);
+    seven.expected = "8";
+    CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, &behind, &mark), IGN_OK);
+    CHECK_EQ(retired, 1);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static void expiry(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_store_mark mark;
+    bool expired;
+    uint64_t gone;
+    CHECK_EQ(load_how(store, m, 0, 5, 1, 0, NULL), IGN_OK);
+    CHECK_EQ(load_how(store, m, 0, 70, 10, 1000, NULL), IGN_OK);
+    CHECK_EQ(load_how(store, m, 0, 5, 100, 2000, NULL), IGN_OK);
+    CHECK_EQ(load_how(store, m, 0, 5, 200, 0, NULL), IGN_OK);
+    CHECK_EQ(ign_store_expire(store, m, 0, 5000, 100, &gone, NULL, &mark), IGN_EMPTY); /* behind some that stay */
+    CHECK_EQ(gone, 0);
+    CHECK_EQ(claim_at(store, m, 0, 1000, "me", &expired), 5);
+    CHECK(expired);
+    CHECK_EQ(claim_at(store, m, 0, 1000, "me", &expired), 0);
+    CHECK(expired);
+    ign_store_run some = {.first = 8, .last = 10};
+    CHECK_EQ(ign_store_retire(store, m, &some, 1, false, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_expire(store, m, 0, 999, 100, &gone, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(ign_store_expire(store, m, 0, 1000, 20, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 20);
+    CHECK_EQ(ign_store_expire(store, m, 0, 1000, 1000, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 47); /* three were retired */
+    CHECK_EQ(claim_at(store, m, 0, 1999, "me", &expired), 10);
+    CHECK(!expired);
+    for (int again = 0; again < 2; again++) {
+        ign_shard shard;
+        CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+        CHECK(shard.expired == 67 && shard.living == 15 && shard.in_flight == 15);
+        CHECK(shard.load_counter == 85 && shard.fire_counter == 85);
+        ign_store_close(store);
+        store = open_with(io, &small);
+    }
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static void only_what_waits(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 2);
+    ign_store_mark mark;
+    bool expired;
+    uint64_t gone;
+    CHECK_EQ(load_how(store, m, 0, 5, 1, 0, NULL), IGN_OK);
+    CHECK_EQ(load_how(store, m, 1, 5, 21, 0, NULL), IGN_OK);
+    CHECK_EQ(claim_at(store, m, 0, 1, "me", &expired), 5);
+    CHECK_EQ(load_how(store, m, 0, 5, 11, 0, NULL), IGN_OK);
+    ign_store_run runs[3] = {{.first = 1, .last = 3}, {.first = 4, .last = 7}, {.shard = 1, .first = 1, .last = 2}};
+    CHECK_EQ(ign_store_retire(store, m, runs, 3, true, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 4);
+    CHECK_EQ(ign_store_retire(store, m, runs, 1, true, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 0);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK(shard.living == 8 && shard.in_flight == 5);
+    CHECK_EQ(ign_store_drop(store, m, true, NULL, &mark), IGN_EMPTY);
+    uint32_t number;
+    CHECK_EQ(ign_store_find(store, "m", &number), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &number, NULL, &mark), IGN_E_MISMATCH); /* three in the second */
+    ign_store_run all[2] = {{.first = 1, .last = 100}, {.shard = 1, .first = 1, .last = 100}};
+    CHECK_EQ(ign_store_retire(store, m, all + 1, 1, false, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &number, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "m", 2, 0, &number, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_shard(store, m, 1, &shard), IGN_OK);
+    CHECK_EQ(shard.load_pointer, 5); /* goes on behind what was given out */
+    CHECK_EQ(ign_store_retire(store, m, all, 2, false, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 8);
+    CHECK_EQ(ign_store_drop(store, m, true, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_find(store, "m", &number), IGN_E_UNKNOWN);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static void loaded_and_claimed(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 2);
+    ign_store_mark mark;
+    static uint8_t batch[2][BATCH_MAX];
+    bool expired;
+    uint64_t gone;
+    ign_store_part parts[2] = {part_of(batch[0], 0, 4, 1, 0), part_of(batch[1], 1, 2, 11, 0)};
+    CHECK_EQ(ign_store_load_claimed(store, m, parts, 2, "job", 5, NULL, &mark), IGN_OK);
+    CHECK_EQ(claim_at(store, m, 0, 1, "me", &expired), 0);
+    CHECK_EQ(load_how(store, m, 1, 3, 21, 0, NULL), IGN_OK);
+    CHECK_EQ(ign_store_load_claimed(store, m, parts, 2, "job", 5, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(ign_store_load_claimed(store, m, parts, 1, "job", 6, NULL, &mark), IGN_OK);
+    CHECK_EQ(parts[0].first, 5);
+    CHECK_EQ(claim_at(store, m, 1, 1, "me", &expired), 3);
+    /* What is claimed and lives at the head is nothing older that is pending. */
+    CHECK_EQ(load_how(store, m, 1, 3, 31, 0, NULL), IGN_OK);
+    ign_store_run pending = {.shard = 1, .first = 6, .last = 8};
+    CHECK_EQ(ign_store_retire(store, m, &pending, 1, true, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(gone, 3);
+    CHECK_EQ(ign_store_load_claimed(store, m, parts + 1, 1, "job", 7, NULL, &mark), IGN_OK);
+    ign_store_close(store);
+    store = open_with(io, &small);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK(shard.living == 8 && shard.in_flight == 8 && shard.load_counter == 8 && shard.fire_counter == 8);
+    ign_store_claimed claims[4];
+    uint32_t count;
+    CHECK_EQ(ign_store_claims(store, m, 0, 0, claims, 4, &count), IGN_OK);
+    CHECK_EQ(count, 2);
+    CHECK(claims[1].first == 5 && claims[1].last == 8 && claims[1].living == 4 && claims[1].ms == 6 && strcmp(claims[1].owner, "job") == 0);
+    CHECK_EQ(ign_store_claims(store, m, 0, 5, claims, 4, &count), IGN_OK);
+    CHECK_EQ(count, 1);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static void limit_of_bytes(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store_options options = small;
+    options.max_bytes = 4000;
+    ign_store *store = open_with(io, &options);
+    uint32_t m = declare(store, "m", 1), loaded = 0;
+    ign_store_mark mark;
+    bool expired;
+    uint64_t gone;
+    int rc;
+    while ((rc = load_how(store, m, 0, 10, 1, 0, NULL)) == IGN_OK)
+        loaded += 10;
+    CHECK_EQ(rc, IGN_E_NO_ROOM);
+    CHECK_EQ(errno, ENOBUFS);
+    CHECK(loaded >= 90 && loaded <= 130);
+    uint8_t batch[1024];
+    ign_store_part part = part_of(batch, 0, 10, 1, 0);
+    CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(claim_at(store, m, 0, 1, "me", &expired), loaded);
+    CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, NULL, &mark), IGN_E_NO_ROOM);
+    ign_store_run ten = {.first = 1, .last = 10};
+    CHECK_EQ(ign_store_transfer(store, m, &ten, 1, m, &part, 1, true, NULL, &mark), IGN_OK); /* does not grow */
+    ten = (ign_store_run){.first = 11, .last = 20};
+    CHECK_EQ(ign_store_retire(store, m, &ten, 1, false, &gone, NULL, &mark), IGN_OK);
+    CHECK_EQ(load_how(store, m, 0, 10, 1, 0, NULL), IGN_OK);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+enum { KEYS = 900 };
+
+static unsigned list_keys(ign_store *store, const char *prefix, unsigned *times, uint32_t room, void (*between)(ign_store *store))
+{
+    static uint8_t bytes[1 << 16];
+    ign_store_place place = {0};
+    uint64_t got;
+    unsigned total = 0;
+    int rc;
+    while ((rc = ign_store_next_keys(store, prefix, (uint32_t)strlen(prefix), &place, bytes, room, &got)) == IGN_OK) {
+        for (uint64_t at = 0; at < got; total++) {
+            uint32_t sizes[2];
+            char key[32] = {0}, value[32] = {0};
+            memcpy(sizes, bytes + at, sizeof sizes);
+            memcpy(key, bytes + at + 8, sizes[0]);
+            memcpy(value, bytes + at + 8 + sizes[0], sizes[1]);
+            CHECK(strncmp(key, prefix, strlen(prefix)) == 0 && strcmp(key + strlen(prefix), value) == 0);
+            times[atoi(value)]++;
+            at += 8 + sizes[0] + sizes[1];
+        }
+        if (between != NULL)
+            between(store);
+    }
+    CHECK_EQ(rc, IGN_EMPTY);
+    return total;
+}
+
+static void add_other_keys(ign_store *store)
+{
+    static unsigned next;
+    char key[32];
+    for (int i = 0; i < 40; i++) {
+        snprintf(key, sizeof key, "other%u", next++);
+        set_key(store, key, key + 5);
+    }
+}
+
+static void listings(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    static unsigned times[KEYS];
+    char key[32];
+    static uint8_t bytes[1 << 16];
+    ign_store_place place = {0};
+    uint64_t got;
+    CHECK_EQ(ign_store_next_keys(store, "", 0, &place, bytes, sizeof bytes, &got), IGN_EMPTY);
+    for (int i = 0; i < KEYS; i++) {
+        snprintf(key, sizeof key, "key%d", i);
+        set_key(store, key, key + 3);
+    }
+    CHECK_EQ(list_keys(store, "key", times, 700, NULL), KEYS);
+    CHECK_EQ(list_keys(store, "nothing", times, 700, NULL), 0);
+    /* The table grows while it is listed: all are seen, once. */
+    CHECK_EQ(list_keys(store, "key", times, 700, add_other_keys), KEYS);
+    for (int i = 0; i < KEYS; i++)
+        CHECK_EQ(times[i], 2);
+    place = (ign_store_place){0};
+    CHECK_EQ(ign_store_next_keys(store, "key", 3, &place, bytes, 4, &got), IGN_E_TOO_LARGE);
+    CHECK(got >= 12);
+    CHECK_EQ(ign_store_next_keys(store, "key", 3, &place, bytes, got, &got), IGN_OK);
+
+    uint32_t a = declare(store, "a", 1), b = declare(store, "bee", 3);
+    ign_store_magazine found;
+    CHECK_EQ(ign_store_next_magazine(store, 0, &found), IGN_OK);
+    CHECK(found.number == a && strcmp(found.name, "a") == 0 && found.shards == 1 && found.name_bytes == 1);
+    CHECK_EQ(ign_store_next_magazine(store, a, &found), IGN_OK);
+    CHECK(found.number == b && strcmp(found.name, "bee") == 0 && found.shards == 3);
+    CHECK_EQ(ign_store_next_magazine(store, b, &found), IGN_EMPTY);
+
+    bool expired;
+    for (uint16_t s = 0; s < 3; s++) {
+        CHECK_EQ(load_how(store, b, s, 3, 1, 0, NULL), IGN_OK);
+        CHECK_EQ(claim_at(store, b, s, 1, s == 1 ? "one" : "two", &expired), 3);
+    }
+    CHECK_EQ(load_how(store, a, 0, 3, 1, 0, NULL), IGN_OK);
+    CHECK_EQ(claim_at(store, a, 0, 1, "three", &expired), 3);
+    unsigned seen[3] = {0};
+    for (uint32_t m = 0; m <= b; m += b) {
+        place = (ign_store_place){0};
+        int rc;
+        while ((rc = ign_store_next_owners(store, m, &place, bytes, 16, &got)) == IGN_OK)
+            for (uint64_t at = 0; at < got;) {
+                uint32_t sizes[2];
+                memcpy(sizes, bytes + at, sizeof sizes);
+                CHECK_EQ(sizes[1], 0);
+                seen[sizes[0] == 5 ? 2 : bytes[at + 8] == 't']++;
+                at += 8 + sizes[0];
+            }
+        CHECK_EQ(rc, IGN_EMPTY);
+        CHECK(seen[0] == 1 + (m != 0) && seen[1] >= 1u + (m != 0) && seen[2] == 1);
+    }
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+/* -- ids ----------------------------------------------------------------------------------------------------------------- */
+
+static void id_of(uint8_t *to, uint64_t n, bool alike)
+{
+    uint64_t words[2] = {alike ? 7 : n * 0x9E3779B97F4A7C15ull, n};
+    memcpy(to, words, sizeof words);
+}
+
+static int load_once(ign_store *store, uint32_t m, uint64_t first, uint32_t count, uint32_t forget_hour, uint32_t now)
+{
+    static uint8_t batch[BATCH_MAX], ids[5000 * IGN_ID_BYTES];
+    for (uint32_t i = 0; i < count; i++)
+        id_of(ids + i * IGN_ID_BYTES, first + i, false);
+    ign_store_mark mark;
+    ign_store_part part = part_of(batch, 0, 3, first, 0);
+    return ign_store_load_once(store, m, &part, 1, ids, count, forget_hour, now, NULL, &mark);
+}
+
+static uint32_t how_many_known(ign_store *store, uint32_t m, uint64_t first, uint32_t count, uint32_t now)
+{
+    static uint8_t ids[200000 * IGN_ID_BYTES];
+    static bool known[200000];
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < count; i++)
+        id_of(ids + i * IGN_ID_BYTES, first + i, false);
+    CHECK_EQ(ign_store_known_ids(store, m, now, ids, count, known), IGN_OK);
+    for (uint32_t i = 0; i < count; i++)
+        total += known[i];
+    return total;
+}
+
+static void ids_once(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store_options options = small;
+    options.undo_capacity = 1 << 16;
+    ign_store *store = open_with(io, &options);
+    uint32_t m = declare(store, "m", 1), other = declare(store, "n", 1);
+    ign_store_mark mark;
+    CHECK_EQ(ign_store_forget_ids(store, m, 100, 10, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(load_once(store, m, 1, 100, 10, 10), IGN_E_INVALID);
+    CHECK_EQ(load_once(store, m, 1, 100, 12, 10), IGN_OK);
+    CHECK_EQ(load_once(store, m, 100, 5, 14, 10), IGN_E_MISMATCH);
+    CHECK_EQ(load_once(store, other, 100, 5, 14, 10), IGN_OK);
+    ign_shard shard;
+    CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+    CHECK_EQ(shard.living, 3);
+    CHECK_EQ(how_many_known(store, m, 0, 200, 10), 100);
+    CHECK_EQ(how_many_known(store, m, 0, 200, 11), 100);
+    CHECK_EQ(how_many_known(store, m, 0, 200, 12), 0);
+    CHECK_EQ(ign_store_forget_ids(store, m, 11, 1000, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(load_once(store, m, 50, 60, 14, 12), IGN_OK); /* known no more */
+    ign_store_figures before, figures;
+    CHECK_EQ(ign_store_figures_of(store, &before), IGN_OK);
+    for (uint64_t i = 0; i < 40; i++)
+        CHECK_EQ(load_once(store, m, 1000 + i * 5000, 5000, 16 + (uint32_t)(i % 2), 12), IGN_OK);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.state_bytes - before.state_bytes < 200000ull * 70);
+    printf("  an id takes %.1f bytes of state\n", (double)(figures.state_bytes - before.state_bytes) / 200000);
+    for (int again = 0; again < 2; again++) {
+        CHECK_EQ(how_many_known(store, m, 1000, 200000, 15), 200000);
+        CHECK_EQ(how_many_known(store, m, 1000, 200000, 16), 100000);
+        CHECK_EQ(how_many_known(store, m, 0, 1000, 13), 60);
+        CHECK_EQ(how_many_known(store, m, 201000, 1000, 13), 0);
+        CHECK_EQ(ign_store_maintain(store) >= 0, 1);
+        ign_store_close(store);
+        store = open_with(io, &options);
+    }
+    unsigned rounds = 0;
+    int rc;
+    while ((rc = ign_store_forget_ids(store, m, 16, 1000, NULL, &mark)) == IGN_OK) {
+        rounds++;
+        CHECK_EQ(how_many_known(store, m, 1000, 200000, 16), 100000);
+    }
+    CHECK_EQ(rc, IGN_EMPTY);
+    CHECK(rounds > 80 && rounds < 130);
+    CHECK_EQ(how_many_known(store, m, 1000, 200000, 12), 100000); /* a clock that went back */
+    CHECK_EQ(ign_store_figures_of(store, &before), IGN_OK);
+    for (uint64_t i = 0; i < 20; i++) /* into what was given back */
+        CHECK_EQ(load_once(store, m, 300000 + i * 5000, 5000, 19, 17), IGN_OK);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.state_bytes - before.state_bytes < 2000000);
+    CHECK_EQ(ign_store_drop(store, m, false, NULL, &mark), IGN_OK);
+    CHECK_EQ(declare(store, "m", 1) != m, 1);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+/* Ids that look alike to the table: they hang one behind the other, and memory does not run away. */
+static void ids_alike(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_ctl ctl;
+    CHECK_EQ(ign_ctl_create(&ctl, io, "control", 1 << 26, 0, 1 << 16), 0);
+    ign_ids ids = {0};
+    uint8_t id[IGN_ID_BYTES];
+    for (uint64_t n = 0; n < 20000; n++) {
+        id_of(id, n % 2 == 0 ? n : 5, true);
+        ign_ids_add(&ctl, &ids, 9, id);
+    }
+    CHECK(!ctl.no_room && ctl.root->used < 20000 * 70);
+    for (uint64_t n = 0; n < 20000; n++) {
+        id_of(id, n, true);
+        CHECK_EQ(ign_ids_known(&ctl, &ids, 8, id), n % 2 == 0 || n == 5);
+    }
+    ign_ctl_close(&ctl);
+    store_dir_close(io);
+}
+
+/* -- a disk that is full ------------------------------------------------------------------------------------------------- */
+
+static int (*real_allocate)(ign_store_io *io, int file, uint64_t bytes);
+static uint64_t disk_bytes;
+
+static void add_size(void *arg, const char *name)
+{
+    ign_store_io *io = store_dir_io;
+    uint64_t size, *total = arg;
+    int file;
+    if (io->open(io, name, false, &file) != 0)
+        return;
+    if (io->size(io, file, &size) == 0)
+        *total += size;
+    io->close(io, file);
+}
+
+static int allocate_on_small_disk(ign_store_io *io, int file, uint64_t bytes)
+{
+    uint64_t total = 0, had = 0;
+    io->list(io, add_size, &total);
+    io->size(io, file, &had);
+    return bytes > had && total + bytes - had > disk_bytes ? ENOSPC : real_allocate(io, file, bytes);
+}
+
+/* A disk that is full refuses loads, and neither claims nor retirements; and when they have made room, loads go on. */
+static void full_disk(void)
+{
+    ign_store_io *io = store_dir_io = store_dir_open();
+    ign_store_options options = small;
+    options.arena_bytes = 1 << 15;
+    options.segment_bytes = options.checkpoint_bytes = 1 << 20;
+    real_allocate = io->allocate;
+    io->allocate = allocate_on_small_disk;
+    disk_bytes = 12 * options.segment_bytes;
+    ign_store *store = open_with(io, &options);
+    uint32_t m = declare(store, "m", 1), count, total = 0, taken = 0;
+    for (int round = 0; round < 5; round++) {
+        int rc;
+        uint64_t id = 1;
+        while ((rc = load_how(store, m, 0, 40, id, 0, NULL)) == IGN_OK) {
+            id += 40;
+            total += 40;
+            if (id % 37 == 0) {
+                rc = ign_store_maintain(store);
+                CHECK(rc >= 0 || rc == IGN_E_NO_ROOM);
+            }
+        }
+        CHECK_EQ(rc, IGN_E_NO_ROOM);
+        CHECK(errno == ENOSPC);
+        CHECK(id > 80000);
+        if (round % 2 == 0) { /* and somebody else takes what was left */
+            disk_bytes = 0;
+            io->list(io, add_size, &disk_bytes);
+        }
+        if (round == 2) { /* the same after everybody was gone */
+            ign_store_close(store);
+            store = open_with(io, &options);
+        }
+        for (unsigned n = 1;; n++) {
+            ign_slice slice;
+            ign_store_mark mark;
+            bool expired;
+            uint64_t retired;
+            if (n % 100 == 0) { /* as a thread of each process does */
+                rc = ign_store_maintain(store);
+                CHECK(rc >= 0 || rc == IGN_E_NO_ROOM);
+            }
+            rc = ign_store_claim(store, m, 0, 20, 1 << 20, "me", 1, &slice, 1, &count, &expired, NULL, &mark);
+            if (rc == IGN_EMPTY)
+                break;
+            CHECK_EQ(rc, IGN_OK);
+            ign_store_run run = {.first = slice.first + slice.from, .last = slice.first + slice.to - 1};
+            CHECK_EQ(ign_store_retire(store, m, &run, 1, false, &retired, NULL, &mark), IGN_OK);
+            if (n % 200 == 0)
+                CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+            taken += (uint32_t)retired;
+        }
+        CHECK_EQ(taken, total);
+        disk_bytes = 12 * options.segment_bytes;
+        while ((rc = ign_store_maintain(store)) == IGN_OK)
+            ;
+        CHECK_EQ(rc, IGN_EMPTY);
+    }
+    ign_store_close(store);
+    io->allocate = real_allocate;
+    store_dir_close(io);
+}
+
+static unsigned names_with(ign_store_io *io, const char *prefix)
+{
+    named_with n = {.prefix = prefix};
+    io->list(io, count_name, &n);
+    return n.count;
+}
+
+/* A segment that was laid out and never written is gone with the next opening; one whose header is damaged stays. */
+static void strays(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    for (uint64_t i = 0; i < 40; i++)
+        CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+    CHECK_EQ(ign_store_maintain(store) >= 0, 1);
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK_EQ(names_with(io, "log-"), figures.segments);
+    CHECK_EQ(names_with(io, "tmp-ahead-"), 1);
+    ign_store_close(store);
+    uint8_t zeros[IGN_LOG_SECTOR] = {0};
+    int file;
+    char name[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, 1, 98); /* begun, and then nothing */
+    CHECK_EQ(io->open(io, name, true, &file), 0);
+    CHECK_EQ(io->allocate(io, file, 65536), 0);
+    io->close(io, file);
+    ign_segment_name(name, 1, 99); /* with something in it */
+    CHECK_EQ(io->open(io, name, true, &file), 0);
+    CHECK_EQ(io->write(io, file, zeros, sizeof zeros, 0), 0);
+    CHECK_EQ(io->write(io, file, "entries?", 8, sizeof zeros), 0);
+    io->close(io, file);
+    store = open_with(io, &small);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK_EQ(names_with(io, "log-"), figures.segments + 1); /* the damaged one */
+    CHECK_EQ(names_with(io, "tmp-"), 0);
+    CHECK_EQ(figures.damaged_bytes, 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+/* -- maintenance, and the check --------------------------------------------------------------------------------------------- */
+
+/* While one store maintains, another does not, but for one that is dead or seems to be stopped. */
+static void one_maintains(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store_options options = small;
+    options.stopped_after_ns = 10000000;
+    ign_store *store = open_with(io, &options), *other = open_with(other_io, &options);
+    uint32_t m = declare(store, "m", 1);
+    for (int round = 0; round < 2; round++) {
+        for (uint64_t i = 0; i < 100; i++)
+            CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+        ign_generation *g;
+        CHECK_EQ(ign_store_enter(other, &g), IGN_OK);
+        atomic_store(&g->ctl.head->maintaining, g->word);
+        ign_store_leave(other, g);
+        unsigned before = names_with(io, "checkpoint-");
+        CHECK_EQ(ign_store_maintain(store), IGN_EMPTY);
+        CHECK_EQ(names_with(io, "checkpoint-"), before);
+        if (round == 0) {
+            struct timespec moment = {.tv_nsec = 400000000};
+            nanosleep(&moment, NULL);
+        } else {
+            int file;
+            char name[IGN_STORE_NAME_MAX];
+            ign_store_file_name(name, "tmp-checkpoint", 1, 7); /* what it was about to make */
+            CHECK_EQ(io->open(io, name, true, &file), 0);
+            io->close(io, file);
+            ign_store_close(other);
+        }
+        CHECK_EQ(ign_store_maintain(store), IGN_OK);
+        CHECK_EQ(names_with(io, "checkpoint-"), before + 1);
+    }
+    CHECK_EQ(names_with(io, "tmp-checkpoint-"), 0);
+    ign_store_close(store);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
+typedef struct findings {
+    unsigned of[IGN_FOUND_FOREIGN + 1];
+    ign_store_finding damage;
+    uint64_t entries;
+} findings;
+
+static void note_finding(void *arg, const ign_store_finding *finding)
+{
+    findings *f = arg;
+    f->of[finding->kind]++;
+    f->entries += finding->entries;
+    if (finding->kind == IGN_FOUND_DAMAGE)
+        f->damage = *finding;
+}
+
+static void flip(ign_store_io *io, const char *name, uint64_t at)
+{
+    int file;
+    uint8_t byte;
+    CHECK_EQ(io->open(io, name, false, &file), 0);
+    CHECK_EQ(io->read(io, file, &byte, 1, at), 0);
+    byte ^= 0x20;
+    CHECK_EQ(io->write(io, file, &byte, 1, at), 0);
+    io->close(io, file);
+}
+
+static void checked(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_store_mark mark;
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK_EQ(load_how(store, m, 0, 40, i * 40, 0, NULL), IGN_OK);
+    CHECK(ign_store_mark_now(store, &mark) == IGN_OK && ign_store_flush(store, &mark, true) == IGN_OK);
+    findings f = {.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_E_BUSY);
+    ign_slice slices[2];
+    uint32_t count;
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, 40, slices, 2, &count), IGN_OK);
+    ign_store_close(store);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_DAMAGE] == 0 && f.of[IGN_FOUND_SEGMENT] == 3 && f.of[IGN_FOUND_CONTROL] == 1 && f.of[IGN_FOUND_MISSING] == 0);
+    CHECK_EQ(f.entries, 102); /* the beginning, the declaration, the loads */
+    char name[IGN_STORE_NAME_MAX], aside[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, slices[0].generation, slices[0].number);
+    flip(io, name, slices[0].file_offset + 9);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_DAMAGE] == 1 && f.entries == 101);
+    CHECK(f.damage.position == slices[0].position && f.damage.offset == slices[0].file_offset - slices[0].offset);
+    CHECK(f.damage.bytes >= slices[0].bytes && f.damage.bytes < slices[0].bytes + 100);
+    CHECK_EQ(names_with(io, "damaged-"), 0);
+    store = open_with(io, &small); /* passes over it, and keeps a copy */
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.living_records == 99 * 40 && figures.damaged_bytes == f.damage.bytes);
+    ign_store_close(store);
+    store = open_with(io, &small);
+    ign_store_close(store);
+    CHECK_EQ(names_with(io, "damaged-"), 1);
+    ign_store_file_name(aside, "damaged", slices[0].generation, f.damage.position);
+    int file, log;
+    uint8_t copy[1 << 12], was[1 << 12];
+    uint64_t size;
+    CHECK_EQ(io->open(io, aside, false, &file), 0);
+    CHECK_EQ(io->open(io, name, false, &log), 0);
+    CHECK(io->size(io, file, &size) == 0 && size == f.damage.bytes && size <= sizeof copy);
+    CHECK(io->read(io, file, copy, (size_t)size, 0) == 0 && io->read(io, log, was, (size_t)size, f.damage.offset) == 0);
+    CHECK(memcmp(copy, was, (size_t)size) == 0);
+    io->close(io, file);
+    io->close(io, log);
+    /* A segment in the middle without its header. */
+    ign_segment_name(name, slices[0].generation, slices[0].number + 1);
+    flip(io, name, 9);
+    f = (findings){.entries = 0};
+    CHECK_EQ(ign_store_check(io, note_finding, &f), IGN_OK);
+    CHECK(f.of[IGN_FOUND_NO_HEADER] == 1 && f.of[IGN_FOUND_SET_ASIDE] == 1);
+    CHECK(f.of[IGN_FOUND_MISSING] + f.of[IGN_FOUND_DAMAGE] >= 1);
+    store_dir_close(io);
+}
+
+/* The control file is cut under the mapping: an error of that call at the most, and the next goes on. */
+static void control_file_cut(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_shard shard;
+    unsigned failed = 0;
+    uint64_t loaded = 0, in_doubt = 0;
+    for (unsigned round = 0; round < 12; round++) {
+        for (uint64_t i = 0; i < 20; i++) {
+            CHECK_EQ(load_how(i % 2 == 0 ? store : other, m, 0, 10, 1, 0, NULL), IGN_OK);
+            loaded += 10;
+        }
+        ign_generation *g;
+        char path[200];
+        CHECK_EQ(ign_store_enter(store, &g), IGN_OK);
+        snprintf(path, sizeof path, "%s/control-%016" PRIx64 "-%016x", store_dir_path, g->number, 0);
+        uint64_t sizes[] = {0, 4096, g->ctl.head->arena_at + 100, g->ctl.head->arena_at + 8192};
+        ign_store_leave(store, g);
+        CHECK_EQ(truncate(path, (off_t)sizes[round % 4]), 0);
+        ign_store *stores[2] = {round / 4 == 1 ? other : store, round / 4 == 1 ? store : other};
+        for (unsigned s = 0; s < 2; s++) {
+            ign_store_mark mark; /* is read without the lock, and so without a look at the file before */
+            int rc = round / 4 == 2 ? ign_store_mark_now(stores[s], &mark) : load_how(stores[s], m, 0, 10, 1, 0, NULL);
+            CHECK(rc == IGN_OK || rc == IGN_E_IO || rc == IGN_E_IN_DOUBT);
+            failed += rc != IGN_OK;
+            CHECK(round != 8 || s != 0 || rc == IGN_E_IO);
+            loaded += rc == IGN_OK && round / 4 != 2 ? 10 : 0;
+            in_doubt += rc == IGN_E_IN_DOUBT ? 10 : 0;
+            CHECK_EQ(load_how(stores[s], m, 0, 10, 1, 0, NULL), IGN_OK);
+            loaded += 10;
+        }
+        CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+        CHECK(shard.living >= loaded && shard.living <= loaded + in_doubt);
+    }
+    CHECK(failed >= 1); /* the landing was needed */
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
+static void in_a_child(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_with(io, &small);
+    uint32_t m = declare(store, "m", 1);
+    CHECK_EQ(load_how(store, m, 0, 3, 1, 0, NULL), IGN_OK);
+    int ready[2];
+    CHECK_EQ(pipe(ready), 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        ign_store_abandon(store);
+        ign_store_io_close(io);
+        char byte;
+        close(ready[1]);
+        _exit(read(ready[0], &byte, 1) == 0 ? 0 : 1); /* until the parent goes on */
+    }
+    CHECK_EQ(load_how(store, m, 0, 3, 4, 0, NULL), IGN_OK);
+    ign_store_figures before, after;
+    CHECK_EQ(ign_store_figures_of(store, &before), IGN_OK);
+    ign_store_close(store);
+    /* Nobody lives in it now, though the child does. */
+    struct timespec moment = {.tv_nsec = 200000000};
+    nanosleep(&moment, NULL);
+    store = open_with(io, &small);
+    CHECK_EQ(ign_store_figures_of(store, &after), IGN_OK);
+    CHECK_EQ(after.openings, before.openings + 1);
+    close(ready[1]);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+MAIN("store_calls", {
+    RUN(never_waits);
+    RUN(fences);
+    RUN(expiry);
+    RUN(only_what_waits);
+    RUN(loaded_and_claimed);
+    RUN(limit_of_bytes);
+    RUN(listings);
+    RUN(ids_once);
+    RUN(ids_alike);
+    RUN(full_disk);
+    RUN(strays);
+    RUN(one_maintains);
+    RUN(checked);
+    RUN(control_file_cut);
+    RUN(in_a_child);
+})

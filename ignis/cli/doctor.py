@@ -1,0 +1,71 @@
+"""``ignis doctor``: whether an embedded store is sound, and repairing what can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+
+from ignis.cli import exit as exit_codes
+from ignis.cli import render
+from ignis.cli.state import State, common_options, pass_state
+from ignis.storage.directories import directory_of
+
+__all__ = ["doctor"]
+
+
+@click.command()
+@click.argument("directory", metavar="DIRECTORY")
+@click.option("--repair", is_flag=True, help="Repair what can be; what is taken out is laid into DIRECTORY/aside.")
+@common_options
+@pass_state
+def doctor(state: State, /, directory: str, repair: bool) -> int:
+    """Checks the embedded store in DIRECTORY while nobody has it open: every file, every checksum.
+
+    Nothing is changed without --repair. With it, damaged ranges are copied aside and taken out of the log, damaged
+    checkpoints and what dead processes left are removed, and the store is checked once more. What a damaged range held is
+    lost; a copy of the directory first costs nothing.
+
+    Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none, and 4 while
+    it is open.
+    """
+    from ignis.storage.engine.check import Alone, check_store
+    from ignis.storage.engine.repair import repair_store
+
+    path = Path(directory_of(urlsplit(directory)) if "://" in directory else directory)
+    after = None
+    with Alone(path):
+        report = check_store(path)
+        if repair and report.all_problems():
+            repair_store(report)
+            after = check_store(path)
+    last = report if after is None else after
+    if state.json:
+        document = report.document()
+        document["repaired"] = None if after is None else after.document()
+        render.document(document)
+        return exit_codes.OK if last.sound else exit_codes.ERROR
+    for one in report.classes:
+        render.pairs(
+            {
+                "durability": one.durability,
+                "segments": render.number(one.segments),
+                "size": render.size(one.log_bytes),
+                "entries": render.number(sum(one.entries.values())),
+                "checkpoints": render.number(one.checkpoints),
+            },
+        )
+    for problem in report.all_problems():
+        where = problem.file if problem.offset is None else f"{problem.file} at {problem.offset}"
+        size = "" if problem.bytes is None else f", {render.number(problem.bytes)} bytes"
+        done = f" [{problem.repaired}]" if problem.repaired else ""
+        render.line(f"{'note' if problem.harmless else 'DAMAGE'} {problem.code}: {where}{size}: {problem.what}{done}")
+    if after is not None:
+        left = [one for one in after.all_problems() if not one.harmless]
+        render.line(f"after the repair: {'sound' if after.sound else f'{len(left)} problem(s) left'}")
+        for problem in left:
+            render.line(f"DAMAGE {problem.code}: {problem.file}: {problem.what}")
+    elif report.sound:
+        render.line("sound")
+    return exit_codes.OK if last.sound else exit_codes.ERROR

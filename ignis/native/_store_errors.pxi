@@ -1,0 +1,56 @@
+# From the codes of csrc/ignis_store.h to the exceptions of a store. Part of store.pyx.
+
+import errno as _numbers
+
+# The same words as in ignis/storage/os_errors.py, which stands above this package.
+cdef frozenset _NO_ROOM = frozenset((_numbers.ENOSPC, _numbers.EDQUOT, _numbers.EFBIG))
+
+
+cdef object system_error(int number, str what):
+    """The exception for an errno of the system's."""
+    text = f"store: {what}: {_os.strerror(number)}"
+    if number in _NO_ROOM:
+        return _errors.StoreFullError(text)
+    if number == _numbers.EIO:
+        return _errors.StoreFailedError(text)
+    if number == _numbers.EMFILE or number == _numbers.ENFILE:
+        text += " (ulimit -n)"
+    return _errors.StoreUnreachableError(text)
+
+
+cdef object log_error(int code, int number, Log log):
+    """The exception for a code; ``number`` is the errno that came with it."""
+    cdef str what = log.directory
+    if code == IGN_E_NO_ROOM:
+        if number == _numbers.ENOBUFS:
+            return _errors.StoreFullError(
+                f"store: {what} holds as many bytes of messages as it may: {log.max_bytes} (max_store_bytes)"
+            )
+        return _errors.StoreFullError(f"store: disk full ({what}): {_os.strerror(number)}")
+    if code == IGN_E_FAILED:
+        return _errors.StoreFailedError(
+            f"store: {what}: the disk did not take a write or flush of the log ({_os.strerror(number)}); nothing was stored"
+        )
+    if code == IGN_E_MOVED:
+        return _errors.StoreFailedError(f"store: {what} is another directory than the one that was opened; nothing was stored")
+    if code == IGN_E_IN_DOUBT:
+        return _errors.StoreFailedError(f"store: {what}: whether it was stored is not known: what would tell is gone")
+    if code == IGN_E_BUSY:
+        return _errors.StoreBusyError(
+            f"store: writer lock of {what} held by another for over {log.busy_after_s:g} s (write_timeout_s)"
+        )
+    if code == IGN_E_NOMEM:
+        return _errors.StoreBusyError(f"store: {what}: no memory at the moment")
+    if code == IGN_E_IO:
+        return system_error(number, what)
+    if code == IGN_E_MAGIC or code == IGN_E_VERSION or code == IGN_E_SIZE or code == IGN_E_TRUNCATED:
+        return _errors.StoreFormatError(f"store: {what}: {_by_code[code][1]}; this build cannot read it, and left it as it was")
+    if code == IGN_E_CORRUPT or code == IGN_E_MALFORMED:
+        return _errors.StoreFormatError(f"store: {what} is damaged: what was read does not match its checksum")
+    if code == IGN_E_UNKNOWN:
+        return _errors.QueueNotFoundError(f"store: {what}: the magazine was dropped")
+    if code == IGN_E_TOO_LARGE:
+        return _errors.ConfigError(f"store: {what}: more than {<object>IGN_ENTRY_MAX} bytes for one call")
+    if code == IGN_E_INVALID:
+        return ValueError(f"store: {what}: an argument outside its range")
+    return _errors.StoreError(f"store: {what}: unexpected code {ign_error_name(code).decode()} ({code})")

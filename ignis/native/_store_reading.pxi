@@ -1,0 +1,121 @@
+# Reading the records of a batch that lies in the log. Part of store.pyx.
+
+cdef struct Piece:
+    const uint8_t *data         # NULL: it does not match its checksum
+    size_t size
+
+
+cdef struct Reading:
+    uint8_t small[4096]
+    uint8_t *batch              # as large as the whole batch; only what was asked for is filled in
+    ign_segment segment
+    bint damaged                # the header or the index: nothing of it can be read
+    Piece few[8]
+    Piece *pieces
+
+
+cdef inline void reading_begin(Reading *reading) noexcept nogil:
+    reading.batch = reading.small
+    reading.pieces = reading.few
+    reading.damaged = False
+
+
+cdef inline void reading_end(Reading *reading) noexcept nogil:
+    if reading.batch != reading.small:
+        free(reading.batch)
+    if reading.pieces != reading.few:
+        free(reading.pieces)
+    reading_begin(reading)
+
+
+cdef int reading_open(ign_store *store, const ign_slice *at, Reading *reading) noexcept nogil:
+    """Header, index and what of the records the slice names: all of a batch that is small, or wanted for the most part."""
+    cdef uint64_t head, first, last
+    cdef uint32_t count
+    cdef int rc
+    if at.bytes > sizeof(reading.small):
+        reading.batch = <uint8_t *>malloc(at.bytes)
+        if reading.batch == NULL:
+            reading.batch = reading.small
+            return IGN_E_NOMEM
+    if at.bytes <= READ_WHOLE:
+        rc = ign_store_fetch(store, at, reading.batch)
+        if rc == IGN_OK:
+            reading_check(at, reading)
+        return rc
+    rc = ign_store_fetch_part(store, at, 0, reading.batch, IGN_SEGMENT_HEADER_BYTES)
+    if rc != IGN_OK:
+        return rc
+    count = segment_count(reading.batch)
+    head = IGN_SEGMENT_HEADER_BYTES + <uint64_t>count * IGN_SEGMENT_INDEX_BYTES
+    if head > at.bytes or count < at.stop:
+        reading.damaged = True
+        return IGN_OK
+    rc = ign_store_fetch_part(store, at, IGN_SEGMENT_HEADER_BYTES, reading.batch + IGN_SEGMENT_HEADER_BYTES,
+                              head - IGN_SEGMENT_HEADER_BYTES)
+    if rc != IGN_OK:
+        return rc
+    reading_check(at, reading)
+    if reading.damaged:
+        return IGN_OK
+    first = head + (0 if at.begin == 0 else index_end(reading.batch, at.begin - 1))
+    last = head + index_end(reading.batch, at.stop - 1)
+    return ign_store_fetch_part(store, at, first, reading.batch + first, last - first)
+
+
+cdef void reading_check(const ign_slice *at, Reading *reading) noexcept nogil:
+    reading.damaged = ign_segment_open(reading.batch, at.bytes, &reading.segment) != IGN_OK or reading.segment.count < at.stop
+
+
+cdef int reading_run(ign_store *store, uint32_t number, const ign_slice *at, Reading *reading) noexcept nogil:
+    """Reads and checks all records of the slice."""
+    cdef uint32_t i, count = at.stop - at.begin
+    cdef int rc = reading_open(store, at, reading)
+    if rc != IGN_OK or reading.damaged:
+        return rc
+    if count > 8:
+        reading.pieces = <Piece *>malloc(count * sizeof(Piece))
+        if reading.pieces == NULL:
+            reading.pieces = reading.few
+            return IGN_E_NOMEM
+    for i in range(count):
+        if ign_segment_get(&reading.segment, at.begin + i, number, at.shard, at.first,
+                           &reading.pieces[i].data, &reading.pieces[i].size) != IGN_OK:
+            reading.pieces[i].data = NULL
+    return IGN_OK
+
+
+cdef inline object reading_record(Reading *reading, uint32_t i):
+    if reading.damaged or reading.pieces[i].data == NULL:
+        return None
+    return PyBytes_FromStringAndSize(<const char *>reading.pieces[i].data, <Py_ssize_t>reading.pieces[i].size)
+
+
+cdef inline uint64_t reading_size(const Reading *reading, uint32_t i) noexcept nogil:
+    if reading.damaged:
+        return 0
+    return index_end(reading.batch, i) - (0 if i == 0 else index_end(reading.batch, i - 1))
+
+
+cdef inline uint32_t big_endian(const uint8_t *at) noexcept nogil:
+    return <uint32_t>at[0] << 24 | <uint32_t>at[1] << 16 | <uint32_t>at[2] << 8 | at[3]
+
+
+cdef inline uint32_t segment_count(const uint8_t *batch) noexcept nogil:
+    return big_endian(batch + 4)
+
+
+cdef inline uint32_t index_end(const uint8_t *batch, uint32_t i) noexcept nogil:
+    return big_endian(batch + IGN_SEGMENT_HEADER_BYTES + <size_t>i * IGN_SEGMENT_INDEX_BYTES)
+
+
+cdef uint32_t batch_count(bytes batch):
+    """How many records its header says that it has."""
+    if PyBytes_GET_SIZE(batch) < <Py_ssize_t>IGN_SEGMENT_HEADER_BYTES:
+        return 0
+    return min(segment_count(<const uint8_t *>PyBytes_AS_STRING(batch)), <uint32_t>(1 << 20))
+
+
+cdef inline void put_item(list items, Py_ssize_t i, object value) noexcept:
+    Py_INCREF(value)            # PyList_SET_ITEM takes a reference over
+    PyList_SET_ITEM(items, i, value)

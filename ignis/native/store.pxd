@@ -1,0 +1,215 @@
+# cython: language_level=3
+"""``csrc/ignis_store.h``."""
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef extern from "<stdbool.h>" nogil:
+    ctypedef bint bool
+
+
+cdef extern from "ignis_store_log.h" nogil:
+    enum:
+        IGN_ENTRY_MAX
+
+
+cdef extern from "ignis_store_state.h" nogil:
+    enum:
+        IGN_STORE_MAX_SHARDS
+
+    ctypedef struct ign_shard:
+        uint64_t load_pointer
+        uint64_t fire_pointer
+        uint64_t load_counter
+        uint64_t fire_counter
+        uint64_t in_flight
+        uint64_t living
+        uint64_t incarnation
+        uint64_t expired
+
+    ctypedef struct ign_slice:
+        uint16_t shard
+        uint64_t first
+        uint32_t begin "from"
+        uint32_t stop "to"
+        uint32_t offset
+        uint32_t bytes
+        uint64_t position
+        uint64_t expires_at_ms
+
+
+cdef extern from "ignis_store.h" nogil:
+    ctypedef struct ign_store_io:
+        pass
+
+    ctypedef struct ign_store:
+        pass
+
+    ctypedef struct ign_store_mark:
+        uint64_t generation
+        uint64_t position
+
+    ctypedef struct ign_store_options:
+        uint64_t segment_bytes
+        uint64_t control_reserve
+        uint64_t arena_bytes
+        uint64_t stopped_after_ns
+        uint64_t busy_after_ns
+        uint64_t checkpoint_bytes
+        uint64_t max_bytes
+
+    ctypedef struct ign_store_change:
+        const void *key
+        uint32_t key_bytes
+        const void *expected
+        uint32_t expected_bytes
+        const void *value
+        uint32_t value_bytes
+
+    ctypedef struct ign_store_figures:
+        uint64_t generation
+        uint64_t openings
+        uint64_t end
+        uint64_t durable
+        uint64_t living_bytes
+        uint64_t living_records
+        uint64_t damaged_bytes
+        uint64_t segments
+        uint64_t log_bytes
+        uint64_t state_bytes
+        uint64_t dead_bytes
+
+    int ign_store_io_open(const char *directory, ign_store_io **io)
+    void ign_store_io_close(ign_store_io *io)
+    int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options)
+    void ign_store_close(ign_store *store)
+
+    ctypedef struct ign_store_how:
+        bint at_once
+        const ign_store_change *fence
+
+    ctypedef struct ign_store_part:
+        uint16_t shard
+        const uint8_t *batch
+        uint32_t bytes
+        uint64_t first
+
+    ctypedef struct ign_store_run:
+        uint16_t shard
+        uint64_t first
+        uint64_t last
+
+    ctypedef struct ign_store_magazine:
+        uint32_t number
+        uint16_t shards
+        uint8_t durability
+        uint32_t name_bytes
+        char name[1]
+
+    ctypedef struct ign_store_claimed:
+        uint64_t first
+        uint64_t last
+        uint64_t living
+        uint64_t ms
+        uint32_t owner_bytes
+        char owner[1]
+
+    ctypedef struct ign_store_place:
+        uint64_t a
+        uint64_t b
+
+    void ign_store_abandon(ign_store *store)
+    int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8_t durability, uint32_t *number,
+                          const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_drop(ign_store *store, uint32_t number, bint only_empty, const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_find(ign_store *store, const char *name, uint32_t *number)
+    int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const ign_store_how *how,
+                       ign_store_mark *mark)
+    int ign_store_load_claimed(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const char *owner,
+                               uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count,
+                            bool *known)
+    int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
+                            uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how,
+                            ign_store_mark *mark)
+    int ign_store_forget_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, uint32_t limit, const ign_store_how *how,
+                             ign_store_mark *mark)
+    int ign_store_expire(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t ms, uint64_t limit, uint64_t *expired,
+                         const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_retire(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, bint waiting_only,
+                         uint64_t *retired, const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t target,
+                           ign_store_part *parts, uint16_t part_count, bint reload, const ign_store_how *how,
+                           ign_store_mark *mark)
+    int ign_store_renew(ign_store *store, uint32_t magazine, const ign_store_run *runs, uint32_t count, const char *owner,
+                        const char *next_owner, uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_next_magazine(ign_store *store, uint32_t after, ign_store_magazine *found)
+    int ign_store_claims(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, ign_store_claimed *claims,
+                         uint32_t room, uint32_t *count)
+    int ign_store_next_keys(ign_store *store, const void *prefix, uint32_t prefix_bytes, ign_store_place *place, void *to,
+                            uint64_t room, uint64_t *bytes)
+    int ign_store_next_owners(ign_store *store, uint32_t magazine, ign_store_place *place, void *to, uint64_t room,
+                              uint64_t *bytes)
+    int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
+                       uint32_t room, uint32_t *count)
+    int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+    uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
+    void ign_store_wake(ign_store *store, uint32_t magazine)
+    int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, const ign_store_how *how,
+                              ign_store_mark *mark)
+    int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
+    int ign_store_flush(ign_store *store, const ign_store_mark *mark, bint refuse)
+    int ign_store_mark_now(ign_store *store, ign_store_mark *mark)
+    int ign_store_maintain(ign_store *store)
+    int ign_store_checkpoint(ign_store *store)
+    int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
+
+
+cdef extern from "ignis_store_fire.h" nogil:
+    ctypedef struct ign_store_fire:
+        const uint16_t *order
+        uint32_t order_count
+        uint16_t begin
+        uint64_t limit
+        uint64_t max_bytes
+        const char *owner
+        uint64_t ms
+        uint16_t sized_shard
+        uint64_t sized_first
+        uint32_t sized_count
+        ign_slice *slices
+        uint32_t room
+        uint16_t *expired
+        uint32_t count
+        uint32_t expired_count
+        uint32_t shards
+        bint more
+        bint full
+
+    int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fire, const ign_store_how *how,
+                            ign_store_mark *mark)
+    int ign_store_shards(ign_store *store, uint32_t magazine, ign_shard *copies, uint32_t room, uint32_t *count)
+    int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t first, uint8_t *to, uint64_t bytes)
+
+
+cdef class Mark:
+    cdef ign_store_mark _mark
+
+
+cdef class Log:
+    cdef ign_store_io *_io
+    cdef ign_store *_store
+    cdef Py_ssize_t _inside
+    cdef bint _closing
+    cdef uint32_t _forks
+    cdef readonly str directory
+    cdef readonly object max_bytes
+    cdef readonly double busy_after_s
+
+    cdef int _enter(self) except -1
+    cdef int _leave(self) except -1
+    cdef int _check(self, int rc) except -1
+    cdef int _checked(self, int rc) except -1
+    cdef int _look(self, list pieces, uint32_t number, uint16_t shard, object runs, object limit, bint reading) except -1
+    cdef int _read(self, list pieces, uint32_t number, ign_slice *at, int tries) except -1
+    cdef void _finish(self) noexcept

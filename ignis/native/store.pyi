@@ -1,0 +1,129 @@
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+from ignis.native import PackedBatch
+
+ANY: Any
+DEFAULT_TIMEOUT_S: float
+
+class NoShardError(ValueError): ...
+class FenceError(Exception): ...
+
+@final
+class Mark:
+    def __init__(self, *args: object, **kwargs: object) -> None: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+@final
+class Log:
+    directory: str
+    max_bytes: int
+    busy_after_s: float
+    def __new__(
+        cls,
+        directory: str,
+        *,
+        max_bytes: int = 0,
+        busy_after_s: float = 30.0,
+        stopped_after_s: float = 0.0,
+        segment_bytes: int = 0,
+        arena_bytes: int = 0,
+        control_reserve: int = 0,
+        checkpoint_bytes: int = 0,
+    ) -> Log: ...
+    def close(self) -> None: ...
+    def abandon(self) -> None: ...
+    def flush(self, mark: Mark | None = None, *, refuse: bool = True) -> None: ...
+    def mark(self) -> Mark: ...
+    def maintain(self) -> bool: ...
+    def checkpoint(self) -> None: ...
+    def figures(self) -> dict[str, int]: ...
+    def keys(self, prefix: bytes = b"") -> list[tuple[bytes, bytes]]: ...
+    def get_key(self, key: bytes) -> bytes | None: ...
+    def change_keys(
+        self, changes: Iterable[tuple[bytes, bytes | Any | None, bytes | None]], *, at_once: bool = False
+    ) -> Mark | None: ...
+    def declare(self, name: str, shards: int, durability: int, *, durable: bool = True) -> int | None: ...
+    def drop(self, number: int, *, only_empty: bool = False, durable: bool = True) -> bool: ...
+    def find(self, name: str) -> int | None: ...
+    def magazines(self) -> list[tuple[int, str, int, int]]: ...
+    def shards(self, number: int) -> list[tuple[int, int, int, int, int, int, int, int]]: ...
+    def load(
+        self,
+        number: int,
+        batches: Sequence[tuple[int, PackedBatch]],
+        *,
+        durable: bool,
+        at_once: bool = False,
+        owner: bytes | None = None,
+        ms: int = 0,
+        fence: tuple[bytes, bytes | None] | None = None,
+    ) -> list[int] | None: ...
+    def known_ids(self, number: int, ids: bytes, hour_now: int) -> bytes: ...
+    def load_once(
+        self,
+        number: int,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ids: bytes,
+        *,
+        forget_hour: int,
+        hour_now: int,
+        durable: bool,
+    ) -> list[int] | None: ...
+    def forget_ids(self, number: int, hour_now: int, limit: int) -> bool: ...
+    def fire(
+        self,
+        number: int,
+        limit: int,
+        owner: bytes,
+        ms: int,
+        *,
+        order: Sequence[int] | None = None,
+        begin: int = 0,
+        max_bytes: int = 1 << 62,
+        at_once: bool = False,
+        records: bool = True,
+        first: bool = True,
+    ) -> tuple[list[tuple[int, range, Any, int]], list[int], bool, int]: ...
+    def expire(self, number: int, shard: int, ms: int, limit: int, *, durable: bool) -> int: ...
+    def retire(
+        self,
+        number: int,
+        pointers: Mapping[int, Sequence[int]],
+        *,
+        durable: bool,
+        waiting_only: bool = False,
+        at_once: bool = False,
+    ) -> int: ...
+    def transfer(
+        self,
+        source: int,
+        pointers: Mapping[int, Sequence[int]],
+        target: int,
+        batches: Sequence[tuple[int, PackedBatch]],
+        *,
+        durable: bool,
+        reload: bool = False,
+        fence: tuple[bytes, bytes | None] | None = None,
+    ) -> bool: ...
+    def claims(
+        self, number: int, shard: int, first: int = 0, room: int = 64
+    ) -> list[tuple[int, int, int, int, bytes]]: ...
+    def owners(self, number: int = 0) -> set[bytes]: ...
+    def renew(
+        self, number: int, pointers: Mapping[int, Sequence[int]], owner: bytes, next_owner: bytes | None, ms: int
+    ) -> None: ...
+    def peek(
+        self, number: int, shard: int, runs: Iterable[tuple[int, int]], *, limit: int = -1
+    ) -> list[tuple[int, list[bytes | None], int]]: ...
+    def living(
+        self, number: int, shard: int, runs: Iterable[tuple[int, int]], *, limit: int = -1
+    ) -> list[tuple[int, int, int, int]]: ...
+    def batches(
+        self, number: int, shard: int, first: int, last: int
+    ) -> list[tuple[bytes, int, int, int, int, None]]: ...
+    def wait(self, number: int, seen: int, timeout: float | None) -> int: ...
+    def wake(self, number: int) -> None: ...

@@ -1,0 +1,157 @@
+"""Small writes and claims by a thread that never waits: `MagazineStore.try_together` and `try_fire` of the embedded store.
+
+A write is in the log, and seen by others, before it is durable; who was promised the durability is told after `flush`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
+from ignis.native.store import Log, Mark, NoShardError
+from ignis.storage.base import Claim, FireResult
+from ignis.storage.checks import check_limit, check_owner
+from ignis.storage.engine.catalogue import Catalogue, Magazine
+from ignis.storage.engine.firing import Firing
+from ignis.storage.together import Taker, Write
+
+if TYPE_CHECKING:
+    from ignis.storage.engine.store import EmbeddedStore
+
+__all__ = ["AtOnce"]
+
+_ANY_SIZE = 1 << 62
+
+
+class _Noted:
+    """See `ignis.storage.together.Unflushed`."""
+
+    def __init__(self, store: EmbeddedStore, log: Log, mark: Mark) -> None:
+        self._store = store
+        self._log = log
+        self._mark = mark
+
+    def flush(self) -> None:
+        self._store.enter()
+        try:
+            self._log.flush(self._mark)
+        finally:
+            self._store.leave()
+
+
+class AtOnce:
+    """Of one store. Thread-safe."""
+
+    def __init__(self, store: EmbeddedStore, catalogue: Catalogue, firing: Firing) -> None:
+        self._store = store
+        self._directory = store.directory
+        self._catalogue = catalogue
+        self._firing = firing
+
+    # -- writing
+
+    def write(self, writes: Sequence[Write]) -> _Noted | None:
+        """`MagazineStore.try_together`: an entry each."""
+        if not self._store.try_enter():
+            return None
+        try:
+            unflushed: Log | None = None
+            for write in writes:
+                found = self._catalogue.remembered(write.magazine)
+                if found is not None and self._make(write, found) and not write.durable:
+                    unflushed = found.log
+            return None if unflushed is None else _Noted(self._store, unflushed, unflushed.mark())
+        finally:
+            self._store.leave()
+
+    def _make(self, write: Write, found: Magazine) -> bool:
+        """True when it was made or refused."""
+        try:
+            if not found.durable:
+                self._directory.changing(found.durability)
+            if write.batches is None:
+                write.count = found.log.retire(found.number, write.pointers, durable=False, at_once=True)
+            else:
+                self._load(write, found)
+        except (StoreBusyError, NoShardError):
+            return False  # for who may wait: it is made then, or refused with the right words
+        except QueueNotFoundError:
+            self._catalogue.forget(found)
+            return False
+        except (IgnisError, ValueError, BufferError) as exc:
+            write.error = exc
+            write.durable = True
+        else:
+            write.durable = not found.durable
+        write.done = True
+        return True
+
+    def _load(self, write: Write, found: Magazine) -> None:
+        batches = write.batches
+        assert batches is not None
+        if not batches:
+            return
+        expires_at_ms = self._directory.clock.expiry_ms(write.ttl_s)
+        if expires_at_ms:
+            for _, batch in batches:
+                batch.set_expiry(expires_at_ms)
+        if write.taker is not None and self._give(write, write.taker, found):
+            return
+        write.firsts = found.log.load(found.number, batches, durable=False, at_once=True) or []
+
+    def _give(self, write: Write, taker: Taker, found: Magazine) -> bool:
+        """Loads and claims in one entry; False when older messages go first."""
+        batches = write.batches or []
+        owner = self._store.stored_owner(taker.owner).encode()
+        firsts = found.log.load(
+            found.number, batches, durable=False, at_once=True, owner=owner, ms=self._directory.clock.now_ms()
+        )
+        if firsts is None:
+            return False
+        write.firsts = firsts
+        write.given = True
+        taker.give(
+            [
+                Claim(shard, range(first, first + batch.count), list(batch.records()))
+                for (shard, batch), first in zip(batches, firsts, strict=True)
+            ]
+        )
+        return True
+
+    # -- claiming
+
+    def fire(self, magazine: str, limit: int, owner: str, max_bytes: int) -> FireResult | None:
+        """`MagazineStore.try_fire`."""
+        check_limit(limit)
+        check_owner(owner)
+        if not self._store.try_enter():
+            return None
+        try:
+            found = self._catalogue.remembered(magazine)
+            if found is None:
+                return None
+            stored = self._store.stored_owner(owner).encode()
+            try:
+                pieces, expired, more, _ = found.log.fire(
+                    found.number,
+                    limit,
+                    stored,
+                    self._directory.clock.now_ms(),
+                    begin=self._firing.begin(found),
+                    max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
+                    at_once=True,
+                )
+            except StoreBusyError:
+                return None
+            except QueueNotFoundError:
+                self._catalogue.forget(found)
+                return None
+            if expired and not pieces:
+                return None  # they are retired by who may wait
+            claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+            if claims:
+                self._firing.served(found, claims[-1].shard)
+            return FireResult(claims, {}, 0, more or bool(expired))
+        finally:
+            self._store.leave()

@@ -1,0 +1,354 @@
+"""Looks at a store that nobody has open, and says what is wrong with it. Changes nothing.
+
+The log is read by `log_files`, not by the engine, so what the engine wrote is judged by somebody else. Every file, every
+checksum is looked at: also of what the next opening would not read, since messages live there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ignis.errors import IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
+from ignis.storage.checks import DURABILITIES
+from ignis.storage.engine.format import FORMAT_FILE, check_format
+from ignis.storage.engine.log_files import (
+    Checkpoint,
+    Entry,
+    FileDamaged,
+    FileOfAnotherVersion,
+    NothingWritten,
+    Segment,
+    parse_name,
+)
+from ignis.storage.engine.owners import FILE as OWNERS_FILE
+from ignis.storage.engine.owners import whole_file
+from ignis.storage.os_errors import store_errors
+
+__all__ = ["Alone", "ClassReport", "Problem", "Report", "check_store"]
+
+ASIDE = "aside"
+_OTHERS = {FORMAT_FILE, OWNERS_FILE, "clock", ASIDE, "lost+found", *DURABILITIES}
+_CALLED = {"log": "segment", "checkpoint": "checkpoint", "control": "control"}
+
+
+@dataclass
+class Problem:
+    """Something that is not as it should be.
+
+    ``code``: for programs. ``harmless``: nothing that was acknowledged is lost by it. ``offset`` and ``bytes``: where in the
+    file, when it is not all of it.
+    """
+
+    code: str
+    file: str
+    what: str
+    offset: int | None = None
+    bytes: int | None = None
+    harmless: bool = False
+    repaired: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value not in (None, "")}
+
+
+@dataclass
+class ClassReport:
+    """The log of one durability class."""
+
+    durability: str
+    segments: int = 0
+    log_bytes: int = 0
+    entries: Counter[str] = field(default_factory=Counter)
+    generation: int = 0
+    checkpoints: int = 0
+    checkpoint_position: int | None = None
+    end_position: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        return {
+            **{name: value for name, value in vars(self).items() if name != "problems"},
+            "entries": dict(sorted(self.entries.items())),
+            "problems": [one.document() for one in self.problems],
+        }
+
+
+@dataclass
+class Report:
+    """What `check_store` found."""
+
+    directory: str
+    classes: list[ClassReport] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """Of the directory itself."""
+
+    def all_problems(self) -> list[Problem]:
+        return [*self.problems, *(problem for one in self.classes for problem in one.problems)]
+
+    @property
+    def sound(self) -> bool:
+        return all(one.harmless for one in self.all_problems())
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "directory": self.directory,
+            "sound": self.sound,
+            "problems": [one.document() for one in self.problems],
+            "classes": [one.document() for one in self.classes],
+        }
+
+
+class Alone:
+    """Nobody has the store open, and nobody opens it, as long as the block lasts.
+
+    Raises StoreBusyError, StoreUnreachableError.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / OWNERS_FILE
+        self._fd = -1
+
+    def __enter__(self) -> Alone:
+        with store_errors(str(self._path)):
+            try:
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except FileNotFoundError:
+                return self  # never opened
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, whole_file(fcntl.F_WRLCK))
+            except BlockingIOError:
+                os.close(self._fd)
+                self._fd = -1
+                raise StoreBusyError(
+                    f"{self._path.parent} is open in a process: stop what uses it, then try again"
+                ) from None
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def check_store(directory: Path) -> Report:
+    """Reads all of the store in that directory, which nobody may have open (`Alone`).
+
+    Raises StoreUnreachableError when there is none, StoreFormatError when it is of another version.
+    """
+    with store_errors(str(directory)):
+        if not directory.is_dir():
+            raise StoreUnreachableError(f"no store at {directory}")
+        report = Report(str(directory))
+        names = sorted(os.listdir(directory))
+        classes = [name for name in DURABILITIES if (directory / name).is_dir()]
+        _check_directory(report, directory, names, classes)
+        report.classes += (_check_class(directory / name, name) for name in classes)
+    return report
+
+
+def _check_directory(report: Report, directory: Path, names: list[str], classes: list[str]) -> None:
+    try:
+        check_format(directory)
+    except StoreFormatError as exc:
+        if not classes or _has_version(directory):
+            raise  # no store, or one of another version
+        report.problems.append(Problem("format", FORMAT_FILE, str(exc)))
+    except IgnisError:
+        raise
+    mode = stat.S_IMODE(os.stat(directory).st_mode)
+    if mode & 0o022:
+        report.problems.append(Problem("mode", ".", f"mode {mode:o}: others could replace files; chmod go-w it"))
+    for name in names:
+        if name.endswith(".new"):
+            report.problems.append(
+                Problem("leftover", name, "left by a process that ended while it wrote", harmless=True)
+            )
+        elif name not in _OTHERS:
+            report.problems.append(Problem("stranger", name, "no file of a store", harmless=True))
+
+
+def _has_version(directory: Path) -> bool:
+    """Whether the format file can be read: then it is another version's, and no damage."""
+    try:
+        return (directory / FORMAT_FILE).read_bytes().startswith(b'{"format": ')
+    except FileNotFoundError:
+        return False
+
+
+def _check_class(path: Path, durability: str) -> ClassReport:
+    report = ClassReport(durability)
+    segments: list[Segment] = []
+    checkpoints: list[Checkpoint] = []
+    try:
+        for name in sorted(os.listdir(path)):
+            _check_file(report, path / name, f"{durability}/{name}", segments, checkpoints)
+        _check_log(report, durability, segments, checkpoints)
+    finally:
+        for segment in segments:
+            segment.close()
+    return report
+
+
+def _check_file(
+    report: ClassReport, path: Path, shown: str, segments: list[Segment], checkpoints: list[Checkpoint]
+) -> None:
+    named = parse_name(path.name)
+    if named is None:
+        report.problems.append(Problem("stranger", shown, "no file of a log", harmless=True))
+        return
+    kind, generation, number = named
+    if kind.startswith("tmp-"):
+        report.problems.append(Problem("leftover", shown, "left by a process that ended while it wrote", harmless=True))
+        return
+    try:
+        if kind == "log":
+            segment = Segment(path)
+            segments.append(segment)
+            if (segment.generation, segment.number) != (generation, number):
+                raise FileDamaged(f"its header is that of segment {segment.generation:x}-{segment.number:x}")
+            if segment.file_bytes < segment.size:
+                what = f"it was cut short: {segment.file_bytes} of {segment.size} bytes are left"
+                report.problems.append(Problem("segment-short", shown, what))
+            report.segments += 1
+            report.log_bytes += segment.file_bytes
+            report.generation = max(report.generation, generation)
+        elif kind == "checkpoint":
+            found = Checkpoint.read(path)
+            if (found.generation, found.position) != (generation, number):
+                raise FileDamaged(f"its header is that of checkpoint {found.generation:x}-{found.position:x}")
+            checkpoints.append(found)
+    except NothingWritten as exc:
+        if _all_zeros(path):
+            report.problems.append(Problem("leftover", shown, "begun by a process that ended then", harmless=True))
+        else:
+            report.problems.append(Problem("segment-damaged", shown, str(exc)))
+    except FileDamaged as exc:
+        # The engine takes it for not there. A checkpoint has another one behind it, or the log from its beginning.
+        if segments and segments[-1].path == path:
+            segments.pop().close()
+        report.problems.append(Problem(f"{_CALLED[kind]}-damaged", shown, str(exc), harmless=kind == "checkpoint"))
+    except FileOfAnotherVersion as exc:
+        raise StoreFormatError(f"{path}: {exc}") from None
+    except OSError as exc:
+        report.problems.append(Problem(f"{_CALLED[kind]}-unreadable", shown, exc.strerror or str(exc)))
+
+
+def _all_zeros(path: Path) -> bool:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            if any(piece):
+                return False
+    return True
+
+
+def _check_log(report: ClassReport, shown: str, segments: list[Segment], checkpoints: list[Checkpoint]) -> None:
+    segments.sort(key=lambda one: (one.generation, one.number))
+    stores = {one.store for one in segments} | {one.store for one in checkpoints}
+    if len(stores) > 1:
+        report.problems.append(Problem("two-stores", shown, f"files of {len(stores)} stores lie in one directory"))
+        return
+    for place, segment in enumerate(segments):
+        for before in segments[:place]:
+            before.limit = min(before.limit, segment.base)
+    holding = sorted((one for one in segments if one.base < one.limit), key=lambda one: one.base)
+    # One that a later generation began below of is not used.
+    good = sorted(
+        (
+            one
+            for one in checkpoints
+            if not any(s.generation > one.generation and s.base < one.position for s in segments)
+        ),
+        key=lambda one: (one.position, one.generation),
+    )
+    report.checkpoints = len(good)
+    report.checkpoint_position = good[-1].position if good else None
+    from_start = any(one.base == 0 for one in segments)
+    if segments and not good and not from_start:
+        report.problems.append(
+            Problem(
+                "no-checkpoint",
+                shown,
+                "no checkpoint is whole, and the beginning of the log is gone: it cannot be opened",
+            )
+        )
+    # Behind the older of two checkpoints everything must be there; before it only what still holds messages.
+    needed = good[0].position if good else 0
+    position = holding[0].base if holding else 0
+    for segment in holding:
+        if segment.base > position and segment.base > needed:
+            start = max(position, needed)
+            report.problems.append(
+                Problem(
+                    "segment-missing",
+                    shown,
+                    f"positions {start:#x} to {segment.base:#x} are in no file",
+                    bytes=segment.base - start,
+                )
+            )
+        position = _check_entries(report, shown, segment, max(position, segment.base), segment is holding[-1])
+    report.end_position = position
+
+
+def _check_entries(report: ClassReport, shown: str, segment: Segment, position: int, last: bool) -> int:
+    """Returns where the segment's entries end."""
+    while position < segment.limit:
+        try:
+            entry = segment.entry_at(position)
+        except FileDamaged as exc:
+            why = str(exc)
+        else:
+            if entry is not None:
+                report.entries[entry.kind] += 1
+                position = entry.next
+                continue
+            why = f"position {position:#x} (offset {segment.offset(position)}): nothing was written here"
+        behind = segment.search(position, segment.limit)
+        if behind is None and last:
+            _check_tail(report, shown, segment, position)
+            return position
+        until = segment.limit if behind is None else behind.position
+        if last and behind is not None and not _once_durable(segment, behind, position):
+            _check_tail(report, shown, segment, position)
+            return position
+        report.problems.append(
+            Problem(
+                "log-damaged",
+                f"{shown}/{segment.path.name}",
+                why,
+                offset=segment.offset(position),
+                bytes=until - position,
+            )
+        )
+        position = until
+    return position
+
+
+def _once_durable(segment: Segment, entry: Entry | None, position: int) -> bool:
+    """Whether an entry behind a position says that it was flushed: what is there was on the disk, and is damaged now. If not,
+    it is a tail that did not all get there."""
+    while entry is not None:
+        if entry.durable > position:
+            return True
+        try:
+            following = segment.entry_at(entry.next) if entry.next < segment.limit else None
+        except FileDamaged:
+            following = segment.search(entry.next, segment.limit)
+        entry = following
+    return False
+
+
+def _check_tail(report: ClassReport, shown: str, segment: Segment, position: int) -> None:
+    left = segment.written_behind(position)
+    if left:
+        what = "the end of the log did not all get to the disk before the power went; the next opening cuts it there"
+        report.problems.append(
+            Problem(
+                "tail", f"{shown}/{segment.path.name}", what, offset=segment.offset(position), bytes=left, harmless=True
+            )
+        )

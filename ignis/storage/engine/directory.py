@@ -1,0 +1,275 @@
+"""A store's directory as one process has it open: format, logs, clock and the threads that tend them, shared by its stores.
+
+After ``fork`` the child has none of it: it opens its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
+from ignis.native.store import Log
+from ignis.storage.checks import DURABILITIES
+from ignis.storage.embedded.clock import open_clock
+from ignis.storage.embedded.files import sync_directory
+from ignis.storage.embedded.gate import Gate
+from ignis.storage.embedded.owner import Identity, this_process
+from ignis.storage.engine.format import look_at_segments, prepare
+from ignis.storage.engine.keys import Keys
+from ignis.storage.engine.maintenance import IntervalFlusher, Maintenance
+from ignis.storage.engine.options import StoreOptions
+from ignis.storage.engine.owners import Owners
+from ignis.storage.os_errors import store_error, store_errors, without_means
+
+__all__ = ["Directory", "fork_generation", "open_directory", "release_directory"]
+
+log = logging.getLogger("ignis.storage")
+
+_FORK_WAIT_S = 2.0
+_LARGEST_SEGMENT_BYTES = 64 << 20
+_SMALLEST_SEGMENT_BYTES = 1 << 20
+_SEGMENTS_THAT_FIT = 64
+
+
+class Directory:
+    """Made by `open_directory`, ended by `release_directory`. Thread-safe."""
+
+    def __init__(self, path: Path, options: StoreOptions) -> None:
+        self.path = path
+        self.options = options
+        self.users = 0
+        self.gates: set[Gate] = set()
+        self.opening = threading.Lock()
+        self._logs: dict[str, Log] = {}
+        self._flusher: IntervalFlusher | None = None
+        self._maintenance: Maintenance | None = None
+        self._closed = False
+        with store_errors("/proc"):
+            self.here: Identity = this_process()
+        prepare(path, options.create)
+        try:
+            self.owners = Owners(path, self.here)
+            # Before the logs: who wants to be alone with the directory is told that it is open.
+            self.owners.begin()
+            self.clock = open_clock(path, self.here.boot)
+            self.keys = Keys(self.log("sync"), options.write_timeout_s)
+            with without_means("store: maintenance"):
+                self._maintenance = Maintenance(lambda: list(self._logs.values()))
+        except BaseException as exc:
+            with suppress(WaitTimeoutError):
+                self._close_all(1.0)
+            if isinstance(exc, OSError) and not isinstance(exc, IgnisError):
+                raise store_error(str(path), exc) from exc
+            raise
+
+    # -- the logs
+
+    def log(self, durability: str) -> Log:
+        """The log of a durability class, opened on first use."""
+        found = self._logs.get(durability)
+        if found is not None:
+            return found
+        with self.opening:
+            found = self._logs.get(durability)
+            if found is None:
+                if self._closed:
+                    raise ClosedError("store is closed")
+                found = self._logs[durability] = self._open_log(durability)
+            return found
+
+    def changing(self, durability: str) -> Log:
+        """`log`, for a call that changes something: it is told when what calls before it left could not be flushed.
+
+        Raises StoreFailedError, StoreFullError; the call after it goes on.
+        """
+        found = self.log(durability)
+        if durability == "interval" and self._flusher is not None:
+            self._flusher.check()
+        return found
+
+    def opened(self) -> dict[str, Log]:
+        """The logs opened so far."""
+        return dict(self._logs)
+
+    def existing(self) -> list[str]:
+        """The durability classes that the directory has."""
+        return [name for name in DURABILITIES if (self.path / name).is_dir()]
+
+    def _open_log(self, durability: str) -> Log:
+        path = self.path / durability
+        with store_errors(str(path)):
+            if not path.is_dir():
+                path.mkdir(mode=0o700, exist_ok=True)
+                sync_directory(self.path)
+            look_at_segments(path, self.path)
+            try:
+                opened = self._new_log(path, self._segment_bytes())
+            except StoreFullError:
+                # Who comes to make room must get in.
+                opened = self._new_log(path, _SMALLEST_SEGMENT_BYTES)
+        self._tell_damage(path, opened)
+        if durability == "interval":
+            try:
+                with without_means("store: interval"):
+                    self._flusher = IntervalFlusher(opened, self.options.sync_interval_ms / 1000)
+            except BaseException:
+                opened.close()
+                raise
+        return opened
+
+    def _new_log(self, path: Path, segment_bytes: int) -> Log:
+        return Log(
+            str(path),
+            max_bytes=self.options.max_store_bytes,
+            busy_after_s=self.options.write_timeout_s,
+            segment_bytes=segment_bytes,
+        )
+
+    def _segment_bytes(self) -> int:
+        """A log lays its segments out ahead: on a small file system, or for a small store, they are smaller."""
+        disk = os.statvfs(self.path)
+        room = min(disk.f_blocks * disk.f_frsize, self.options.max_store_bytes)
+        return max(_SMALLEST_SEGMENT_BYTES, min(_LARGEST_SEGMENT_BYTES, room // _SEGMENTS_THAT_FIT))
+
+    def _tell_damage(self, path: Path, opened: Log) -> None:
+        damaged = opened.figures()["damaged_bytes"]
+        if damaged:
+            log.error(
+                "store: %s: %d bytes of the log are damaged and were passed over; stop what uses the store, then see what "
+                "'ignis doctor %s' says",
+                path,
+                damaged,
+                self.path,
+            )
+
+    # -- fork
+
+    def at_rest(self, stack: ExitStack) -> None:
+        """Keeps all calls out, those of the background included, until ``stack`` is unwound. Raises WaitTimeoutError."""
+        for gate in list(self.gates):
+            stack.enter_context(gate.shut(_FORK_WAIT_S))
+        for thread in (self._maintenance, self._flusher):
+            if thread is not None:
+                stack.enter_context(thread.resting(_FORK_WAIT_S))
+        # Nothing is opened meanwhile that the child would not know of.
+        if not self.opening.acquire(timeout=_FORK_WAIT_S):
+            raise WaitTimeoutError(f"store: {self.path} is being opened for over {_FORK_WAIT_S:g} s")
+        stack.callback(self.opening.release)
+
+    def abandon(self) -> None:
+        """In the child of a fork: lets go of every descriptor and mapping. A lock that the kernel keeps with a descriptor would
+        otherwise hold as long as the child lives."""
+        self._closed = True
+        for one in self._logs.values():
+            one.abandon()
+        owners = getattr(self, "owners", None)
+        if owners is not None:
+            owners.abandon()
+
+    # -- the end
+
+    def close(self, timeout: float) -> None:
+        """Everything must be at rest. Raises WaitTimeoutError, and may then be called again."""
+        with self.opening:
+            self._closed = True
+        self._close_all(timeout)
+
+    def _close_all(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        for thread in (self._maintenance, self._flusher):
+            if thread is not None:
+                thread.close(max(0.1, deadline - time.monotonic()))
+        for durability, one in self._logs.items():
+            try:
+                one.flush(refuse=False)
+            except ClosedError:
+                continue
+            except (IgnisError, OSError) as exc:
+                if durability != "sync":  # there everything that was acknowledged is on the disk
+                    log.error("store: %s could not be flushed when it was closed: %s", self.path / durability, exc)
+            one.close()
+        owners = getattr(self, "owners", None)
+        if owners is not None:
+            owners.close()
+
+
+# -- one per directory and process
+
+
+class _Process:
+    """What this process has open. Replaced in the child of a fork."""
+
+    def __init__(self, generation: int = 0) -> None:
+        self.generation = generation
+        self.lock = threading.Lock()
+        self.opened: dict[Path, Directory] = {}
+        self.forking = ExitStack()
+
+
+_process = [_Process()]
+
+
+def fork_generation() -> int:
+    """Rises in the child of every fork: handles compare it with what it was when they were made."""
+    return _process[0].generation
+
+
+def open_directory(path: Path, options: StoreOptions) -> Directory:
+    """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`."""
+    key = path.resolve()
+    process = _process[0]
+    with process.lock:
+        directory = process.opened.get(key)
+        if directory is None:
+            directory = process.opened[key] = Directory(key, options)
+        elif directory.options != options and options != StoreOptions(create=options.create):
+            log.warning("store: %s is open in this process with other options; those hold", key)
+        directory.users += 1
+        return directory
+
+
+def release_directory(directory: Directory, timeout: float) -> None:
+    """The last user closes it. Raises WaitTimeoutError: then it is still open."""
+    process = _process[0]
+    with process.lock:
+        if directory.users == 1:
+            directory.close(timeout)
+            process.opened.pop(directory.path, None)
+        directory.users -= 1
+
+
+def _before_fork() -> None:
+    """Lets the calls of all threads end, and nothing be opened, so that the child knows of every descriptor that it has to
+    close. A call that takes too long, or the forking thread's own, is not waited for."""
+    process = _process[0]
+    if not process.lock.acquire(timeout=_FORK_WAIT_S):
+        return
+    stack = ExitStack()
+    stack.callback(process.lock.release)
+    for directory in process.opened.values():
+        try:
+            directory.at_rest(stack)
+        except (ClosedError, WaitTimeoutError):
+            log.warning("store: fork() while calls on %s are in flight", directory.path)
+    process.forking = stack
+
+
+def _in_parent() -> None:
+    process = _process[0]
+    stack, process.forking = process.forking, ExitStack()
+    stack.close()
+
+
+def _in_child() -> None:
+    before = _process[0]
+    _process[0] = _Process(before.generation + 1)
+    for directory in before.opened.values():
+        directory.abandon()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,114 @@
+"""Claiming what waits: over the shards of a magazine, beginning behind the one that was served last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ignis.errors import ConfigError
+from ignis.storage.base import Claim, FireResult, Run, joined_runs
+from ignis.storage.engine.catalogue import Magazine
+
+if TYPE_CHECKING:
+    from ignis.storage.engine.store import EmbeddedStore
+
+__all__ = ["Firing"]
+
+_MOST_EXPIRED = 100_000
+"""So many expired records one call retires; the rest is for the next."""
+_ANY_SIZE = 1 << 62
+
+
+class Firing:
+    """Of one store. Thread-safe."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._directory = store.directory
+        self._owner = store.owner
+        self._rotation: dict[str, int] = {}
+
+    def order(self, found: Magazine, shards: Sequence[int] | None) -> list[int] | None:
+        """The shards to look at; None = all, from `begin` on."""
+        if shards is None:
+            return None
+        begin = self.begin(found)
+        wanted = sorted(set(shards))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < found.shards:
+            raise ConfigError(
+                f"shards {wanted[0]} to {wanted[-1]} of magazine {found.name!r}, which has {found.shards}"
+            )
+        return [shard for shard in wanted if shard >= begin] + [shard for shard in wanted if shard < begin]
+
+    def begin(self, found: Magazine) -> int:
+        return self._rotation.get(found.name, 0) % found.shards
+
+    def served(self, found: Magazine, shard: int) -> None:
+        self._rotation[found.name] = shard + 1
+
+    def fire(
+        self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None, max_bytes: int
+    ) -> FireResult:
+        """See `MagazineStore.fire`. What has expired is retired on the way."""
+        log, number = found.log, found.number
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        size = min(max(max_bytes, 0), _ANY_SIZE)
+        pieces, expired, more, _ = log.fire(
+            number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+        )
+        claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+        if claims:
+            self.served(found, claims[-1].shard)
+        count = 0
+        while expired:
+            count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or count >= _MOST_EXPIRED:
+                more = True
+                break
+            left = limit - sum(len(claim.pointers) for claim in claims)
+            size = min(max(max_bytes, 0), _ANY_SIZE)
+            size -= sum(len(record or b"") for claim in claims for record in claim.records)
+            pieces, expired, more, _ = log.fire(
+                number,
+                left if size > 0 or not claims else 0,
+                owner,
+                now_ms,
+                order=expired,
+                max_bytes=max(size, 0),
+                first=not claims,
+            )
+            claims += [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+        return FireResult(claims, {}, count, more)
+
+    def claim(self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None) -> tuple[list[Run], int]:
+        """The runs that were claimed, and how many records had expired."""
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        runs: list[Run] = []
+        count = 0
+        while True:
+            left = limit - sum(run.messages for run in runs)
+            pieces, expired, more, _ = found.log.fire(
+                found.number, left, owner, now_ms, order=order, begin=self.begin(found), records=False
+            )
+            runs += (Run(shard, pointers[0], pointers[-1], many) for shard, pointers, many, _ in pieces)
+            if expired:
+                count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or not expired or count >= _MOST_EXPIRED:
+                return joined_runs(runs), count
+            order = expired
+
+    def expire(self, found: Magazine, limit: int) -> int:
+        """See `MagazineStore.expire`."""
+        now_ms = self._directory.clock.now_ms()
+        _, expired, _, _ = found.log.fire(found.number, 0, self._owner.encode(), now_ms)
+        return self._retire(found, expired, now_ms, limit)
+
+    @staticmethod
+    def _retire(found: Magazine, shards: Sequence[int], now_ms: int, limit: int) -> int:
+        # Not flushed: what a power cut brings back has expired all the same, and is retired and counted again.
+        count = 0
+        for shard in shards:
+            if count < limit:
+                count += found.log.expire(found.number, shard, now_ms, limit - count, durable=False)
+        return count

@@ -1,0 +1,125 @@
+"""What a store's directory holds, and whether this version may touch it. Looked at before a byte is written.
+
+| name | what |
+| --- | --- |
+| ``format`` | the version, in JSON |
+| ``owners`` | bytes that living stores lock, see `owners` |
+| ``clock`` | see `ignis.storage.embedded.clock` |
+| ``sync``, ``interval``, ``none`` | the log of a durability class, made when it is first used |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
+from ignis.storage.embedded.files import create_whole, read_or_none, sync_directory
+from ignis.storage.engine.log_files import FileDamaged, FileOfAnotherVersion, NothingWritten, SegmentHeader, parse_name
+from ignis.storage.os_errors import store_errors
+
+__all__ = ["FORMAT_FILE", "FORMAT_VERSION", "check_format", "check_private", "look_at_segments", "prepare"]
+
+log = logging.getLogger("ignis.storage")
+
+FORMAT_VERSION = 2
+FORMAT_FILE = "format"
+_FORMER_FILE = "FORMAT"
+_BEFORE_FORMAT = {"lost+found"}
+
+
+def prepare(path: Path, create: bool) -> None:
+    """Makes a store's directory where there is none.
+
+    Raises StoreUnreachableError when there is none and ``create`` is false; ConfigError for a directory in which others could
+    replace files; StoreFormatError for one that holds something else, or a store of another format. Then nothing is written.
+    """
+    with store_errors(f"directory {path}"):
+        if not path.is_dir():
+            if not create:
+                raise StoreUnreachableError(f"no store at {path}")
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_directory(path.parent)
+        check_private(path)
+        names = os.listdir(path)
+        if FORMAT_FILE not in names:
+            _check_empty(path, names)
+            if FORMAT_FILE not in os.listdir(path):  # somebody else may just have made it
+                if not create:
+                    raise StoreUnreachableError(f"no store at {path}")
+                create_whole(path / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}).encode())
+        check_format(path)
+
+
+def _check_empty(path: Path, names: list[str]) -> None:
+    if _FORMER_FILE in names:
+        raise StoreFormatError(
+            f"{path} holds a store of an earlier version of ignis (over LMDB), which this version does not read: publish what "
+            "it holds again from that version into a new directory, or remove it"
+        )
+    strangers = [
+        name
+        for name in names
+        if name not in _BEFORE_FORMAT and not (name.startswith(f"{FORMAT_FILE}.") and name.endswith(".new"))
+    ]
+    if strangers and FORMAT_FILE not in os.listdir(path):
+        raise StoreFormatError(f"{path} is not a store and not empty: it has {min(strangers)!r}")
+
+
+def check_format(path: Path) -> None:
+    """Raises StoreFormatError unless the directory holds a store of this version's format."""
+    text = read_or_none(path / FORMAT_FILE)
+    try:
+        version = json.loads(text or b"")["format"]
+        if type(version) is not int:
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        raise StoreFormatError(f"{path / FORMAT_FILE} is not the format file of a store") from None
+    if version != FORMAT_VERSION:
+        raise StoreFormatError(f"{path} holds a store of format {version}, this version reads {FORMAT_VERSION}")
+
+
+def look_at_segments(path: Path, directory: Path) -> None:
+    """Logs which segments of a log are damaged as a whole: the engine takes those for not there, and what follows from
+    the others for all there is. Raises StoreFormatError when none is left: an empty store would stand for a lost one."""
+    whole = damaged = 0
+    for name in os.listdir(path):
+        named = parse_name(name)
+        if named is None or named[0] != "log":
+            continue
+        try:
+            with (path / name).open("rb") as file:
+                header = SegmentHeader.read(file)
+                size = os.fstat(file.fileno()).st_size
+            whole += 1
+            why = f"{size} of its {header.size} bytes are left" if size < header.size else ""
+        except (FileNotFoundError, NothingWritten):
+            continue  # removed, or begun, at this moment
+        except FileDamaged as exc:
+            damaged += 1
+            why = str(exc)
+        except FileOfAnotherVersion as exc:
+            raise StoreFormatError(f"{path / name}: {exc}") from None
+        if why:
+            log.error("store: %s is damaged: %s; see what 'ignis doctor %s' says", path / name, why, directory)
+    if damaged and not whole:
+        raise StoreFormatError(
+            f"store: no segment of the log in {path} is whole, {damaged} are damaged; see what 'ignis doctor {directory}' says"
+        )
+
+
+def check_private(path: Path) -> None:
+    """Raises ConfigError for a directory in which others could replace files, or put links to what is not theirs."""
+    found, here = os.stat(path), os.geteuid()
+    if found.st_uid != here:
+        raise ConfigError(
+            f"store directory {path} belongs to user {found.st_uid}, this process is user {here}: its owner could "
+            f"replace files. Run as that user, or name a directory in it that is made now, such as {path}/store"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigError(
+            f"store directory {path} has mode {found.st_mode & 0o7777:o}: others could replace files. chmod go-w it, "
+            f"or name a directory in it that is made now, such as {path}/store"
+        )

@@ -1,0 +1,350 @@
+"""The messages of the embedded store: `MagazineStore` over the logs of its durability classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from ignis.errors import ConfigError, QueueNotFoundError
+from ignis.native import PackedBatch
+from ignis.native.store import NoShardError
+from ignis.storage.base import (
+    KEEP_TTL,
+    Abandoned,
+    Fence,
+    FireResult,
+    LoadedOnce,
+    MagazineStore,
+    Pointers,
+    Run,
+    ShardState,
+    Transfer,
+    joined_runs,
+)
+from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.columns import RecordColumns
+from ignis.storage.embedded.calls import guarded
+from ignis.storage.engine import looking, moving
+from ignis.storage.engine.at_once import AtOnce
+from ignis.storage.engine.catalogue import Catalogue, Magazine
+from ignis.storage.engine.claims import Claims
+from ignis.storage.engine.firing import Firing
+from ignis.storage.engine.known import load_once
+from ignis.storage.engine.waits import Waits
+from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.together import Unflushed, Write
+
+if TYPE_CHECKING:
+    from ignis.storage.engine.store import EmbeddedStore
+
+__all__ = ["EmbeddedMagazines"]
+
+T = TypeVar("T")
+_ATTEMPTS = 8
+
+
+class EmbeddedMagazines(MagazineStore):
+    """Magazines of one application. Thread-safe."""
+
+    quick = True
+    tells_repeats = True
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+        self._directory = store.directory
+        self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
+        self._claims = Claims(store)
+        self._firing = Firing(store)
+        self._at_once = AtOnce(store, self._catalogue, self._firing)
+        self._waits = Waits()
+        self._expired_log = ExpiredLog()
+        self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
+
+    # -- the catalogue
+
+    @guarded
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        check_declaration(magazine, shards, durability)
+        known = self._catalogue.remembered(magazine)
+        if known is not None and (known.durability, known.shards) == (durability, shards):
+            try:
+                if len(known.log.shards(known.number)) == shards:
+                    return
+            except QueueNotFoundError:
+                self._catalogue.forget(known)
+        self._catalogue.declare(magazine, shards, durability)
+
+    @guarded
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        check_magazine(magazine)
+        return self._catalogue.drop(magazine, only_empty)
+
+    @guarded
+    def names(self) -> list[str]:
+        return self._catalogue.names()
+
+    def _on(self, magazine: str, call: Callable[[Magazine], T]) -> T:
+        """Calls with the magazine, and again when it has been made anew since it was looked up."""
+        found = self._catalogue.find(magazine)
+        for _ in range(_ATTEMPTS):
+            try:
+                return call(found)
+            except QueueNotFoundError:
+                found = self._catalogue.again(found)
+        return call(found)
+
+    def _changing(self, found: Magazine) -> None:
+        """Raises what flushes in the background have met."""
+        if not found.durable:
+            self._directory.changing(found.durability)
+
+    # -- the way of a message
+
+    @guarded
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        if not batches:
+            self._catalogue.find(magazine)
+            return []
+        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
+        if expires_at_ms:
+            for _, batch in batches:
+                batch.set_expiry(expires_at_ms)
+
+        def load(found: Magazine) -> list[int]:
+            self._changing(found)
+            try:
+                firsts = found.log.load(found.number, batches, durable=found.durable)
+            except NoShardError:
+                raise self._no_shard(found, [shard for shard, _ in batches]) from None
+            assert firsts is not None
+            return firsts
+
+        firsts = self._on(magazine, load)
+        self.calls["loads"] += 1
+        return firsts
+
+    def _no_shard(self, found: Magazine, shards: Sequence[int]) -> Exception:
+        now = self._catalogue.again(found)
+        beyond = [shard for shard in shards if not 0 <= shard < now.shards]
+        if not beyond:
+            return QueueNotFoundError(f"magazine {found.name!r} was changed meanwhile")  # look again
+        return ConfigError(f"shard {beyond[0]} of magazine {found.name!r}, which has {now.shards}")
+
+    @guarded
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        clock = self._directory.clock
+        self._catalogue.find(magazine)
+        if not batches:
+            return []
+        expires_at_ms, until_ms = clock.expiry_ms(ttl_s), clock.expiry_ms(remember_s)
+
+        def load(found: Magazine) -> list[LoadedOnce]:
+            self._changing(found)
+            try:
+                return load_once(found, batches, clock, expires_at_ms, until_ms)
+            except NoShardError:
+                raise self._no_shard(found, [shard for shard, _ in batches]) from None
+
+        loaded = self._on(magazine, load)
+        self.calls["loads"] += 1
+        return loaded
+
+    @guarded
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        check_limit(limit)
+        check_owner(owner)
+        stored = self._store.stored_owner(owner).encode()
+
+        def fire(found: Magazine) -> FireResult:
+            return self._firing.fire(self._seen(found, shards), limit, stored, shards, max_bytes)
+
+        fired = self._on(magazine, fire)
+        self.calls["fires"] += 1
+        self._expired_log.note(magazine, fired.expired)
+        return fired
+
+    def _seen(self, found: Magazine, shards: Sequence[int] | None) -> Magazine:
+        """With the number of shards as it is now, when what is asked for lies beyond what was known."""
+        if shards is not None and any(shard >= found.shards for shard in shards):
+            return self._catalogue.again(found)
+        return found
+
+    @guarded
+    def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        """See `MagazineStore.claim`. No record is read."""
+        check_limit(limit)
+        check_owner(owner)
+        stored = str(owner).encode()  # a job: it does not end with this process
+
+        def claim(found: Magazine) -> tuple[list[Run], int]:
+            return self._firing.claim(self._seen(found, shards), limit, stored, shards)
+
+        runs, expired = self._on(magazine, claim)
+        self.calls["fires"] += 1
+        self._expired_log.note(magazine, expired)
+        return runs
+
+    @guarded
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        return self._on(magazine, lambda found: joined_runs(self._claims.held(found, owner)))
+
+    @guarded
+    def renew(self, magazine: str, owner: str) -> bool:
+        self._on(magazine, lambda found: self._claims.renew(found, owner))
+        return True
+
+    @guarded
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        for name in (owner, to_owner or owner):
+            check_owner(name)
+        return self._on(magazine, lambda found: self._claims.renew_some(found, pointers, owner, to_owner))
+
+    @guarded
+    def claimants(self, magazine: str) -> dict[str, bool]:
+        return self._on(magazine, self._claims.claimants)
+
+    @guarded
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        count = self._on(magazine, lambda found: self._firing.expire(found, limit))
+        self._expired_log.note(magazine, count)
+        return count
+
+    @guarded
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
+        self.calls["reloads"] += 1
+
+        def reload(found: Magazine) -> int:
+            self._changing(found)
+            return moving.reload(self._store, found, pointers, fence)
+
+        return self._on(magazine, reload)
+
+    @guarded
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        self.calls["deletes"] += 1
+        return self._retire(magazine, pointers, False)
+
+    @guarded
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        self.calls["deletes"] += 1
+        return self._retire(magazine, pointers, True)
+
+    def _retire(self, magazine: str, pointers: Pointers, waiting_only: bool) -> int:
+        def retire(found: Magazine) -> int:
+            self._changing(found)
+            log, number, durable = found.log, found.number, found.durable
+            try:
+                return log.retire(number, pointers, durable=durable, waiting_only=waiting_only)
+            except NoShardError:
+                shards = self._catalogue.again(found).shards
+                there = {shard: many for shard, many in pointers.items() if 0 <= shard < shards}
+                return log.retire(number, there, durable=durable, waiting_only=waiting_only)
+
+        return self._on(magazine, retire)
+
+    @guarded
+    def _purge_next(self, magazine: str, shard: int, first: int, last: int, limit: int) -> tuple[Sequence[int], int]:
+        return self._on(magazine, lambda found: looking.existing(found, shard, first, last, limit))
+
+    @guarded
+    def transfer(
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
+    ) -> int:
+        expires_at_ms = None if ttl_s == KEEP_TTL else self._directory.clock.expiry_ms(ttl_s)
+        self.calls["transfers"] += 1
+
+        def transfer(found: Magazine) -> int:
+            def into(to: Magazine) -> int:
+                self._changing(to)
+                try:
+                    return moving.transfer(self._store, found, to, items, expires_at_ms, fence)
+                except NoShardError:
+                    raise self._no_shard(to, [item.target_shard for item in items]) from None
+
+            self._changing(found)
+            return self._on(target, into)
+
+        return self._on(source, transfer)
+
+    # -- without waiting
+
+    def try_together(self, writes: Sequence[Write]) -> Unflushed | None:
+        noted = self._at_once.write(writes)
+        for write in writes:
+            self.calls["deletes" if write.batches is None else "loads"] += write.done
+        return noted
+
+    def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
+        fired = self._at_once.fire(magazine, limit, owner, max_bytes)
+        self.calls["fires"] += fired is not None
+        return fired
+
+    # -- looking
+
+    @guarded
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        return self._on(magazine, lambda found: looking.peek(found, pointers))
+
+    @guarded
+    def peek_columns(self, magazine: str, shard: int, pointers: range, *, lines: bool = False) -> RecordColumns:
+        return self._on(magazine, lambda found: looking.columns(found, shard, pointers, lines))
+
+    @guarded
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        return self._on(magazine, lambda found: looking.scan(found, after or {}, limit, pending_only))
+
+    @guarded
+    def abandoned(
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
+    ) -> list[Abandoned]:
+        return self._on(
+            magazine, lambda found: self._claims.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
+        )
+
+    @guarded
+    def metadata(self, magazine: str) -> list[ShardState]:
+        return self._on(magazine, looking.metadata)
+
+    @guarded
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        return self._on(magazine, looking.oldest_enqueued_at_us)
+
+    # -- waking
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        self._store.enter_wait()
+        try:
+            found = self._catalogue.find(magazine)
+            with self._waits.on(found.log, found.number):
+                return found.log.wait(found.number, seen, timeout_s)
+        finally:
+            self._store.leave_wait()
+
+    @guarded
+    def wake(self, magazine: str) -> None:
+        found = self._catalogue.find(magazine)
+        found.log.wake(found.number)
+
+    def wake_waiting(self) -> None:
+        """Ends every `wait` of this store: for who closes it."""
+        self._waits.wake()

@@ -1,0 +1,124 @@
+"""The two threads of an opened directory: one keeps its logs small, one flushes those of durability ``interval``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ignis.errors import IgnisError, StoreError, WaitTimeoutError
+
+if TYPE_CHECKING:
+    from ignis.native.store import Log
+
+__all__ = ["IntervalFlusher", "Maintenance"]
+
+log = logging.getLogger("ignis.storage")
+
+_SHORTEST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+_SAY_AGAIN_S = 60.0
+
+
+class _Rounds:
+    """A thread that does a piece of work again and again, with pauses."""
+
+    def __init__(self, name: str) -> None:
+        self._ending = threading.Event()
+        self._at_work = threading.Lock()
+        self._said_at = float("-inf")
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pause_s = self._first_pause_s()
+        while not self._ending.wait(pause_s):
+            with self._at_work:
+                if self._ending.is_set():
+                    return
+                pause_s = self._round(pause_s)
+
+    def _first_pause_s(self) -> float:
+        return _SHORTEST_PAUSE_S
+
+    def _round(self, pause_s: float) -> float:
+        raise NotImplementedError
+
+    def _say(self, what: str, exc: BaseException) -> None:
+        """At most once a minute: what cannot be done now is tried again soon."""
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            log.warning("store: %s: %s", what, exc)
+
+    @contextmanager
+    def resting(self, timeout_s: float) -> Iterator[None]:
+        """Nothing is done during the block. Raises WaitTimeoutError."""
+        if not self._at_work.acquire(timeout=timeout_s):
+            raise WaitTimeoutError(f"store: {self._thread.name} does not come to rest within {timeout_s:g} s")
+        try:
+            yield
+        finally:
+            self._at_work.release()
+
+    def close(self, timeout_s: float) -> None:
+        """Idempotent. Raises WaitTimeoutError; may then be called again."""
+        self._ending.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise WaitTimeoutError(f"store: {self._thread.name} still runs after {timeout_s:g} s")
+
+
+class Maintenance(_Rounds):
+    """Checkpoints, compaction, removal of what nobody needs, and the next segment laid out ahead: of whatever logs there are."""
+
+    def __init__(self, logs: Callable[[], list[Log]]) -> None:
+        self._logs = logs
+        super().__init__("ignis-store-maintenance")
+
+    def _round(self, pause_s: float) -> float:
+        found_work = False
+        for one in self._logs():
+            try:
+                found_work |= one.maintain()
+            except (IgnisError, OSError) as exc:
+                # The calls go on without it, and whoever runs out of room says so.
+                self._say("maintenance", exc)
+        return _SHORTEST_PAUSE_S if found_work else min(_LONGEST_PAUSE_S, 2 * pause_s)
+
+
+class IntervalFlusher(_Rounds):
+    """Flushes one log every ``interval_s``. A flush that failed is told to the next call that changes something."""
+
+    def __init__(self, of: Log, interval_s: float) -> None:
+        self._log = of
+        self._interval_s = interval_s
+        self._failed: StoreError | None = None
+        self._failed_lock = threading.Lock()
+        super().__init__("ignis-store-interval")
+
+    def _first_pause_s(self) -> float:
+        return self._interval_s
+
+    def _round(self, pause_s: float) -> float:
+        try:
+            self._log.flush(refuse=False)
+        except StoreError as exc:
+            self._say("interval", exc)
+            with self._failed_lock:
+                self._failed = exc
+        except (IgnisError, OSError) as exc:
+            self._say("interval", exc)
+        return self._interval_s
+
+    def check(self) -> None:
+        """Raises what the last flush met, once."""
+        if self._failed is None:
+            return
+        with self._failed_lock:
+            failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed

@@ -1,0 +1,179 @@
+"""Who holds claims, and who of them is dead, as the kernel says it.
+
+Each opened store locks one byte of the file ``owners``, at a random offset, with an open-file-description lock. The kernel
+drops the lock with the last descriptor of that opening, however its process ends and whatever pid namespace it lives in.
+Nothing is ever written to the file.
+
+A claim is stored under an owner's name and, behind ``0x1f``, what proves a death:
+
+* ``l<offset>``: the store that made the claim. Dead when nobody holds that byte: so is everybody of an earlier boot.
+* ``p<pid>.<start time>.<namespace>.<boot>``: a process that another one made the claim for (a broker for its client).
+* nothing: a job. It is nobody's death that ends its claims.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import struct
+import threading
+from pathlib import Path
+
+from ignis.errors import StoreBusyError
+from ignis.storage.base import Owner, Process
+from ignis.storage.embedded.owner import Identity
+from ignis.storage.os_errors import store_errors
+
+__all__ = ["Life", "Owners", "owner_text", "process_of", "stored_owner", "whole_file"]
+
+FILE = "owners"
+SEPARATOR = "\x1f"
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of a 64-bit system
+_OFFSET_BITS = 62
+_ATTEMPTS = 16
+
+
+def stored_owner(owner: str, life: Life) -> str:
+    """Under what a claim in that owner's name is stored. A plain text stands for the store of that life."""
+    if not isinstance(owner, Owner):
+        return f"{owner}{SEPARATOR}l{life.offset:x}"
+    process = owner.process
+    if not process.start_time:
+        return str(owner)
+    return f"{owner}{SEPARATOR}p{process.pid}.{process.start_time}.{process.namespace}.{process.boot}"
+
+
+def owner_text(stored: str) -> str:
+    """The owner's name in what `stored_owner` made."""
+    return stored.partition(SEPARATOR)[0]
+
+
+class Life:
+    """One opened store, alive until it is closed or its process ends."""
+
+    __slots__ = ("_fd", "offset")
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd = fd
+        self.offset = offset
+
+    def end(self) -> None:
+        """Idempotent. In the child of a fork it must be called too: the lock is the descriptor's, not the process's."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Owners:
+    """The file ``owners`` of one directory. Thread-safe.
+
+    Raises StoreUnreachableError when it cannot be opened.
+    """
+
+    def __init__(self, directory: Path, here: Identity) -> None:
+        self._path = directory / FILE
+        self._here = here
+        self._lock = threading.Lock()
+        self._lives: set[Life] = set()
+        # A descriptor that never locks: one that holds a byte is not told of its own lock.
+        self._probe = self._open()
+
+    def begin(self) -> Life:
+        """A life of its own for a store that is opened. Raises StoreUnreachableError; StoreBusyError while a doctor is at it."""
+        with self._lock, store_errors(str(self._path)):
+            fd = self._open()
+            try:
+                for _ in range(_ATTEMPTS):
+                    offset = secrets.randbits(_OFFSET_BITS)
+                    try:
+                        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
+                    except BlockingIOError:
+                        continue  # somebody's already
+                    life = Life(fd, offset)
+                    self._lives.add(life)
+                    return life
+                raise StoreBusyError(
+                    f"store: {self._path}: no byte could be locked in {_ATTEMPTS} attempts: another process holds all of it, "
+                    "as 'ignis doctor' does while it works"
+                )
+            except BaseException:
+                os.close(fd)
+                raise
+
+    def end(self, life: Life) -> None:
+        with self._lock:
+            self._lives.discard(life)
+            life.end()
+
+    def dead(self, stored: str) -> bool:
+        """Whether whoever stands behind a claim is provably dead."""
+        kind, proof = _proof(stored)
+        if kind == "l":
+            return self._ended(proof)
+        if kind == "p":
+            process = _process(proof)
+            return process is not None and process.provably_dead(self._here)
+        return False
+
+    def _ended(self, proof: str) -> bool:
+        try:
+            offset = int(proof, 16)
+            # The file that stores open now is another one, when somebody replaced it: nothing can be told by this one.
+            mine, named = os.fstat(self._probe), os.stat(self._path)
+            if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
+                return False
+            answer = fcntl.fcntl(self._probe, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, offset))
+        except (OSError, ValueError, struct.error):
+            return False
+        return bool(_FLOCK.unpack(answer)[0] == fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Idempotent. Ends the lives that are left."""
+        with self._lock:
+            for life in self._lives:
+                life.end()
+            self._lives.clear()
+            probe, self._probe = self._probe, -1
+            if probe >= 0:
+                os.close(probe)
+
+    def abandon(self) -> None:
+        """In the child of a fork: lets go of everything, without the lock, which a thread may hold that is not here."""
+        for life in list(self._lives):
+            life.end()
+        if self._probe >= 0:
+            os.close(self._probe)
+            self._probe = -1
+
+    def _open(self) -> int:
+        with store_errors(str(self._path)):
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _flock(kind: int, offset: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0)
+
+
+def whole_file(kind: int) -> bytes:
+    """A ``struct flock`` over all bytes that a store may lock."""
+    return _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _proof(stored: str) -> tuple[str, str]:
+    text = stored.partition(SEPARATOR)[2]
+    return text[:1], text[1:]
+
+
+def _process(proof: str) -> Identity | None:
+    parts = proof.split(".", 3)
+    try:
+        return Identity(int(parts[0]), int(parts[1]), int(parts[2]), parts[3])
+    except (ValueError, IndexError):
+        return None
+
+
+def process_of(stored: str) -> Process | None:
+    """The process that a claim was made for; None where it was made by a store, or by a job."""
+    kind, proof = _proof(stored)
+    return _process(proof) if kind == "p" else None

@@ -1,0 +1,111 @@
+"""The queues' settings: ``Q | scope | name`` -> the record in MessagePack."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ignis.errors import QueueNotFoundError, StoreFormatError
+from ignis.storage.base import Fence, QueueRecord, QueueStore
+from ignis.storage.checks import check_queue, check_record, check_same_name
+from ignis.storage.embedded.calls import guarded
+from ignis.storage.engine.keys import Change, read_fence
+
+if TYPE_CHECKING:
+    from ignis.storage.engine.store import EmbeddedStore
+
+__all__ = ["EmbeddedQueues"]
+
+log = logging.getLogger("ignis.storage")
+
+
+class EmbeddedQueues(QueueStore):
+    """Queues of one application. Thread-safe; every change is durable on return."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+        self._reported: set[str] = set()
+
+    @guarded
+    def get(self, name: str) -> QueueRecord | None:
+        value = self._store.keys.get(self._key(name))
+        return None if value is None else decode(name, value)
+
+    @guarded
+    def put(self, record: QueueRecord) -> None:
+        value = check_record(record)
+        key = self._key(record.name)
+        keys = self._store.keys
+        keys.change(lambda: ([Change(key, keys.get(key), value)], None), f"queue {record.name!r}")
+
+    @guarded
+    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
+        key = self._key(name)
+        keys = self._store.keys
+
+        def plan() -> tuple[Sequence[Change], QueueRecord]:
+            conditions = []
+            if fence is not None:
+                fence_key, held = read_fence(keys, self._store.scope, fence)
+                conditions.append(Change(fence_key, held, held))
+            before = keys.get(key)
+            if before is None:
+                raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+            record = decode(name, before)
+            change(record)
+            check_same_name(name, record)
+            return [*conditions, Change(key, before, check_record(record))], record
+
+        return keys.change(plan, f"queue {name!r}", foreign=True)
+
+    @guarded
+    def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
+        prefix = self._store.scope.prefix(b"Q")
+        records: builtins.list[QueueRecord] = []
+        for key, value in self._store.keys.items(prefix):
+            name = key[len(prefix) :].decode("utf-8", "backslashreplace")
+            try:
+                records.append(decode(name, value))
+            except StoreFormatError as exc:
+                # The others go on; who asks for this one is told.
+                if name not in self._reported:
+                    self._reported.add(name)
+                    log.error("%s", exc)
+        return [record for record in records if active is None or record.active == active]
+
+    @guarded
+    def remove(self, name: str) -> bool:
+        key = self._key(name)
+        keys = self._store.keys
+
+        def plan() -> tuple[Sequence[Change], bool]:
+            before = keys.get(key)
+            return ([], False) if before is None else ([Change(key, before, None)], True)
+
+        return keys.change(plan, f"queue {name!r}")
+
+    def _key(self, name: str) -> bytes:
+        """Raises InvalidNameError."""
+        return self._store.scope.key(b"Q", check_queue(name))
+
+
+def decode(name: str, value: bytes) -> QueueRecord:
+    """The record of the queue of that name. Raises StoreFormatError, which concerns this queue alone."""
+    try:
+        record = msgspec.msgpack.decode(value, type=QueueRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise _damaged(name, str(exc)) from exc
+    if record.name != name:
+        raise _damaged(name, f"it names {record.name!r}")
+    return record
+
+
+def _damaged(name: str, why: str) -> StoreFormatError:
+    return StoreFormatError(
+        f"store: the record of queue {name!r} is damaged: {why}; its messages are not touched, removing the queue's record "
+        "and using the queue again makes a new one"
+    )

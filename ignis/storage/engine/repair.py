@@ -1,0 +1,162 @@
+"""Repairs what `check` finds, as far as it can be: nothing is thrown away, what is taken out is laid into ``aside``.
+
+A damaged range of a log becomes one entry that says nothing, so that the log is whole again. What the range held is gone:
+messages that live in it by a checkpoint come out as damaged records (`corrupt` in the sideline), the others were in no state
+that anybody still has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from ignis.native.store import Log
+from ignis.storage.embedded.files import sync_directory, write_whole
+from ignis.storage.engine.check import ASIDE, ClassReport, Problem, Report
+from ignis.storage.engine.format import FORMAT_FILE, FORMAT_VERSION
+from ignis.storage.engine.log_files import (
+    ENTRY_HEADER_BYTES,
+    SECTOR_BYTES,
+    Segment,
+    mended_header,
+    seal_entry,
+)
+from ignis.storage.os_errors import store_errors
+
+__all__ = ["repair_store"]
+
+_KEY_ENTRY = 9
+_LONGEST_ENTRY = 1 << 29
+_PIECE = 1 << 20
+
+
+def repair_store(report: Report) -> None:
+    """Repairs what it can of what `check_store` has just found, and notes it in each problem. Nobody may have the store open.
+
+    Raises StoreFullError, StoreFailedError, StoreUnreachableError; may then be called again after another check.
+    """
+    directory = Path(report.directory)
+    with store_errors(str(directory)):
+        for problem in report.problems:
+            _repair_directory(directory, problem)
+        for one in report.classes:
+            for problem in one.problems:
+                _repair_file(directory, problem)
+    for one in report.classes:
+        if not any(problem.code == "no-checkpoint" for problem in one.problems):
+            _begin_anew(directory / one.durability, one)
+
+
+def _repair_directory(directory: Path, problem: Problem) -> None:
+    path = directory / problem.file
+    if problem.code == "format":
+        write_whole(directory / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}).encode())
+        problem.repaired = "written anew"
+    elif problem.code == "leftover":
+        path.unlink(missing_ok=True)
+        problem.repaired = "removed"
+    elif problem.code == "mode":
+        os.chmod(directory, 0o700)
+        problem.repaired = "mode 700"
+
+
+def _repair_file(directory: Path, problem: Problem) -> None:
+    path = directory / problem.file
+    if problem.code == "leftover":
+        path.unlink(missing_ok=True)
+        sync_directory(path.parent)
+        problem.repaired = "removed"
+    elif problem.code == "log-damaged" and problem.offset is not None and problem.bytes:
+        aside = _copy_aside(directory, problem)
+        _fill(path, problem.offset, problem.bytes)
+        problem.repaired = f"set aside as {aside}"
+    elif problem.code == "segment-short":
+        segment = Segment(path)
+        size = segment.size
+        segment.close()
+        os.truncate(path, size)
+        problem.repaired = f"{size} bytes again, the end empty"
+    elif problem.code == "segment-damaged" and _mend_header(path):
+        problem.repaired = "the one byte of its header that was wrong is right again"
+    elif problem.code in ("segment-damaged", "checkpoint-damaged"):
+        to = _aside(directory, problem) / path.name
+        os.rename(path, to)
+        sync_directory(to.parent)
+        sync_directory(path.parent)
+        problem.repaired = f"set aside as {to.relative_to(directory)}"
+
+
+def _mend_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        mended = mended_header(file.read(SECTOR_BYTES))
+    if mended is None:
+        return False
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, mended, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _aside(directory: Path, problem: Problem) -> Path:
+    place = directory / ASIDE / Path(problem.file).parent
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for made in (place, place.parent, directory):
+        sync_directory(made)
+    return place
+
+
+def _copy_aside(directory: Path, problem: Problem) -> str:
+    """The damaged bytes in a file of their own, and beside it why."""
+    path, offset, left = directory / problem.file, problem.offset or 0, problem.bytes or 0
+    to = _aside(directory, problem) / f"{path.name}@{offset}"
+    with path.open("rb") as source, to.open("wb") as copy:
+        source.seek(offset)
+        while left > 0 and (piece := source.read(min(_PIECE, left))):
+            copy.write(piece)
+            left -= len(piece)
+        copy.flush()
+        os.fsync(copy.fileno())
+    write_whole(to.with_name(f"{to.name}.reason"), f"{problem.what}\n".encode())
+    return str(to.relative_to(directory))
+
+
+def _fill(path: Path, offset: int, count: int) -> None:
+    """Entries that say nothing, in place of what is damaged."""
+    segment = Segment(path)
+    salt, base = segment.salt, segment.base
+    segment.close()
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        while count > 0:
+            length = min(count, _LONGEST_ENTRY)
+            if 0 < count - length < ENTRY_HEADER_BYTES:
+                length -= ENTRY_HEADER_BYTES
+            entry = seal_entry(_KEY_ENTRY, bytes(length - ENTRY_HEADER_BYTES), salt, base + offset - SECTOR_BYTES)
+            view = memoryview(entry)
+            while view:
+                written = os.pwrite(fd, view, offset)
+                offset += written
+                view = view[written:]
+            count -= length
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _begin_anew(path: Path, report: ClassReport) -> None:
+    """Opens the log twice, each time with a checkpoint: from then on nothing before the repair is needed to open it."""
+    for _ in range(2):
+        log = Log(str(path))
+        try:
+            log.checkpoint()
+        finally:
+            log.close()
+    for problem in report.problems:
+        if problem.code == "segment-missing":
+            problem.repaired = "passed over: what it held is gone"
+        elif problem.code == "tail":
+            problem.repaired = "cut"

@@ -1,0 +1,168 @@
+"""The embedded store as its users hold it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from ignis.errors import ForkedHandleError, WaitTimeoutError
+from ignis.storage.base import Owner, Store
+from ignis.storage.checks import check_application
+from ignis.storage.embedded.gate import Gate
+from ignis.storage.embedded.owner import owner_name
+from ignis.storage.engine.array_queues import EmbeddedArrays
+from ignis.storage.engine.directory import fork_generation, open_directory, release_directory
+from ignis.storage.engine.keys import Keys, Scope
+from ignis.storage.engine.locks import EmbeddedLocks
+from ignis.storage.engine.magazines import EmbeddedMagazines
+from ignis.storage.engine.options import StoreOptions
+from ignis.storage.engine.owners import stored_owner
+from ignis.storage.engine.queues import EmbeddedQueues
+
+__all__ = ["EmbeddedStore"]
+
+
+class EmbeddedStore(Store):
+    """One directory on a local file system, shared by any number of processes.
+
+    Thread-safe. After ``fork`` every call in the child raises ForkedHandleError; the child opens its own store.
+
+    Args:
+        path: the directory; made (0700) when it is not there and ``options.create``.
+        options: see `StoreOptions`.
+        client_id, farm_id: scope of all names.
+
+    Raises:
+        StoreUnreachableError, StoreFormatError, StoreBusyError, StoreFailedError.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        options: StoreOptions | None = None,
+        *,
+        client_id: str = "ignis",
+        farm_id: str = "local",
+    ) -> None:
+        check_application(client_id, farm_id)
+        options = options or StoreOptions()
+        self.directory = open_directory(Path(path), options)
+        try:
+            self._life = self.directory.owners.begin()
+        except BaseException:
+            release_directory(self.directory, 1.0)
+            raise
+        self.url = f"engine://{self.directory.path}"
+        self.client_id = client_id
+        self.farm_id = farm_id
+        self.scope = Scope(farm_id, client_id)
+        self._owner = owner_name()
+        self._calls = Gate("store", options.write_timeout_s)
+        self._waiting = Gate("store", options.write_timeout_s)
+        self._generation = fork_generation()
+        self._closing = threading.Lock()
+        self._released = False
+        self.directory.gates.add(self._calls)
+        self.magazines = self._magazines = EmbeddedMagazines(self)
+        self.queues = EmbeddedQueues(self)
+        self.locks = EmbeddedLocks(self)
+        self.arrays = EmbeddedArrays(self)
+
+    # -- what the facets use
+
+    def enter(self) -> None:
+        """Begins a call. Raises ForkedHandleError, ClosedError."""
+        if self._generation != fork_generation():
+            raise ForkedHandleError("this store was opened before fork(); open another in the child")
+        self._calls.enter()
+
+    def try_enter(self) -> bool:
+        """`enter` without waiting: False when a call would not be let in at this moment, or any more."""
+        return self._generation == fork_generation() and self._calls.try_enter()
+
+    def leave(self) -> None:
+        self._calls.leave()
+
+    def enter_wait(self) -> None:
+        """As `enter`, for calls that only wait: a fork does not have to wait for them."""
+        if self._generation != fork_generation():
+            raise ForkedHandleError("this store was opened before fork(); open another in the child")
+        self._waiting.enter()
+
+    def leave_wait(self) -> None:
+        self._waiting.leave()
+
+    @property
+    def keys(self) -> Keys:
+        return self.directory.keys
+
+    def stored_owner(self, owner: str | Owner) -> str:
+        """Under what a claim in that owner's name is stored; see `ignis.storage.engine.owners`. A job's is its plain name."""
+        return stored_owner(owner, self._life)
+
+    # -- Store
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    def now_s(self) -> float:
+        return self.directory.clock.now_ms() / 1000
+
+    @property
+    def local_dir(self) -> str | None:
+        return str(self.directory.path)
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Calls of this process; bytes and records of the whole directory, as far as this process has its logs open."""
+        self.enter()
+        try:
+            opened = {name: one.figures() for name, one in self.directory.opened().items()}
+            figures: dict[str, int | float | str] = {
+                "store": "embedded",
+                "path": str(self.directory.path),
+                "records": sum(one["living_records"] for one in opened.values()),
+                "used_bytes": sum(one["living_bytes"] for one in opened.values()),
+                "file_bytes": sum(one["log_bytes"] for one in opened.values()),
+                "state_bytes": sum(one["state_bytes"] for one in opened.values()),
+                "damaged_bytes": sum(one["damaged_bytes"] for one in opened.values()),
+                "max_store_bytes": self.directory.options.max_store_bytes,
+                **self._magazines.calls,
+            }
+            for name, one in opened.items():
+                figures[f"used_bytes_{name}"] = one["living_bytes"]
+                figures[f"generation_{name}"] = one["generation"]
+            return figures
+        finally:
+            self.leave()
+
+    def close(self, timeout: float = 30.0) -> None:
+        if self._generation != fork_generation():
+            return  # the parent's; nothing in the child belongs to it
+        deadline = time.monotonic() + timeout
+        if not self._closing.acquire(timeout=timeout):
+            raise WaitTimeoutError(f"store: another thread is closing it for over {timeout:g} s")
+        try:
+            self._calls.close()
+            self._waiting.close()
+            self._wait_for_calls(deadline, timeout)
+            if not self._released:
+                self.directory.gates.discard(self._calls)
+                self.directory.owners.end(self._life)
+                release_directory(self.directory, max(0.1, deadline - time.monotonic()))
+                self._released = True
+        finally:
+            self._closing.release()
+
+    def _wait_for_calls(self, deadline: float, timeout: float) -> None:
+        while True:
+            # Again and again: a thread may have been on its way to the wait when it was woken.
+            self._magazines.wake_waiting()
+            try:
+                self._waiting.wait_empty(0.05)
+                self._calls.wait_empty(0.05)
+                return
+            except WaitTimeoutError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeoutError(f"store: calls still in flight after {timeout:g} s") from None
