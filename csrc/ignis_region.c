@@ -28,6 +28,7 @@ struct ign_guard {
     _Atomic uintptr_t base; /* 0: free for reuse */
     _Atomic size_t bytes;
     _Atomic bool poisoned;
+    void (*leave)(void); /* NULL: nobody jumps */
     struct ign_guard *next; /* set before the node is published, never changed */
 };
 
@@ -74,6 +75,8 @@ static void on_sigbus(int signal_number, siginfo_t *info, void *context)
         if (base == 0 || address - base >= bytes)
             continue;
         atomic_store_explicit(&g->poisoned, true, memory_order_release);
+        if (g->leave != NULL)
+            g->leave();
         uintptr_t from = address & page_mask;
         /* Everything behind the first lost page is lost too. mmap is a plain system call here. */
         if (mmap((void *)from, base + bytes - from, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1, 0) !=
@@ -117,6 +120,11 @@ static void install_handler(void)
 
 ign_guard *ign_guard_add(void *base, size_t bytes)
 {
+    return ign_guard_add_leaving(base, bytes, NULL);
+}
+
+ign_guard *ign_guard_add_leaving(void *base, size_t bytes, void (*leave)(void))
+{
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handler);
     lock_guards();
@@ -129,6 +137,7 @@ ign_guard *ign_guard_add(void *base, size_t bytes)
     if (g != NULL) {
         atomic_store_explicit(&g->poisoned, false, memory_order_relaxed);
         atomic_store_explicit(&g->bytes, bytes, memory_order_relaxed);
+        g->leave = leave;
         /* Pairs with the handler's acquire of base: bytes before base. */
         atomic_store_explicit(&g->base, (uintptr_t)base, memory_order_release);
         if (fresh) {

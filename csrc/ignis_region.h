@@ -177,6 +177,8 @@ static inline uint64_t ign_region_get_note(ign_region *region, uint32_t index)
 /* -- the SIGBUS guard, for other mappings of this library -------------------------------------------------------- */
 
 ign_guard *ign_guard_add(void *base, size_t bytes); /* NULL: out of memory */
+/* As that; but on a fault `leave` is called first, in the handler, from which it may jump. */
+ign_guard *ign_guard_add_leaving(void *base, size_t bytes, void (*leave)(void));
 void ign_guard_remove(ign_guard *guard);            /* before munmap; NULL is fine */
 bool ign_guard_poisoned(const ign_guard *guard);    /* NULL: false */
 

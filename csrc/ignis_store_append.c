@@ -174,6 +174,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     const ign_segment_info info = ign_state_last_segment(&g->ctl)->info;
     ign_entry_seal(g->stage, type, (uint32_t)payload_bytes, info.salt, at, atomic_load_explicit(&head->durable, memory_order_relaxed));
     IGN_STEP(io);
+    ign_landing_writes(true);
     atomic_store_explicit(&head->written_to, at + size, memory_order_release);
     IGN_STEP(io);
     rc = io->write(io, file->file, g->stage, (size_t)size, ign_segment_offset(&info, at));
@@ -211,6 +212,8 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
 
 int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark)
 {
+    IGN_LANDING(store, );
+    ign_landing_writes(false);
     int rc = IGN_E_STALE;
     bool at_once = how != NULL && how->at_once;
     const ign_store_change *fence = how == NULL ? NULL : how->fence;
@@ -233,6 +236,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             int built = fence == NULL || ign_as_expected(&g->ctl, fence) ? build(store, g, arg, &bytes) : IGN_E_MISMATCH;
             if (built == IGN_OK)
                 rc = ign_store_append(store, g, type, bytes, &at);
+            ign_landing_writes(false);
             if (rc != IGN_OK && rc != IGN_E_STALE && rc != IGN_E_FAILED && rc != IGN_E_IN_DOUBT && ign_store_sealed(g)) {
                 rc = IGN_E_STALE; /* nothing was written: the files are not where a state that holds no more has them */
                 at = UINT64_MAX;
@@ -261,7 +265,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 at = cut;
             }
         }
-        *mark = (ign_store_mark){.generation = g->ctl.head->generation, .position = at};
+        *mark = (ign_store_mark){.generation = g->number, .position = at};
         ign_store_leave(store, g);
     }
     return rc == IGN_E_STALE ? IGN_E_BUSY : rc;

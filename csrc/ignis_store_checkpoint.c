@@ -180,9 +180,10 @@ static void look_at(void *arg, const char *name)
 /* The state at a position that is flushed, in a control file that nobody else sees, and then in a checkpoint. */
 int ign_store_checkpoint(ign_store *store)
 {
+    IGN_LANDING(store, );
     ign_store_io *io = store->io;
     ign_generation *g;
-    int rc = ign_store_enter(store, &g);
+    int rc = ign_store_enter_living(store, &g);
     if (rc != IGN_OK)
         return rc;
     uint64_t generation = g->ctl.head->generation, id = g->ctl.head->store;

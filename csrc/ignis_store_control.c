@@ -86,6 +86,7 @@ int ign_ctl_open(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t rese
         return rc;
     }
     point(ctl);
+    ctl->cut = bytes - head->arena_at < atomic_load_explicit(&head->arena_bytes, memory_order_relaxed);
     return 0;
 }
 

@@ -95,6 +95,7 @@ typedef struct ign_ctl {
     ign_ctl_undo *undo;
     uint8_t *arena;
     ign_root *root;
+    bool cut;    /* the file is shorter than it says: nobody goes on in it */
     bool alone;  /* nobody else sees it yet: nothing is undone */
     bool no_room; /* an allocation failed in this transaction: the state is not to be used */
 } ign_ctl;

@@ -83,6 +83,8 @@ int ign_store_flush_to(ign_store *store, ign_generation *g, uint64_t position)
 {
     ign_ctl_head *head = g->ctl.head;
     ign_store_io *io = store->io;
+    if (ign_store_sealed(g))
+        return IGN_E_STALE;
     uint64_t began = io->now_ns(io);
     for (;;) {
         uint32_t turn = atomic_load_explicit(&head->flush_turn, memory_order_seq_cst);
@@ -139,12 +141,13 @@ static int settle(ign_store *store, ign_generation *g, uint64_t position, bool r
 
 int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_enter(store, &g);
     if (rc != IGN_OK)
         return rc;
     const ign_ctl_head *head = g->ctl.head;
-    if (mark->generation == head->generation) {
+    if (mark->generation == g->number) {
         rc = ign_store_flush_to(store, g, mark->position);
         if (rc == IGN_E_STALE || rc == IGN_E_FAILED)
             rc = settle(store, g, mark->position, refuse);
@@ -162,8 +165,9 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
 
 int ign_store_mark_now(ign_store *store, ign_store_mark *mark)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = ign_store_enter(store, &g);
+    int rc = ign_store_enter_living(store, &g);
     if (rc != IGN_OK)
         return rc;
     *mark = (ign_store_mark){.generation = g->ctl.head->generation,

@@ -15,7 +15,8 @@ enum { ROUNDS = 64 };
 
 bool ign_store_sealed(const ign_generation *generation)
 {
-    return atomic_load_explicit(&generation->ctl.head->sealed, memory_order_seq_cst) != 0;
+    return atomic_load_explicit(&generation->lost, memory_order_seq_cst) ||
+           atomic_load_explicit(&generation->ctl.head->sealed, memory_order_seq_cst) != 0;
 }
 
 static void wake_everybody(ign_store *store, ign_ctl_head *head)
@@ -116,7 +117,7 @@ static int find_generation(ign_store *store, ign_generation **found)
         }
         if (rc == IGN_OK && there)
             rc = ign_store_error(io->locked(io, g->ctl.file, 0, IGN_STORE_SLOTS, &living));
-        if (rc == IGN_OK && living && !ign_store_sealed(g))
+        if (rc == IGN_OK && living && !g->ctl.cut && n.control > store->lost_generation && !ign_store_sealed(g))
             rc = take_slot(store, g);
         else if (rc == IGN_OK) {
             ign_generation *made = calloc(1, sizeof *made);
@@ -133,6 +134,7 @@ static int find_generation(ign_store *store, ign_generation **found)
             }
         }
         if (rc == IGN_OK) {
+            g->number = g->ctl.head->generation;
             *found = g;
             return IGN_OK;
         }
@@ -165,6 +167,7 @@ void ign_store_leave(ign_store *store, ign_generation *generation)
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
 {
     ign_generation *g = NULL, *replaced = NULL;
+    uint64_t next = old->number + 1;
     pthread_mutex_lock(&store->mutex);
     bool current = store->now == old;
     pthread_mutex_unlock(&store->mutex);
@@ -178,13 +181,6 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
         g->users++;
         g = NULL;
     }
-    uint64_t next = old->ctl.head->generation + 1;
-    *cut = UINT64_MAX;
-    if (store->now != NULL) {
-        const ign_ctl_cut *known = &store->now->ctl.head->cuts[next % IGN_CTL_CUTS];
-        if (known->generation == next)
-            *cut = known->position;
-    }
     pthread_mutex_unlock(&store->mutex);
     if (replaced != NULL)
         ign_store_leave(store, replaced);
@@ -193,9 +189,22 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
     rc = ign_store_enter(store, &g);
     if (rc != IGN_OK)
         return rc;
+    const ign_ctl_cut *known = &g->ctl.head->cuts[next % IGN_CTL_CUTS];
+    *cut = known->generation == next ? known->position : UINT64_MAX;
     rc = ign_store_make_ready(store, &g->ctl);
     ign_store_leave(store, g);
     return rc;
+}
+
+int ign_store_enter_living(ign_store *store, ign_generation **generation)
+{
+    int rc = ign_store_enter(store, generation);
+    if (rc != IGN_OK || !atomic_load_explicit(&(*generation)->lost, memory_order_seq_cst))
+        return rc;
+    uint64_t cut;
+    rc = ign_store_follow(store, *generation, &cut);
+    ign_store_leave(store, *generation);
+    return rc != IGN_OK ? rc : ign_store_enter(store, generation);
 }
 
 /* -- opening and closing --------------------------------------------------------------------------------------------- */
@@ -203,6 +212,12 @@ int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)
 static uint64_t choose(uint64_t value, uint64_t otherwise)
 {
     return value != 0 ? value : otherwise;
+}
+
+static int find_first(ign_store *store, ign_generation **g)
+{
+    IGN_LANDING(store, );
+    return find_generation(store, g);
 }
 
 int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options)
@@ -224,7 +239,7 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
     for (unsigned i = 0; i < IGN_LOG_FILES; i++)
         s->files[i].file = -1;
     ign_generation *g = NULL;
-    int rc = pthread_mutex_init(&s->mutex, NULL) == 0 ? find_generation(s, &g) : IGN_E_NOMEM;
+    int rc = pthread_mutex_init(&s->mutex, NULL) == 0 ? find_first(s, &g) : IGN_E_NOMEM;
     if (rc != IGN_OK) {
         ign_store_close_files(s);
         free(s);

@@ -11,6 +11,7 @@ enum { BUCKETS_AT_A_TIME = 4096, CLAIMS_AT_A_TIME = 1024 };
 
 int ign_store_next_magazine(ign_store *store, uint32_t after, ign_store_magazine *found)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
@@ -36,6 +37,7 @@ int ign_store_next_magazine(ign_store *store, uint32_t after, ign_store_magazine
 int ign_store_claims(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t from, ign_store_claimed *claims, uint32_t room,
                      uint32_t *count)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     *count = 0;
     int rc = ign_store_look(store, &g);
@@ -121,6 +123,7 @@ static int walk_map(ign_ctl *ctl, uint8_t kind, const void *prefix, uint32_t pre
 static int list(ign_store *store, uint8_t kind, const void *prefix, uint32_t prefix_bytes, bool values, ign_store_place *place,
                 piece *p)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
@@ -168,6 +171,7 @@ static int walk_claims(ign_ctl *ctl, uint32_t number, ign_store_place *place, pi
 
 int ign_store_next_owners(ign_store *store, uint32_t magazine, ign_store_place *place, void *to, uint64_t room, uint64_t *bytes)
 {
+    IGN_LANDING(store, );
     piece p = {.to = to, .room = room};
     if (magazine == 0)
         return finish(list(store, IGN_KEY_OWNER, "", 0, false, place, &p), &p, bytes);

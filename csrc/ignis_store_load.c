@@ -157,6 +157,7 @@ int ign_store_load_claimed(ign_store *store, uint32_t magazine, ign_store_part *
 
 int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count, bool *known)
 {
+    IGN_LANDING(store, );
     int rc = IGN_OK;
     for (uint32_t from = 0; rc == IGN_OK && from < count;) {
         uint32_t to = count - from > IDS_AT_A_TIME ? from + IDS_AT_A_TIME : count;

@@ -59,8 +59,32 @@ static int acquire(ign_store *store, ign_generation *g, bool at_once)
     }
 }
 
+/* A control file that somebody cut: pages that are gone would end the call, but half a page reads as zeros. */
+static bool was_cut(ign_store *store, ign_generation *g)
+{
+    uint64_t bytes = 0;
+    if (store->io->size(store->io, g->ctl.file, &bytes) != 0)
+        return false;
+    uint64_t had = atomic_load_explicit(&g->control_bytes, memory_order_relaxed);
+#ifdef IGN_MUTANT_CUT_UNSEEN
+    had = 0;
+#endif
+    if (bytes < had) {
+        pthread_mutex_lock(&store->mutex);
+        atomic_store_explicit(&g->lost, true, memory_order_seq_cst);
+        store->lost_generation = g->number > store->lost_generation ? g->number : store->lost_generation;
+        pthread_mutex_unlock(&store->mutex);
+        return true;
+    }
+    if (bytes > had)
+        atomic_store_explicit(&g->control_bytes, bytes, memory_order_relaxed);
+    return false;
+}
+
 int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
 {
+    if (was_cut(store, g) || ign_store_sealed(g))
+        return IGN_E_STALE;
     int rc = acquire(store, g, at_once);
     if (rc != IGN_OK)
         return rc;

@@ -8,6 +8,10 @@
 
 enum { TRIES = 16 };
 
+/* What a call without an error returns behind a landing. */
+#define SEEN_NEXT(rc) ((void)(rc), seen + 1)
+#define NOTHING(rc) ((void)(rc))
+
 /* Enters the newest generation and locks it. */
 int ign_store_look(ign_store *store, ign_generation **g)
 {
@@ -119,6 +123,7 @@ int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign
 
 int ign_store_find(ign_store *store, const char *name, uint32_t *number)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
@@ -132,6 +137,7 @@ int ign_store_find(ign_store *store, const char *name, uint32_t *number)
 
 int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
@@ -146,6 +152,7 @@ int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard
 
 int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)
@@ -179,6 +186,7 @@ void ign_store_locate(const ign_generation *g, uint16_t shard, ign_slice *slice)
 int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                    uint32_t room, uint32_t *count)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     *count = 0;
     int rc = ign_store_look(store, &g);
@@ -221,8 +229,9 @@ int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
 
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
 {
+    IGN_LANDING(store, SEEN_NEXT);
     ign_generation *g;
-    if (ign_store_enter(store, &g) != IGN_OK)
+    if (ign_store_enter_living(store, &g) != IGN_OK)
         return seen + 1;
     ign_ctl_head *head = g->ctl.head;
     _Atomic uint32_t *word = &head->wake[magazine % IGN_STORE_WAKES];
@@ -239,8 +248,9 @@ uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint
 
 void ign_store_wake(ign_store *store, uint32_t magazine)
 {
+    IGN_LANDING(store, NOTHING);
     ign_generation *g;
-    if (ign_store_enter(store, &g) != IGN_OK)
+    if (ign_store_enter_living(store, &g) != IGN_OK)
         return;
     ign_ctl_head *head = g->ctl.head;
     uint32_t i = magazine % IGN_STORE_WAKES;
@@ -253,6 +263,7 @@ void ign_store_wake(ign_store *store, uint32_t magazine)
 
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
     int rc = ign_store_look(store, &g);
     if (rc != IGN_OK)

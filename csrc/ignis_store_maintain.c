@@ -142,8 +142,9 @@ static int maintain(ign_store *store, ign_generation *g)
 
 int ign_store_maintain(ign_store *store)
 {
+    IGN_LANDING(store, );
     ign_generation *g;
-    int rc = ign_store_enter(store, &g);
+    int rc = ign_store_enter_living(store, &g);
     if (rc != IGN_OK)
         return rc;
     if (!begin(store, g))

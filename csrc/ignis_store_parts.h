@@ -3,6 +3,7 @@
 #define IGNIS_STORE_PARTS_H
 
 #include "ignis_store.h"
+#include "ignis_store_landing.h"
 
 #include <pthread.h>
 
@@ -20,9 +21,12 @@ typedef struct ign_log_file {
 typedef struct ign_generation {
     ign_ctl ctl;
     unsigned users;        /* threads in a call; the store's own */
+    uint64_t number;
     uint32_t slot, word;   /* our slot, and what stands in a lock that we hold */
     uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
     uint64_t stage_bytes;
+    _Atomic uint64_t control_bytes; /* the control file has at least that many: it never shrinks by us */
+    _Atomic bool lost;     /* its control file failed under us: nothing of it is looked at any more */
     bool at_once;          /* whoever holds the lock waits for nothing */
 } ign_generation;
 
@@ -35,8 +39,12 @@ struct ign_store {
     ign_generation *now;
     ign_log_file files[IGN_LOG_FILES];
     uint64_t uses;
+    uint64_t lost_generation; /* whose control file failed under us */
     uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
 };
+
+/* ignis_store_landing.c: this thread begins or ends to write an entry. */
+void ign_landing_writes(bool begins);
 
 /* A file name with its kind's two numbers. */
 void ign_store_file_name(char name[IGN_STORE_NAME_MAX], const char *kind, uint64_t a, uint64_t b);
@@ -45,6 +53,7 @@ int ign_store_error(int error); /* from an errno (or a code already) to a code; 
 
 /* ignis_store_generation.c: joining and leaving. The result is to be given back. */
 int ign_store_enter(ign_store *store, ign_generation **generation);
+int ign_store_enter_living(ign_store *store, ign_generation **generation); /* behind one that was lost, if it was */
 void ign_store_leave(ign_store *store, ign_generation *generation);
 /* `old` is sealed: makes or joins a later one. *cut: where the one behind `old` began; UINT64_MAX when not known. */
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut);

@@ -756,6 +756,50 @@ static void checked(void)
     store_dir_close(io);
 }
 
+/* The control file is cut under the mapping: an error of that call at the most, and the next goes on. */
+static void control_file_cut(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    ign_shard shard;
+    unsigned failed = 0;
+    uint64_t loaded = 0, in_doubt = 0;
+    for (unsigned round = 0; round < 12; round++) {
+        for (uint64_t i = 0; i < 20; i++) {
+            CHECK_EQ(load_how(i % 2 == 0 ? store : other, m, 0, 10, 1, 0, NULL), IGN_OK);
+            loaded += 10;
+        }
+        ign_generation *g;
+        char path[200];
+        CHECK_EQ(ign_store_enter(store, &g), IGN_OK);
+        snprintf(path, sizeof path, "%s/control-%016" PRIx64 "-%016x", store_dir_path, g->number, 0);
+        uint64_t sizes[] = {0, 4096, g->ctl.head->arena_at + 100, g->ctl.head->arena_at + 8192};
+        ign_store_leave(store, g);
+        CHECK_EQ(truncate(path, (off_t)sizes[round % 4]), 0);
+        ign_store *stores[2] = {round / 4 == 1 ? other : store, round / 4 == 1 ? store : other};
+        for (unsigned s = 0; s < 2; s++) {
+            ign_store_mark mark; /* is read without the lock, and so without a look at the file before */
+            int rc = round / 4 == 2 ? ign_store_mark_now(stores[s], &mark) : load_how(stores[s], m, 0, 10, 1, 0, NULL);
+            CHECK(rc == IGN_OK || rc == IGN_E_IO || rc == IGN_E_IN_DOUBT);
+            failed += rc != IGN_OK;
+            CHECK(round != 8 || s != 0 || rc == IGN_E_IO);
+            loaded += rc == IGN_OK && round / 4 != 2 ? 10 : 0;
+            in_doubt += rc == IGN_E_IN_DOUBT ? 10 : 0;
+            CHECK_EQ(load_how(stores[s], m, 0, 10, 1, 0, NULL), IGN_OK);
+            loaded += 10;
+        }
+        CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+        CHECK(shard.living >= loaded && shard.living <= loaded + in_doubt);
+    }
+    CHECK(failed >= 1); /* the landing was needed */
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
 static void in_a_child(void)
 {
     ign_store_io *io = store_dir_open();
@@ -804,5 +848,6 @@ MAIN("store_calls", {
     RUN(strays);
     RUN(one_maintains);
     RUN(checked);
+    RUN(control_file_cut);
     RUN(in_a_child);
 })

@@ -1,0 +1,52 @@
+#include "ignis_store_parts.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+
+static _Thread_local ign_landing *volatile landing;
+static _Thread_local volatile bool writing;
+
+void ign_landing_begin(ign_landing *here)
+{
+    here->outer = landing;
+    landing = here;
+}
+
+void ign_landing_end(ign_landing *here)
+{
+    landing = here->outer;
+}
+
+void ign_landing_leave(void)
+{
+    ign_landing *here = landing;
+#ifdef IGN_MUTANT_NO_LANDING
+    here = NULL;
+#endif
+    if (here != NULL)
+        siglongjmp(here->here, 1);
+}
+
+void ign_landing_writes(bool begins)
+{
+    writing = begins;
+}
+
+int ign_landing_fell(ign_store *store)
+{
+    sigset_t bus;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS); /* blocked while its handler runs, and that was left by a jump */
+    pthread_sigmask(SIG_UNBLOCK, &bus, NULL);
+    pthread_mutex_lock(&store->mutex);
+    if (store->now != NULL) {
+        atomic_store_explicit(&store->now->lost, true, memory_order_seq_cst);
+        store->lost_generation = store->now->number;
+    }
+    pthread_mutex_unlock(&store->mutex);
+    bool in_doubt = writing;
+    writing = false;
+    errno = EIO;
+    return in_doubt ? IGN_E_IN_DOUBT : IGN_E_IO;
+}
