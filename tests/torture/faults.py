@@ -58,6 +58,7 @@ _CHANGES = frozenset(
         "declare",
         "drop",
         "expire",
+        "fire",
         "flush",
         "load",
         "load_claimed",

@@ -83,7 +83,11 @@ def tests(rng: Rng, short: bool) -> Iterator[Callable[[], Outcome]]:
         yield lambda: _collect(
             "mutants/syscalls",
             (
-                (f"{one.name}-{call}", syscalls.syscalls(call, "EIO", rng(one.name), mutant=one), one.expects)
+                (
+                    f"{one.name}-{call}",
+                    syscalls.syscalls(call, "EIO", rng(one.name), mutant=one, persistent=True),
+                    one.expects,
+                )
                 for one in SYSTEM_CALLS
                 for call in ("fdatasync",)
             ),

@@ -115,7 +115,7 @@ class SegmentHeader(NamedTuple):
 
 def mended_header(head: bytes) -> bytes | None:
     """A segment's first sector with the one byte put right that was wrong; None when that does not make it whole."""
-    for place in range(_LOG_HEADER.size):
+    for place in range(_LOG_HEADER.size if len(head) == SECTOR_BYTES else 0):
         mended = bytearray(head)
         for value in range(256):
             mended[place] = value
