@@ -117,7 +117,9 @@ static int build_fire(ign_store *store, ign_generation *g, void *arg, uint64_t *
         if (fire->order[i] >= shards)
             return IGN_E_INVALID;
     for (uint32_t i = 0; i < count; i++) {
-        uint16_t number = fire->order != NULL ? fire->order[i] : (uint16_t)((fire->begin + i) % shards);
+        uint16_t number = (uint16_t)((fire->begin + i) % shards);
+        if (fire->order != NULL)
+            number = fire->order[i];
         ign_shard *shard = ign_state_shard(&g->ctl, magazine, number);
         if (shard->fire_counter < shard->load_counter && walk_shard(call, &g->ctl, shard, number))
             break;
