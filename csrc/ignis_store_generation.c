@@ -152,11 +152,14 @@ int ign_store_enter(ign_store *store, ign_generation **generation)
     if (*generation != NULL)
         (*generation)->users++;
     pthread_mutex_unlock(&store->mutex);
+    if (*generation != NULL)
+        ign_landing_entered(*generation);
     return *generation == NULL ? IGN_E_CLOSED : IGN_OK;
 }
 
 void ign_store_leave(ign_store *store, ign_generation *generation)
 {
+    ign_landing_left(generation);
     pthread_mutex_lock(&store->mutex);
     bool last = --generation->users == 0;
     pthread_mutex_unlock(&store->mutex);

@@ -3,13 +3,17 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <string.h>
 
 static _Thread_local ign_landing *volatile landing;
 static _Thread_local volatile bool writing;
 
-void ign_landing_begin(ign_landing *here)
+void ign_landing_begin(ign_landing *here, const ign_store *store)
 {
     here->outer = landing;
+    if (store->io->step != NULL) /* simulated processes are coroutines of one thread, and their memory is always there */
+        return;
+    memset(here->entered, 0, sizeof here->entered);
     landing = here;
 }
 
@@ -26,6 +30,26 @@ void ign_landing_leave(void)
 #endif
     if (here != NULL)
         siglongjmp(here->here, 1);
+}
+
+static void exchange(const ign_generation *had, ign_generation *has)
+{
+    ign_landing *here = landing;
+    for (unsigned i = 0; here != NULL && i < sizeof here->entered / sizeof here->entered[0]; i++)
+        if (here->entered[i] == had) {
+            here->entered[i] = has;
+            return;
+        }
+}
+
+void ign_landing_entered(ign_generation *generation)
+{
+    exchange(NULL, generation);
+}
+
+void ign_landing_left(const ign_generation *generation)
+{
+    exchange(generation, NULL);
 }
 
 void ign_landing_writes(bool begins)
@@ -45,6 +69,10 @@ int ign_landing_fell(ign_store *store)
         store->lost_generation = store->now->number;
     }
     pthread_mutex_unlock(&store->mutex);
+    ign_landing *here = landing;
+    for (unsigned i = 0; here != NULL && i < sizeof here->entered / sizeof here->entered[0]; i++)
+        if (here->entered[i] != NULL)
+            ign_store_leave(store, here->entered[i]);
     bool in_doubt = writing;
     writing = false;
     errno = EIO;

@@ -96,8 +96,10 @@ static uint64_t backwards(uint64_t v)
     return __builtin_bswap64(v);
 }
 
-/* Whole buckets, so that a place needs no more than the next one's number. */
-static int walk_map(ign_ctl *ctl, uint8_t kind, const void *prefix, uint32_t prefix_bytes, bool values, ign_store_place *place, piece *p)
+/* Whole buckets, so that a place needs no more than the next one's number. Not made a part of who calls it: a jump would leave its
+ * variables undefined. */
+__attribute__((noinline)) static int walk_map(ign_ctl *ctl, uint8_t kind, const void *prefix, uint32_t prefix_bytes, bool values,
+                                              ign_store_place *place, piece *p)
 {
     uint64_t count = ctl->root->bucket_count, step = count == 0 ? 0 : (uint64_t)1 << (64 - __builtin_ctzll(count));
     for (unsigned looked = 0; place->b == 0 && count != 0 && looked < BUCKETS_AT_A_TIME; looked++) {
@@ -147,7 +149,7 @@ int ign_store_next_keys(ign_store *store, const void *prefix, uint32_t prefix_by
 }
 
 /* Claims of a magazine from a place on: a shard, and a pointer. Neighbours of one owner name it once. */
-static int walk_claims(ign_ctl *ctl, uint32_t number, ign_store_place *place, piece *p)
+__attribute__((noinline)) static int walk_claims(ign_ctl *ctl, uint32_t number, ign_store_place *place, piece *p)
 {
     const ign_magazine *magazine = ign_state_magazine(ctl, number);
     if (magazine == NULL)

@@ -18,7 +18,7 @@ typedef struct ign_log_file {
 } ign_log_file;
 
 /* What this process has of one generation. */
-typedef struct ign_generation {
+struct ign_generation {
     ign_ctl ctl;
     unsigned users;        /* threads in a call; the store's own */
     uint64_t number;
@@ -28,7 +28,7 @@ typedef struct ign_generation {
     _Atomic uint64_t control_bytes; /* the control file has at least that many: it never shrinks by us */
     _Atomic bool lost;     /* its control file failed under us: nothing of it is looked at any more */
     bool at_once;          /* whoever holds the lock waits for nothing */
-} ign_generation;
+};
 
 enum { IGN_LOG_FILES = 32 };
 
