@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ignis.errors import ConfigError
@@ -103,6 +103,11 @@ class Firing:
         now_ms = self._directory.clock.now_ms()
         _, expired, _, _ = found.log.fire(found.number, 0, self._owner.encode(), now_ms)
         return self._retire(found, expired, now_ms, limit)
+
+    def expire_heads(self, found: Magazine, shards: Iterable[int]) -> int:
+        """Retires, and counts as expired, what has run out of time at the heads of these shards."""
+        now_ms = self._directory.clock.now_ms()
+        return self._retire(found, [shard for shard in shards if 0 <= shard < found.shards], now_ms, _MOST_EXPIRED)
 
     @staticmethod
     def _retire(found: Magazine, shards: Sequence[int], now_ms: int, limit: int) -> int:

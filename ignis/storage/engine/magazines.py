@@ -233,6 +233,9 @@ class EmbeddedMagazines(MagazineStore):
     @guarded
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
         self.calls["deletes"] += 1
+        # What had run out of time is not removed by anybody: it is counted as expired, as a claim would have done it.
+        expired = self._on(magazine, lambda found: self._firing.expire_heads(found, pointers))
+        self._expired_log.note(magazine, expired)
         return self._retire(magazine, pointers, True)
 
     def _retire(self, magazine: str, pointers: Pointers, waiting_only: bool) -> int:
