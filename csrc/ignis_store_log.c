@@ -217,6 +217,13 @@ int ign_log_next(ign_log_reader *reader, ign_entry *entry)
     return IGN_E_CORRUPT;
 }
 
+static bool is_zero(const uint8_t *word)
+{
+    uint64_t value;
+    memcpy(&value, word, sizeof value);
+    return value == 0;
+}
+
 int ign_log_resync(ign_log_reader *reader)
 {
     while (reader->limit - reader->position >= 8 + IGN_ENTRY_HEADER) {
@@ -228,6 +235,11 @@ int ign_log_resync(ign_log_reader *reader)
         int rc = fill(reader, IGN_ENTRY_HEADER, &bytes, &available);
         if (rc != IGN_OK)
             return rc;
+        if (is_zero(bytes)) { /* most of a segment was never written to: nothing begins in zeros, and they are many */
+            for (; available >= 16 && is_zero(bytes + 8); bytes += 8, available -= 8)
+                reader->position += 8;
+            continue;
+        }
         rc = ign_entry_check(bytes, available, reader->segment.salt, at, &entry, &needed);
         if (rc == IGN_EMPTY || (rc == IGN_E_CORRUPT && needed == IGN_ENTRY_HEADER) || needed > reader->limit - at)
             continue;
