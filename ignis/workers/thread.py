@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from ignis.errors import MessageTooLargeError
 from ignis.handler import Failure, HandlerSpec, Runner
 from ignis.message import REASON_CRASH
 from ignis.outcome import overrun_failure
-from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
+from ignis.workers.base import Chunk, Pool, Sink, Worker, largest_part
+from ignis.workers.leading import Feeder, Tray
 from ignis.workers.loop import WorkLoop
 
 __all__ = ["ThreadPool"]
@@ -60,12 +62,13 @@ class _ThreadWorker(Worker):
         self.given_up = False
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
-        self.inbox = make_inbox(pool.max_record_bytes)
+        self._tray = Tray(self, pool.feeder)
+        self._largest = largest_part(pool.max_record_bytes)
         spec = pool.spec
         self._loop = WorkLoop(
             pool.make_runner(),
             spec,
-            self.inbox,
+            self._tray,
             _Reports(self),
             should_return=lambda: False,
             should_stop=lambda: self.stopping,
@@ -76,13 +79,14 @@ class _ThreadWorker(Worker):
         self.thread.start()
 
     @property
-    def returning(self) -> bool:
-        """Whether what it has not started is to be given back."""
-        return self._loop.returning
+    def going(self) -> bool:
+        return self.stopping or self.given_up
 
-    @returning.setter
-    def returning(self, value: bool) -> None:
-        self._loop.returning = value
+    def give_back(self, *, stop: bool = False) -> None:
+        """What it has not started is to be given back; with ``stop`` the thread ends after that."""
+        self.stopping = self.stopping or stop
+        self._loop.returning = True
+        self._tray.ring()
 
     def _run(self) -> None:
         try:
@@ -92,13 +96,18 @@ class _ThreadWorker(Worker):
         except Exception:
             log.exception("worker thread %s ended", threading.current_thread().name)
         finally:
-            self.inbox.close()
+            self._tray.end()
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        part = chunk.part(start, stop)
+        if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
+            raise MessageTooLargeError(nbytes, self._largest)
         with self._lock:
-            if self.returning or self.stopping or self.given_up:
+            if self.going or self._loop.returning:
                 return False
-            return self._send(self.inbox, chunk, start, stop)
+            self._owe(chunk, start, stop)
+            self._tray.put(part)
+            return True
 
     def running(self) -> tuple[int, int, float | None] | None:
         first_id, count = self._loop.at
@@ -151,7 +160,9 @@ class ThreadPool(Pool):
         *,
         max_record_bytes: int,
         give_back_s: float,
+        feeder: Feeder | None = None,
     ) -> None:
+        self.feeder = feeder
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
@@ -177,7 +188,7 @@ class ThreadPool(Pool):
         while len(workers) < count:
             workers.append(self._make())
         for worker in workers[count:]:
-            worker.returning = worker.stopping = True
+            worker.give_back(stop=True)
             self._leaving.append(worker)
         self._workers = workers[:count]
 
@@ -215,7 +226,7 @@ class ThreadPool(Pool):
         self._target = 0
         everyone = [*self._workers, *self._leaving]
         for worker in everyone:
-            worker.returning = True
+            worker.give_back()
         deadline = time.monotonic() + timeout
         while any(worker.outstanding for worker in everyone):
             if time.monotonic() >= deadline:
@@ -233,7 +244,7 @@ class ThreadPool(Pool):
         deadline = time.monotonic() + timeout
         everyone = [worker for worker in [*self._workers, *self._leaving] if not worker.given_up]
         for worker in everyone:
-            worker.returning = worker.stopping = True
+            worker.give_back(stop=True)
         for worker in everyone:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
