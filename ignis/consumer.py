@@ -29,6 +29,7 @@ from ignis.errors import (
 )
 from ignis.handler import Failure, HandlerSpec, check_consumers
 from ignis.message import REASON_UNREADABLE
+from ignis.native import set_spin
 from ignis.storage.base import Claim
 from ignis.workers import Chunk, Worker, make_pool
 from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
@@ -300,6 +301,7 @@ class Consumer:
     # -- claiming: one thread at a time
 
     def _fetch_loop(self) -> None:
+        set_spin(self.settings.spin_us)
         try:
             while not self._stopping.is_set():
                 self._claim(_PASS_S)
@@ -310,6 +312,7 @@ class Consumer:
         """See `ignis.workers.leading.Feeder`."""
         until = time.monotonic() + wait_s
         self._leader, self._leader_tray = worker, tray
+        set_spin(self.settings.spin_us)
         try:
             while not (tray or worker.going or self._stopping.is_set()) and (left := until - time.monotonic()) > 0:
                 self._claim(left)
