@@ -47,6 +47,8 @@ PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
 log = logging.getLogger("ignis.consumer")
 
 _CHECK_S = 0.05
+_IDLE_CHECK_S = 0.5
+"""Where no time-out is to be kept and no process may die: only a thread that ended by itself is looked for."""
 _PASS_S = 0.5
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
@@ -539,7 +541,8 @@ class Consumer:
 
     def _check_loop(self) -> None:
         ready = 0
-        while not self._acker.finishing.wait(_CHECK_S):
+        often = self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
+        while not self._acker.finishing.wait(_CHECK_S if often else _IDLE_CHECK_S):
             if self._pool_lock.acquire(blocking=False):
                 try:
                     self._pool.check(time.monotonic())

@@ -75,8 +75,7 @@ class _ThreadWorker(Worker):
             on_start=self._on_start if spec.timeout_s is not None else None,
             give_back_s=pool.give_back_s,
         )
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)  # the pool starts it
 
     @property
     def going(self) -> bool:
@@ -185,16 +184,22 @@ class ThreadPool(Pool):
     def resize(self, count: int) -> None:
         self._target = count
         workers = list(self._workers)
-        while len(workers) < count:
-            workers.append(self._make())
+        fresh = [self._make() for _ in range(count - len(workers))]
+        workers += fresh
         for worker in workers[count:]:
             worker.give_back(stop=True)
             self._leaving.append(worker)
         self._workers = workers[:count]
+        self._start(fresh)
 
     def _make(self) -> _ThreadWorker:
         self._made += 1
         return _ThreadWorker(self, f"ignis-{self.spec.queue}-{self._made}")
+
+    def _start(self, fresh: Sequence[_ThreadWorker]) -> None:
+        """Once they are among `workers`: a thread may claim at once, and what for is decided by who is there."""
+        for worker in fresh:
+            worker.thread.start()
 
     def check(self, now_s: float) -> None:
         self._lost = [worker for worker in self._lost if worker.thread.is_alive()]
@@ -208,9 +213,12 @@ class ThreadPool(Pool):
         self._leaving = [worker for worker in self._leaving if not worker.given_up]
         workers = [worker for worker in self._workers if not worker.given_up]
         # Threads that hang for ever must not multiply without bound.
+        fresh = []
         while len(workers) < self._target and len(self._lost) <= self.spec.max_consumers:
-            workers.append(self._make())
+            fresh.append(self._make())
+            workers.append(fresh[-1])
         self._workers = workers
+        self._start(fresh)
 
     def _check_time(self, worker: _ThreadWorker, now_s: float, timeout_s: float) -> None:
         overrun = worker.give_up_overdue(now_s, timeout_s)

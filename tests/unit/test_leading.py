@@ -181,6 +181,22 @@ def test_the_thread_that_claims_handles(app: ignis.Ignis, monkeypatch: pytest.Mo
     assert set(handled_by) == claimed_by
 
 
+def test_the_first_claim_is_made_at_once(app: ignis.Ignis) -> None:
+    """A thread that leads before it is counted would want nothing, and sleep."""
+    seen: list[int] = []
+    times: list[float] = []
+    queue = app.queue("jobs", int)
+    queue.handler(seen.append)
+    for round_ in range(5):
+        queue.publish(round_)
+        began = time.monotonic()
+        app.start()
+        eventually(lambda: len(seen) == round_ + 1)  # noqa: B023
+        times.append(time.monotonic() - began)
+        assert app.stop() is True
+    assert min(times) < 0.4
+
+
 def test_handlers_that_block_stop_nobodys_claims(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", int)
     gate = Gate(only=-1)
