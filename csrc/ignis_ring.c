@@ -4,13 +4,6 @@
 
 #include "ignis_error.h"
 
-/* The known-bad build: with it the stress tests must fail under ThreadSanitizer, or they prove nothing. */
-#ifdef IGN_MUTANT_RELAXED
-#define ORDER_PUBLISH memory_order_relaxed
-#else
-#define ORDER_PUBLISH memory_order_release
-#endif
-
 #ifdef IGN_DEBUG
 static int wrong_thread(bool enabled, _Atomic uintptr_t *owner)
 {
@@ -113,7 +106,7 @@ void ign_ring_commit_spsc(ign_ring_producer *ring, uint32_t count)
 {
     ring->write_pos += count;
     /* W1: pairs with R1 in ign_ring_peek_spsc: entries and the buffers behind them before the position. */
-    atomic_store_explicit(&ring->control->write_pos, ring->write_pos, ORDER_PUBLISH);
+    atomic_store_explicit(&ring->control->write_pos, ring->write_pos, IGN_RING_PUBLISH);
 }
 
 void ign_ring_commit_ordered_spsc(ign_ring_producer *ring, uint32_t count)
@@ -128,15 +121,19 @@ void ign_ring_commit_ordered_spsc(ign_ring_producer *ring, uint32_t count)
 #endif
 }
 
-int ign_ring_try_push_spsc(ign_ring_producer *ring, const ign_ring_entry *entry)
+int ign_ring_look_for_room_spsc(ign_ring_producer *ring)
 {
-    uint32_t room;
-    int rc = ign_ring_reserve_spsc(ring, 1, &room);
-    if (rc != IGN_OK)
-        return rc;
-    ring->entries[ring->write_pos & ring->mask] = *entry;
-    ign_ring_commit_spsc(ring, 1);
-    return IGN_OK;
+    CHECK_THREAD(ring);
+    uint64_t capacity = ring->mask + 1;
+    if (ring->write_pos - ring->cached_read_pos < capacity)
+        return IGN_OK; /* only builds that check the thread ask then */
+    /* R2, as in ign_ring_reserve_spsc. */
+    uint64_t read_pos = atomic_load_explicit(&ring->control->read_pos, memory_order_acquire);
+    uint64_t used = ring->write_pos - read_pos;
+    if (used > capacity)
+        return IGN_E_CORRUPT;
+    ring->cached_read_pos = read_pos;
+    return used == capacity ? IGN_FULL : IGN_OK;
 }
 
 int ign_ring_try_push_many_spsc(ign_ring_producer *ring, const ign_ring_entry *entries, uint32_t count, uint32_t *pushed)
@@ -193,7 +190,7 @@ void ign_ring_release_spsc(ign_ring_consumer *ring, uint32_t count)
 {
     ring->read_pos += count;
     /* W2: pairs with R2 in ign_ring_reserve_spsc: our reads of the entries are over before the slots are free. */
-    atomic_store_explicit(&ring->control->read_pos, ring->read_pos, ORDER_PUBLISH);
+    atomic_store_explicit(&ring->control->read_pos, ring->read_pos, IGN_RING_PUBLISH);
 }
 
 void ign_ring_announce_spsc(ign_ring_consumer *ring)
@@ -202,21 +199,19 @@ void ign_ring_announce_spsc(ign_ring_consumer *ring)
     atomic_store_explicit(&ring->control->read_pos, ring->read_pos, memory_order_seq_cst);
 }
 
-int ign_ring_try_pop_spsc(ign_ring_consumer *ring, ign_ring_entry *entry)
+int ign_ring_look_for_entry_spsc(ign_ring_consumer *ring)
 {
     CHECK_THREAD(ring);
-    if (ring->cached_write_pos == ring->read_pos) {
-        /* R1, as in ign_ring_peek_spsc. */
-        uint64_t write_pos = atomic_load_explicit(&ring->control->write_pos, memory_order_acquire);
-        uint64_t available = write_pos - ring->read_pos;
-        if (available > ring->mask + 1)
-            return IGN_E_CORRUPT;
-        if (available == 0)
-            return IGN_EMPTY;
-        ring->cached_write_pos = write_pos;
-    }
-    *entry = ring->entries[ring->read_pos & ring->mask];
-    ign_ring_release_spsc(ring, 1);
+    if (ring->cached_write_pos != ring->read_pos)
+        return IGN_OK; /* only builds that check the thread ask then */
+    /* R1, as in ign_ring_peek_spsc. */
+    uint64_t write_pos = atomic_load_explicit(&ring->control->write_pos, memory_order_acquire);
+    uint64_t available = write_pos - ring->read_pos;
+    if (available > ring->mask + 1)
+        return IGN_E_CORRUPT;
+    if (available == 0)
+        return IGN_EMPTY;
+    ring->cached_write_pos = write_pos;
     return IGN_OK;
 }
 

@@ -1,10 +1,10 @@
 """The consumer of one queue in one process: claim, dispatch to workers, acknowledge in batches.
 
-Three parties. The *fetcher* thread claims as many messages as the workers can finish soon by their measured speed,
-and cuts them into chunks. The *workers* (``ignis/workers``) report runs of outcomes. The *acknowledger* thread turns
-what has gathered into one delete and one transfer to the sideline per round. A message leaves the main magazine only
-when it was handled, dropped, or accepted by the sideline; whatever goes wrong in between leaves it claimed, for the
-sweeper.
+Three parties. Who *claims* takes as many messages as the workers can finish soon by their measured speed, and cuts them
+into chunks: of worker threads the one that leads (``ignis/workers/leading.py``), for coroutines and worker processes a
+thread of its own. The *workers* (``ignis/workers``) report runs of outcomes. The *acknowledger* thread turns what has
+gathered into one delete and one transfer to the sideline per round. A message leaves the main magazine only when it was
+handled, dropped, or accepted by the sideline; whatever goes wrong in between leaves it claimed, for the sweeper.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from ignis.errors import (
 from ignis.handler import Failure, HandlerSpec, check_consumers
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_UNREADABLE
+from ignis.native import set_spin
 from ignis.storage.base import Claim
 from ignis.workers import Chunk, Worker, make_pool
 from ignis.workers.base import CHUNK_BYTES, INDEX_BITS
 from ignis.workers.cutting import Mixed, bytes_of, cut
+from ignis.workers.leading import Leading, Tray
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -46,6 +48,9 @@ PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
 log = logging.getLogger("ignis.consumer")
 
 _CHECK_S = 0.05
+_IDLE_CHECK_S = 0.5
+"""Where no time-out is to be kept and no process may die: only a thread that ended by itself is looked for."""
+_PASS_S = 0.5
 _WORTH_WAKING_S = 0.001
 """A worker gets at least this much work at a time, where there is as much."""
 
@@ -76,8 +81,14 @@ class Consumer:
         self._bytes = 0
         self._lock = threading.Lock()  # over _bytes, _pauses, _parked, times and what is left of each chunk
         self._waiting_for_load = False
+        self._empty_at: int | None = None  # the sequence number at which the last claim left nothing behind
+        self._idled = False  # waited for a load, and has made no claim since
+        self._leader: Worker | None = None  # the worker whose thread claims, and what it was given
+        self._leader_tray: Tray | None = None
+        self._claims_from_s = 0.0
+        self.leading = Leading()
         self._pauses: set[str] = set()  # who wants it paused
-        self._parked = True  # the fetcher is not claiming and has seen the pause; only it makes this false again
+        self._parked = True  # nobody claims; only who claims makes this false
         self._timed_s = 0.0
         self._stopping = threading.Event()
         self._said = LimitedLog(log)
@@ -92,6 +103,7 @@ class Consumer:
             max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
             give_back_s=max(10 * settings.chunk_target_s, 0.25),
             start_timeout_s=settings.worker_start_timeout_s,
+            feeder=self,
         )
         self._threads: list[threading.Thread] = []
 
@@ -101,6 +113,7 @@ class Consumer:
         """Starts the workers and the threads. Once. Raises WorkerStartError when no worker process can start."""
         if self._threads:
             return
+        self._claims_from_s = time.monotonic() + self.settings.initial_delay_s
         with self._pool_lock:
             try:
                 self._pool.resize(self._target)
@@ -108,7 +121,9 @@ class Consumer:
             except BaseException:
                 self._pool.close(1.0)
                 raise
-        for target, name in ((self._fetch_loop, "fetch"), (self._ack_loop, "ack"), (self._check_loop, "check")):
+        for target, name in ((self._ack_loop, "ack"), (self._check_loop, "check"), (self._fetch_loop, "fetch")):
+            if target == self._fetch_loop and self.spec.pool == "thread":
+                continue  # they claim themselves
             thread = threading.Thread(
                 target=self._guard, args=(target,), name=f"ignis-{name}-{self.queue.name}", daemon=True
             )
@@ -128,10 +143,11 @@ class Consumer:
         deadline = time.monotonic() + timeout
         self._stopping.set()
         self._room.set()
-        with contextlib.suppress(IgnisError):
-            self._magazines.wake(self.queue.main.name)
-        fetcher, acker, checker = self._threads
-        fetcher.join(max(0.1, deadline - time.monotonic()))
+        self._wake()
+        acker, checker, *fetchers = self._threads
+        self.leading.end(max(0.1, deadline - time.monotonic()))
+        for fetcher in fetchers:
+            fetcher.join(max(0.1, deadline - time.monotonic()))
         with self._pool_lock:
             drained = self._pool.drain(max(0.0, deadline - time.monotonic()))
         self._acker.finish(max(deadline, time.monotonic() + 1.0))
@@ -161,6 +177,8 @@ class Consumer:
             if self._threads and not self._stopping.is_set():
                 self._pool.resize(count)
         self._room.set()
+        if self._threads:
+            self._wake()  # the thread that waits may be one that is to end
 
     def pause(self, by: str = PROCESS) -> None:
         """Stops claiming; what was claimed is finished. Returns at once, see `quiet`. Idempotent. Each that pauses it must
@@ -169,8 +187,7 @@ class Consumer:
             self._pauses.add(by)
         self._room.set()
         if self._threads:
-            with contextlib.suppress(IgnisError):
-                self._magazines.wake(self.queue.main.name)
+            self._wake()
 
     def resume(self, by: str = PROCESS) -> None:
         """Claims again after `pause`, unless somebody else paused it too. Idempotent."""
@@ -263,9 +280,7 @@ class Consumer:
         self._returned.append((chunk, start, start + count))
         self._room.set()
         if self._waiting_for_load and not self._stopping.is_set():
-            # The fetcher sleeps until something is loaded; others may be free for this now.
-            with contextlib.suppress(IgnisError):
-                self._magazines.wake(self.queue.main.name)
+            self._wake()  # who claims sleeps until something is loaded; others may be free for this now
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         with self._lock:
@@ -287,46 +302,94 @@ class Consumer:
                 del self._chunks[chunk.first_id >> INDEX_BITS]
                 self._bytes -= chunk.nbytes
 
-    # -- the fetcher
+    # -- claiming: one thread at a time
 
     def _fetch_loop(self) -> None:
-        if self._stopping.wait(self.settings.initial_delay_s):
+        set_spin(self.settings.spin_us)
+        try:
+            while not self._stopping.is_set():
+                self._claim(_PASS_S)
+        finally:
+            self._end_claiming()
+
+    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> None:
+        """See `ignis.workers.leading.Feeder`."""
+        until = time.monotonic() + wait_s
+        self._leader, self._leader_tray = worker, tray
+        set_spin(self.settings.spin_us)
+        try:
+            while not (tray or worker.going or self._stopping.is_set()) and (left := until - time.monotonic()) > 0:
+                self._claim(left)
+        except BaseException as exc:
+            self._ended_by(exc)
+        finally:
+            self._leader = self._leader_tray = None
+            self._end_claiming()
+
+    def _end_claiming(self) -> None:
+        if self._idled:
+            self._rest()
+        with self._lock:
+            self._parked = True
+
+    def _claim(self, wait_s: float) -> None:
+        """One claim, handed out; or one wait, of at most that long, until one may be made."""
+        if (early_s := self._claims_from_s - time.monotonic()) > 0:
+            self._stopping.wait(min(early_s, wait_s))
             return
-        name = self.queue.main.name
-        while not self._stopping.is_set():
-            self._room.clear()
+        self._room.clear()
+        if self._returned:
             self._hand_out_again()
-            with self._lock:
-                self._parked = bool(self._pauses)
-            want = 0 if self._parked else self._wanted()
-            if want <= 0:
-                self._rest()
-                self._room.wait(0.5)
-                continue
-            room = max(1, self.settings.max_in_flight_bytes - self._bytes)
-            try:
-                seen = self._magazines.wait(name, -1, 0)
-                result = self._magazines.fire(name, min(want, self.settings.max_claim), self._owner, max_bytes=room)
-            except IgnisError as exc:
-                self._rest_after(exc)
-                continue
-            if result.expired:
-                self.counts["expired"] += result.expired
-            if result.claims:
-                self.counts["claims"] += 1
-                self._dispatch(result.claims)
-            if not result.more:
-                self._waiting_for_load = True
-                try:
-                    if not self._returned:
-                        self._magazines.idle(name, seen, self.settings.idle_poll_s)
-                except IgnisError as exc:
-                    self._rest_after(exc)
-                self._waiting_for_load = False
-        self._rest()
+            if self._leader_tray:
+                return
+        with self._lock:
+            self._parked = bool(self._pauses)
+        want = 0 if self._parked else self._wanted()
+        if want <= 0:
+            self._rest()
+            self._room.wait(min(wait_s, _PASS_S))
+        elif self._empty_at is not None:
+            self._await_load(self._empty_at, min(wait_s, self.settings.idle_poll_s))
+        else:
+            self._fire(want)
+
+    def _fire(self, want: int) -> None:
+        name = self.queue.main.name
+        room = max(1, self.settings.max_in_flight_bytes - self._bytes)
+        try:
+            seen = self._magazines.wait(name, -1, 0)
+            result = self._magazines.fire(name, min(want, self.settings.max_claim), self._owner, max_bytes=room)
+        except IgnisError as exc:
+            self._rest_after(exc)
+            return
+        self._idled = False
+        if result.expired:
+            self.counts["expired"] += result.expired
+        if result.claims:
+            self.counts["claims"] += 1
+            self._dispatch(result.claims)
+        if not result.more:
+            self._empty_at = seen
+
+    def _await_load(self, seen: int, wait_s: float) -> None:
+        self._empty_at = None
+        self._waiting_for_load = self._idled = True
+        try:
+            if not self._returned:
+                self._magazines.idle(self.queue.main.name, seen, wait_s)
+        except IgnisError as exc:
+            self._rest_after(exc)
+        finally:
+            self._waiting_for_load = False
+
+    def _wake(self) -> None:
+        """Who waits for a load looks round."""
+        with contextlib.suppress(IgnisError):
+            self._magazines.wake(self.queue.main.name)
 
     def _rest(self) -> None:
         """No claim follows for now."""
+        self._idled = False
         with contextlib.suppress(IgnisError):
             self._magazines.rest(self.queue.main.name)
 
@@ -421,7 +484,7 @@ class Consumer:
     def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
         """False when no worker takes it now."""
         try:
-            return any(worker.submit(chunk, start, stop) for worker in sorted(self._pool.workers, key=_outstanding))
+            return any(worker.submit(chunk, start, stop) for worker in sorted(self._pool.workers, key=self._load))
         except MessageTooLargeError as exc:
             # Stored under a larger limit than this consumer has; such a record is alone in its chunk.
             for index in range(start, stop):
@@ -445,6 +508,10 @@ class Consumer:
             if not self._offer(chunk, start, cut):
                 self._returned.appendleft((chunk, start, cut))
                 return  # nobody has room: the others would be refused as well
+
+    def _load(self, worker: Worker) -> tuple[int, bool]:
+        """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken."""
+        return worker.outstanding, worker is not self._leader
 
     # -- the acknowledger
 
@@ -476,7 +543,8 @@ class Consumer:
 
     def _check_loop(self) -> None:
         ready = 0
-        while not self._acker.finishing.wait(_CHECK_S):
+        often = self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
+        while not self._acker.finishing.wait(_CHECK_S if often else _IDLE_CHECK_S):
             if self._pool_lock.acquire(blocking=False):
                 try:
                     self._pool.check(time.monotonic())
@@ -490,23 +558,21 @@ class Consumer:
         """A thread that fails must be seen: the consumer is marked failed, and says so in `stats` and the log."""
         try:
             target()
-        except (ClosedError, WaitTimeoutError) as exc:
-            if not self._stopping.is_set():
-                self._fail(exc)
         except BaseException as exc:
+            self._ended_by(exc)
+
+    def _ended_by(self, exc: BaseException) -> None:
+        if not (isinstance(exc, (ClosedError, WaitTimeoutError)) and self._stopping.is_set()):
             self._fail(exc)
 
     def _fail(self, exc: BaseException) -> None:
         self.failed = exc
         self._stopping.set()
         self._room.set()
+        self.leading.end(0)
         log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
         if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
             self.queue.app.consumer_failed(self, exc)
-
-
-def _outstanding(worker: Worker) -> int:
-    return worker.outstanding
 
 
 def _claimed(returned: tuple[Chunk, int, int]) -> int:

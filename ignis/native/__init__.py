@@ -34,7 +34,7 @@ from ignis.native.record import (
 )
 from ignis.native.ring import Ring
 from ignis.native.slab import BufferRef, Slab
-from ignis.native.wait import EventBoard, ProcessMutex, process_alive, process_start_time
+from ignis.native.wait import EventBoard, ProcessMutex, process_alive, process_start_time, set_spin
 
 __all__ = [
     "ANY_SHARD",
@@ -74,6 +74,7 @@ __all__ = [
     "record_columns",
     "segment_columns",
     "segment_info",
+    "set_spin",
     "shard_for_key",
     "sum_classes",
     "unpack_segment",

@@ -16,9 +16,24 @@ include "_time.pxi"
 include "_path.pxi"
 include "_whole.pxi"
 
+cdef extern from *:
+    """
+    static _Thread_local uint64_t ignis_thread_spin_ns;
+    """
+    uint64_t ignis_thread_spin_ns
+
 cdef enum:
     SPIN_NS = 20000
     SLICE_NS = 100000000
+    LONG_SLICE_NS = 500000000  # of threads that no signal is handled in
+    MOST_SPIN_US = 100000
+
+
+def set_spin(spin_us: int) -> None:
+    """How long an `EventBoard.wait` of this thread looks before it sleeps, in microseconds, 0 to 100,000; at least the 20 that
+    it always does. The interpreter lock is not held meanwhile, but a core is busy."""
+    global ignis_thread_spin_ns
+    ignis_thread_spin_ns = <uint64_t>whole(spin_us, "spin_us", 0, MOST_SPIN_US) * 1000
 
 
 def process_start_time(pid: int) -> int:
@@ -96,8 +111,10 @@ cdef class EventBoard:
     def wait(self, index: int, seen: int, timeout) -> int:
         """Waits until the sequence number is not ``seen``, or the timeout (seconds) runs out; returns the current one.
 
-        A ``seen`` that the event never had (-1) returns at once. The GIL is released; signals are handled every 100 ms.
+        A ``seen`` that the event never had (-1) returns at once. The GIL is released; signals are handled every 100 ms. How long
+        it looks before it sleeps: `set_spin`.
         """
+        cdef uint64_t spin = max(<uint64_t>SPIN_NS, ignis_thread_spin_ns), step = SLICE_NS
         cdef uint64_t left = timeout_ns(timeout), began, spin_until, until, now, c_seen
         cdef int over = 0, rc, k
         cdef object number = _as_index(seen)
@@ -115,18 +132,20 @@ cdef class EventBoard:
         self._waiting += 1
         try:
             with nogil:
-                spin_until = began + (SPIN_NS if left > SPIN_NS else left)
+                spin_until = began + (spin if left > spin else left)
                 while now == c_seen and ign_now_ns() < spin_until:
                     for k in range(32):
                         ign_cpu_relax()
                     now = ign_board_sequence(&self._board, i)
+            if now == c_seen and threading.get_ident() != threading.main_thread().ident:
+                step = LONG_SLICE_NS
             while now == c_seen:
                 began = ign_now_ns()
                 if began >= until:
                     break
                 left = until - began
                 with nogil:
-                    rc = ign_event_wait_sequence(event, c_seen, left if left < SLICE_NS else SLICE_NS, &now)
+                    rc = ign_event_wait_sequence(event, c_seen, left if left < step else step, &now)
                 PyErr_CheckSignals()
                 if now == c_seen:
                     self._check()  # closed, or the file was cut

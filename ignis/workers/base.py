@@ -22,7 +22,7 @@ from ignis.handler import Failure
 from ignis.native import Channel, decode_frames, encode_frames
 from ignis.outcome import by_worker
 
-__all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Pool", "Sink", "Worker", "inbox_classes"]
+__all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
 
 INDEX_BITS = 16
 INDEX_MASK = (1 << INDEX_BITS) - 1
@@ -38,6 +38,9 @@ COMMAND_START_FAILED = 6
 COMMAND_SAID = 7
 
 _FRAME_OVERHEAD = 64
+
+Part = tuple[int, Sequence[bytes]]
+"""(first request id, records): messages with consecutive ids, of one chunk."""
 _HOST = socket.gethostname()[:40]
 
 
@@ -68,6 +71,11 @@ class Chunk:
         self.left = len(records)
         self._places = places
         self._starts = [0, *itertools.accumulate(len(pointers) for _, pointers in places)]
+
+    def part(self, start: int, stop: int) -> Part:
+        """The messages ``start`` to ``stop`` as they are."""
+        whole = start == 0 and stop == len(self.records)
+        return self.first_id + start, self.records if whole else self.records[start:stop]
 
     def frames(self, start: int, stop: int) -> bytes:
         """The messages ``start`` to ``stop`` as frames."""
@@ -137,16 +145,18 @@ class Worker(abc.ABC):
         """Host, process id and name: who ran a call, in the message's history."""
         return f"{_HOST}:{os.getpid()}/{self.name}"
 
+    @property
+    def going(self) -> bool:
+        """Whether it is to end."""
+        return False
+
     @abc.abstractmethod
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends part of a chunk; False when the inbox has no room now or the worker is going away."""
 
     def _send(self, inbox: Channel, chunk: Chunk, start: int, stop: int) -> bool:
         """Sends to the inbox without waiting; False when it has no room or is closed. Raises MessageTooLargeError."""
-        # Owed before it is sent: the worker may report it before try_send returns.
-        count = stop - start
-        self._owed.append([chunk.first_id + start, chunk.first_id + stop])
-        self.submitted += count
+        self._owe(chunk, start, stop)
         sent = False
         try:
             sent = inbox.try_send(chunk.frames(start, stop))
@@ -155,8 +165,13 @@ class Worker(abc.ABC):
         finally:
             if not sent:
                 self._owed.pop()
-                self.submitted -= count
+                self.submitted -= stop - start
         return sent
+
+    def _owe(self, chunk: Chunk, start: int, stop: int) -> None:
+        """Before it is handed over: the worker may report it before that returns."""
+        self._owed.append([chunk.first_id + start, chunk.first_id + stop])
+        self.submitted += stop - start
 
     def running(self) -> tuple[int, int, float | None] | None:
         """(first request id, messages, seconds so far if known) of the call in progress; None when there is none, or more
@@ -258,6 +273,11 @@ def inbox_classes(max_message_bytes: int) -> tuple[tuple[int, int], ...]:
     """Size classes of a worker's inbox: (bytes, slots). Small, because a worker holds little at a time."""
     largest = max(CHUNK_BYTES, max_message_bytes) + (192 << 10)
     return ((4 << 10, 64), (32 << 10, 16), (CHUNK_BYTES + _FRAME_OVERHEAD * 1024, 8), (largest, 3))
+
+
+def largest_part(max_message_bytes: int) -> int:
+    """The most bytes that are handed to a worker at a time, whatever its kind."""
+    return inbox_classes(max_message_bytes)[-1][0] - _FRAME_OVERHEAD
 
 
 INBOX_CAPACITY = 256

@@ -34,7 +34,7 @@ from ignis.workers.base import (
     COMMAND_START_FAILED,
     COMMAND_STARTED,
 )
-from ignis.workers.loop import WorkLoop
+from ignis.workers.loop import FramesInbox, WorkLoop
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -164,7 +164,7 @@ def entry(spec: ChildSpec) -> None:
     loop = WorkLoop(
         runner,
         handler,
-        inbox,
+        FramesInbox(inbox),
         sink,
         should_return=lambda: inbox.get_note(NOTE_RETURN) == 1,
         should_stop=lambda: inbox.get_note(NOTE_STOP) == 1,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ignis.handler import HandlerSpec, Runner
 from ignis.workers.base import Pool, Sink
 from ignis.workers.coroutine import CoroutinePool
+from ignis.workers.leading import Feeder
 from ignis.workers.process import ProcessPool
 from ignis.workers.thread import ThreadPool
 
@@ -22,6 +23,7 @@ def make_pool(
     max_record_bytes: int,
     give_back_s: float,
     start_timeout_s: float = 60.0,
+    feeder: Feeder | None = None,
 ) -> Pool:
     """The pool that ``spec.pool`` names, without workers yet.
 
@@ -30,6 +32,7 @@ def make_pool(
         max_record_bytes: the largest record that may come.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a worker process may take until it is ready.
+        feeder: by whom threads claim; None = they are fed, as coroutines and processes always are.
     """
     if spec.pool == "async":
         return CoroutinePool(spec, sink, make_runner, max_record_bytes=max_record_bytes)
@@ -42,4 +45,6 @@ def make_pool(
             give_back_s=give_back_s,
             start_timeout_s=start_timeout_s,
         )
-    return ThreadPool(spec, sink, make_runner, max_record_bytes=max_record_bytes, give_back_s=give_back_s)
+    return ThreadPool(
+        spec, sink, make_runner, max_record_bytes=max_record_bytes, give_back_s=give_back_s, feeder=feeder
+    )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.handler import Failure, HandlerSpec, Outcome, Runner
 from ignis.native import Channel
 from ignis.outcome import timed
-from ignis.workers.base import INBOX_CAPACITY, Sink, frames_of
+from ignis.workers.base import INBOX_CAPACITY, Part, Sink, frames_of
 
-__all__ = ["WorkLoop"]
+__all__ = ["FramesInbox", "Inbox", "WorkLoop"]
 
 _REPORT_S = 0.05
 """A run of done messages is reported at least this often, however long the chunk."""
@@ -19,9 +20,35 @@ _REPORT_S = 0.05
 _LOOK_S = 0.001
 """Between two messages it is looked this often whether the rest is to be given back, however quick the handler."""
 
-_POLL_S = 0.2
+_PARTS = 64
+"""Most parts that a batch handler's worker looks at before it calls the handler."""
 
-Frame = tuple[int, int, bytes]
+
+class Inbox(Protocol):
+    """Where a worker's messages come from."""
+
+    poll_s: float
+    """The longest wait that may pass between two looks at whether to stop."""
+
+    def take(self, most: int, wait_s: float) -> list[Part]:
+        """The oldest parts, at most so many; none when there was nothing within the time, or somebody wants to be looked at
+        sooner. Raises ClosedError, PeerDiedError when no more will come."""
+
+
+class FramesInbox:
+    """The receiving side of a channel, in a process of its own."""
+
+    poll_s = 0.2
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def take(self, most: int, wait_s: float) -> list[Part]:
+        parts: list[Part] = []
+        for message in self._channel.recv_many(most, wait_s):
+            frames = frames_of(message)
+            parts.append((frames[0][1], [record for _, _, record in frames]))
+        return parts
 
 
 class WorkLoop:
@@ -42,7 +69,7 @@ class WorkLoop:
         self,
         runner: Runner,
         spec: HandlerSpec,
-        inbox: Channel,
+        inbox: Inbox,
         sink: Sink,
         *,
         should_return: Callable[[], bool],
@@ -81,22 +108,22 @@ class WorkLoop:
             return
 
     def _take_chunk(self) -> bool:
-        messages = self._inbox.recv_many(1, _POLL_S)
-        if not messages:
-            return not self._should_stop()
-        frames = frames_of(messages[0])
-        return self._run_chunk(frames)
+        stop = self._should_stop()
+        parts = self._inbox.take(1, 0 if stop else self._inbox.poll_s)
+        if not parts:
+            return not stop
+        return self._run_chunk(*parts[0])
 
-    def _run_chunk(self, frames: list[Frame]) -> bool:
+    def _run_chunk(self, first: int, records: Sequence[bytes]) -> bool:
         """False when the worker was given up."""
         run, sink, on_start = self._runner.run, self._sink, self._on_start
         clock = time.monotonic
         began = reported = clock()
         look_at = 0.0
-        end = frames[-1][1] + 1
-        run_start = current = frames[0][1]
+        end = first + len(records)
+        run_start = current = first
         now = began
-        for _, request_id, record in frames:
+        for request_id, record in enumerate(records, first):
             current = request_id
             if now >= look_at:
                 if self._should_return():
@@ -129,7 +156,6 @@ class WorkLoop:
         if on_start is not None and not on_start(0, 0):
             return False
         self._report(run_start, current)
-        first = frames[0][1]
         if current > first:
             sink.on_timing(current - first, clock() - began)
         if current < end:
@@ -139,9 +165,8 @@ class WorkLoop:
 
     def _return_inbox(self) -> None:
         """Gives back what lies in the inbox as well: it was claimed after what was just given back."""
-        for message in self._inbox.recv_many(INBOX_CAPACITY, 0):
-            frames = frames_of(message)
-            self._sink.on_returned(frames[0][1], len(frames))
+        for first, records in self._inbox.take(INBOX_CAPACITY, 0):
+            self._sink.on_returned(first, len(records))
 
     def _report(self, start: int, stop: int) -> None:
         if stop > start:
@@ -155,16 +180,19 @@ class WorkLoop:
 
     def _run_batches(self, size: int) -> None:
         clock = time.monotonic
-        held: list[Frame] = []
+        held: list[tuple[int, bytes]] = []
         since = 0.0
+        poll_s = self._inbox.poll_s
         while True:
-            wait_s = _POLL_S if not held else min(_POLL_S, max(0.0, since + self._batch_wait_s - clock()))
-            for message in self._inbox.recv_many(64, wait_s):
+            wait_s = poll_s if not held else min(poll_s, max(0.0, since + self._batch_wait_s - clock()))
+            if self._should_stop() or (held and self.returning):
+                wait_s = 0
+            for first, records in self._inbox.take(_PARTS, wait_s):
                 if not held:
                     since = clock()
-                held += frames_of(message)
+                held += enumerate(records, first)
             if self.returning or self._should_return() or (self._should_stop() and not held):
-                for _, request_id, _record in held:
+                for request_id, _ in held:
                     self._sink.on_returned(request_id, 1)
                 held = []
                 if self._should_stop():
@@ -175,16 +203,16 @@ class WorkLoop:
                 if not self._run_batch(batch):
                     return
 
-    def _run_batch(self, batch: list[Frame]) -> bool:
+    def _run_batch(self, batch: list[tuple[int, bytes]]) -> bool:
         began = time.monotonic()
-        if self._on_start is not None and not self._on_start(batch[0][1], len(batch)):
+        if self._on_start is not None and not self._on_start(batch[0][0], len(batch)):
             return False
-        self._at_batch = (batch[0][1], len(batch))
-        outcomes = self._runner.run_batch([record for _, _, record in batch])
+        self._at_batch = (batch[0][0], len(batch))
+        outcomes = self._runner.run_batch([record for _, record in batch])
         if self._on_start is not None and not self._on_start(0, 0):
             return False
         start = previous = -1
-        for (_, request_id, _), outcome in zip(batch, outcomes, strict=True):
+        for (request_id, _), outcome in zip(batch, outcomes, strict=True):
             if outcome is None and request_id == previous + 1 and start >= 0:
                 previous = request_id
                 continue

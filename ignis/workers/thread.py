@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from ignis.errors import MessageTooLargeError
 from ignis.handler import Failure, HandlerSpec, Runner
 from ignis.message import REASON_CRASH
 from ignis.outcome import overrun_failure
-from ignis.workers.base import Chunk, Pool, Sink, Worker, make_inbox
+from ignis.workers.base import Chunk, Pool, Sink, Worker, largest_part
+from ignis.workers.leading import Feeder, Tray
 from ignis.workers.loop import WorkLoop
 
 __all__ = ["ThreadPool"]
@@ -60,29 +62,30 @@ class _ThreadWorker(Worker):
         self.given_up = False
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
-        self.inbox = make_inbox(pool.max_record_bytes)
+        self._tray = Tray(self, pool.feeder)
+        self._largest = largest_part(pool.max_record_bytes)
         spec = pool.spec
         self._loop = WorkLoop(
             pool.make_runner(),
             spec,
-            self.inbox,
+            self._tray,
             _Reports(self),
             should_return=lambda: False,
             should_stop=lambda: self.stopping,
             on_start=self._on_start if spec.timeout_s is not None else None,
             give_back_s=pool.give_back_s,
         )
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)  # the pool starts it
 
     @property
-    def returning(self) -> bool:
-        """Whether what it has not started is to be given back."""
-        return self._loop.returning
+    def going(self) -> bool:
+        return self.stopping or self.given_up
 
-    @returning.setter
-    def returning(self, value: bool) -> None:
-        self._loop.returning = value
+    def give_back(self, *, stop: bool = False) -> None:
+        """What it has not started is to be given back; with ``stop`` the thread ends after that."""
+        self.stopping = self.stopping or stop
+        self._loop.returning = True
+        self._tray.ring()
 
     def _run(self) -> None:
         try:
@@ -92,13 +95,18 @@ class _ThreadWorker(Worker):
         except Exception:
             log.exception("worker thread %s ended", threading.current_thread().name)
         finally:
-            self.inbox.close()
+            self._tray.end()
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        part = chunk.part(start, stop)
+        if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
+            raise MessageTooLargeError(nbytes, self._largest)
         with self._lock:
-            if self.returning or self.stopping or self.given_up:
+            if self.going or self._loop.returning:
                 return False
-            return self._send(self.inbox, chunk, start, stop)
+            self._owe(chunk, start, stop)
+            self._tray.put(part)
+            return True
 
     def running(self) -> tuple[int, int, float | None] | None:
         first_id, count = self._loop.at
@@ -151,7 +159,9 @@ class ThreadPool(Pool):
         *,
         max_record_bytes: int,
         give_back_s: float,
+        feeder: Feeder | None = None,
     ) -> None:
+        self.feeder = feeder
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
@@ -174,16 +184,22 @@ class ThreadPool(Pool):
     def resize(self, count: int) -> None:
         self._target = count
         workers = list(self._workers)
-        while len(workers) < count:
-            workers.append(self._make())
+        fresh = [self._make() for _ in range(count - len(workers))]
+        workers += fresh
         for worker in workers[count:]:
-            worker.returning = worker.stopping = True
+            worker.give_back(stop=True)
             self._leaving.append(worker)
         self._workers = workers[:count]
+        self._start(fresh)
 
     def _make(self) -> _ThreadWorker:
         self._made += 1
         return _ThreadWorker(self, f"ignis-{self.spec.queue}-{self._made}")
+
+    def _start(self, fresh: Sequence[_ThreadWorker]) -> None:
+        """Once they are among `workers`: a thread may claim at once, and what for is decided by who is there."""
+        for worker in fresh:
+            worker.thread.start()
 
     def check(self, now_s: float) -> None:
         self._lost = [worker for worker in self._lost if worker.thread.is_alive()]
@@ -197,9 +213,12 @@ class ThreadPool(Pool):
         self._leaving = [worker for worker in self._leaving if not worker.given_up]
         workers = [worker for worker in self._workers if not worker.given_up]
         # Threads that hang for ever must not multiply without bound.
+        fresh = []
         while len(workers) < self._target and len(self._lost) <= self.spec.max_consumers:
-            workers.append(self._make())
+            fresh.append(self._make())
+            workers.append(fresh[-1])
         self._workers = workers
+        self._start(fresh)
 
     def _check_time(self, worker: _ThreadWorker, now_s: float, timeout_s: float) -> None:
         overrun = worker.give_up_overdue(now_s, timeout_s)
@@ -215,7 +234,7 @@ class ThreadPool(Pool):
         self._target = 0
         everyone = [*self._workers, *self._leaving]
         for worker in everyone:
-            worker.returning = True
+            worker.give_back()
         deadline = time.monotonic() + timeout
         while any(worker.outstanding for worker in everyone):
             if time.monotonic() >= deadline:
@@ -233,7 +252,7 @@ class ThreadPool(Pool):
         deadline = time.monotonic() + timeout
         everyone = [worker for worker in [*self._workers, *self._leaving] if not worker.given_up]
         for worker in everyone:
-            worker.returning = worker.stopping = True
+            worker.give_back(stop=True)
         for worker in everyone:
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():

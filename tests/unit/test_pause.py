@@ -24,7 +24,7 @@ def test_paused_it_claims_nothing_and_resumed_it_does(app: ignis.Ignis) -> None:
     eventually(lambda: app.quiet)
     queue.publish_many([2, 3])
     assert queue.consumer is not None
-    # Two looks of the fetcher later it still has nothing.
+    # Two looks later it still has nothing.
     assert not [one for one in range(20) if not app.quiet or queue.consumer.in_flight]
     assert (queue.main.pending(), seen) == (2, [1])
     assert queue.consumer.stats()["paused"] is True

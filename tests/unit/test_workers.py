@@ -20,7 +20,7 @@ from ignis.workers.base import COMMAND_HANDLE, INDEX_BITS, make_inbox
 from ignis.workers.child import _ChildSink
 from ignis.workers.coroutine import CoroutinePool, _LoopWorker
 from ignis.workers.factory import make_pool
-from ignis.workers.loop import WorkLoop
+from ignis.workers.loop import FramesInbox, WorkLoop
 from tests.support import WAIT_S, Gate, eventually
 
 MAX_RECORD_BYTES = 64 << 10
@@ -203,7 +203,7 @@ def loop_over(
     loop = WorkLoop(
         Runner(spec, BodyCodec(None), {}),
         spec,
-        inbox,
+        FramesInbox(inbox),
         reports,
         should_return=returning or (lambda: False),
         should_stop=lambda: True,

@@ -1,0 +1,155 @@
+"""Who of a consumer's threads waits for messages, and where each finds what it was given.
+
+One thread is the *leader*: it waits on the store and claims, for itself and for those that are free. When it has got
+something itself it calls another to lead, and handles what it claimed: no thread stands between claim and handler.
+The others, the *followers*, sleep until they are given something or called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+from ignis.workers.base import Part, Worker
+
+__all__ = ["Feeder", "Leading", "Tray"]
+
+
+class Feeder(Protocol):
+    """Who claims: the consumer."""
+
+    leading: Leading
+
+    def lead(self, worker: Worker, tray: Tray, wait_s: float) -> None:
+        """Claims in the calling thread, the leader's, until its tray has something, it is going, or the time is up."""
+
+
+class Tray:
+    """What one thread was given and has not begun. Others `put` and `ring`, the thread itself takes.
+
+    Args:
+        worker: whose it is.
+        feeder: lets the thread lead while it has nothing; None = others feed it.
+    """
+
+    poll_s = 60.0
+
+    def __init__(self, worker: Worker, feeder: Feeder | None) -> None:
+        self._worker = worker
+        self._feeder = feeder
+        self._parts: deque[Part] = deque()
+        self._leads = False
+        self._bell = threading.Lock()  # free = somebody rang
+        self._bell.acquire()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self._parts)
+
+    def put(self, part: Part) -> None:
+        self._parts.append(part)
+        if not self._leads:  # the leader feeds itself
+            self.ring()
+
+    def ring(self) -> None:
+        """Ends the thread's `take`, or its next one. From any thread. One that leads waits on the store: wake it there."""
+        with contextlib.suppress(RuntimeError):  # it rang already
+            self._bell.release()
+
+    def end(self) -> None:
+        """The thread itself ends. Should it have been called to lead, another is."""
+        if self._feeder is not None:
+            self._feeder.leading.pass_on()
+
+    def take(self, most: int, wait_s: float) -> list[Part]:
+        """See `ignis.workers.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
+        if not self._parts and wait_s > 0:
+            if self._feeder is None:
+                self._bell.acquire(timeout=wait_s)
+            else:
+                self._lead_or_follow(self._feeder, time.monotonic() + wait_s)
+        parts: list[Part] = []
+        while self._parts and len(parts) < most:
+            parts.append(self._parts.popleft())
+        return parts
+
+    def _lead_or_follow(self, feeder: Feeder, until_s: float) -> None:
+        """Once: whoever rings may have several reasons, and what the thread was told is its caller's to look at."""
+        leading = feeder.leading
+        if leading.follow(self):
+            if not self._parts:
+                self._bell.acquire(timeout=max(0.0, until_s - time.monotonic()))
+            if not leading.leave(self):
+                return
+            if self._parts or time.monotonic() >= until_s or not leading.take(self):
+                leading.pass_on()  # it was called, and has something else to do by now
+                return
+        self._leads = True
+        try:
+            feeder.lead(self._worker, self, until_s - time.monotonic())
+        finally:
+            self._leads = False
+            leading.resign()
+
+
+class Leading:
+    """Which of a consumer's threads leads, and which would. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._leader: Tray | None = None
+        self._followers: list[Tray] = []
+        self._ended = False
+
+    def take(self, tray: Tray) -> bool:
+        """Whether that thread leads from now on."""
+        with self._lock:
+            if self._leader is not None or self._ended:
+                return False
+            self._leader = tray
+            return True
+
+    def follow(self, tray: Tray) -> bool:
+        """Whether that thread is a follower from now on, until it leaves. If not it leads: nobody else does."""
+        with self._lock:
+            if self._leader is not None or self._ended:
+                self._followers.append(tray)
+                return True
+            self._leader = tray
+            return False
+
+    def leave(self, tray: Tray) -> bool:
+        """The follower woke up. Whether it was called to lead: then it leads, or passes it on."""
+        with self._lock:
+            if tray not in self._followers:
+                return True
+            self._followers.remove(tray)
+            return False
+
+    def resign(self) -> None:
+        """The leader has something else to do: another is called."""
+        with self._lock:
+            self._leader = None
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Calls the follower that has slept least, if nobody leads."""
+        with self._lock:
+            if self._leader is not None or self._ended or not self._followers:
+                return
+            heir = self._followers.pop()
+        heir.ring()
+
+    def end(self, timeout: float) -> bool:
+        """Lets nobody lead any more; whether nobody does, after that many seconds at most."""
+        with self._lock:
+            self._ended = True
+        deadline = time.monotonic() + timeout
+        while self._leader is not None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.001)
+        return True

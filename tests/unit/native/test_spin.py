@@ -1,0 +1,64 @@
+"""How long a thread looks before it sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from ignis.config import ConsumerSettings
+from ignis.errors import ConfigError
+from ignis.native import EventBoard, set_spin
+
+
+def busy_share(spin_us: int | None, timeout_s: float) -> float:
+    """Processor time of one wait in a thread of its own, by the time that it may wait."""
+    found: list[float] = []
+
+    def wait() -> None:
+        if spin_us is not None:
+            set_spin(spin_us)
+        with EventBoard(None, 1) as board:
+            began = time.thread_time()
+            board.wait(0, board.sequence(0), timeout_s)
+            found.append((time.thread_time() - began) / timeout_s)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(30)
+    return found[0]
+
+
+def test_a_thread_that_spins_is_busy_and_another_is_not() -> None:
+    assert min(busy_share(0, 0.05) for _ in range(3)) < 0.1
+    # On a machine with other work it gets less than it would take.
+    assert max(busy_share(100_000, 0.05) for _ in range(20)) > 0.3
+
+
+def test_it_is_bounded() -> None:
+    """However long the wait: a core is not taken for good by one call."""
+    assert busy_share(20_000, 0.5) < 0.2
+
+
+@pytest.mark.parametrize("spin_us", [-1, 100_001, 1 << 70])
+def test_what_is_refused(spin_us: int) -> None:
+    with pytest.raises(ValueError, match="spin_us"):
+        set_spin(spin_us)
+    with pytest.raises(ConfigError, match=r"consumer\.spin_us"):
+        ConsumerSettings(spin_us=spin_us)
+
+
+@pytest.mark.parametrize("spin_us", ["1", 1.5, None])
+def test_what_is_no_number(spin_us: Any) -> None:
+    with pytest.raises(TypeError):
+        set_spin(spin_us)
+
+
+def test_it_is_the_threads_own() -> None:
+    set_spin(100_000)
+    try:
+        assert min(busy_share(None, 0.05) for _ in range(3)) < 0.1
+    finally:
+        set_spin(0)
