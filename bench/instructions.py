@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import functools
+import gc
 import json
 import os
 import platform
@@ -68,6 +69,7 @@ class _Steps:
         self._queue.open()
         self._typed = self._app.queue("typed", dict, shards=1, durability="none")
         self._typed.open()
+        self._publisher = self._queue.publisher()
         self._magazines = self._app.store.magazines
         self._magazines.declare("m", 1, "none")
         for _ in range(_CALLS + _WARM_CALLS):
@@ -75,6 +77,7 @@ class _Steps:
         self._claimed: list[int] = []
 
     def close(self) -> None:
+        self._publisher.close()
         self._app.close()
 
     def publish(self, calls: int) -> None:
@@ -84,6 +87,10 @@ class _Steps:
     def publish_typed(self, calls: int) -> None:
         for _ in range(calls):
             self._typed.publish(_MESSAGE)
+
+    def send(self, calls: int) -> None:
+        for _ in range(calls):
+            self._publisher.send(_BODY, key="a key")
 
     def claim(self, calls: int) -> None:
         for _ in range(calls):
@@ -96,9 +103,10 @@ class _Steps:
 
 def _work(directory: str) -> None:
     library = ctypes.CDLL(_build(directory))
+    gc.disable()  # when it runs depends on what was allocated before, by whomever
     for store, url in (("memory", "memory://"), ("embedded", f"embedded://{directory}/store")):
         steps = _Steps(url)
-        for step in (steps.publish, steps.publish_typed, steps.claim, steps.delete):
+        for step in (steps.publish, steps.publish_typed, steps.send, steps.claim, steps.delete):
             step(_WARM_CALLS)
             _counted(library, functools.partial(step, _CALLS))
             print(store, step.__name__, flush=True)

@@ -118,6 +118,7 @@ class BodyCodec(Generic[M]):
             self.flags = CODEC_RAW
             self.encode = _encode_text if type is str else _encode_bytes
             self.decode = _decode_text if type is str else _decode_bytes
+            self.encode_checked = self.encode  # type: ignore[method-assign] # says itself what is wrong
             if type is not str:
                 self.decode_checked = _decode_bytes  # type: ignore[method-assign] # any bytes will do
             return
@@ -396,13 +397,19 @@ def _encode_bytes(message: Any) -> bytes:
     if isinstance(message, bytes):
         return message
     if isinstance(message, (bytearray, memoryview)):
-        return bytes(message)
+        try:
+            return bytes(message)
+        except Exception as exc:  # a view of what is gone
+            raise InvalidMessageError(f"cannot encode {_a(message)} as raw: {exc}") from exc
     raise InvalidMessageError(f"{_a(message)} was published to a queue of bytes")
 
 
 def _encode_text(message: Any) -> bytes:
     if isinstance(message, str):
-        return message.encode("utf-8")
+        try:
+            return message.encode("utf-8")
+        except Exception as exc:  # half of a surrogate pair; or whatever a subclass raises
+            raise InvalidMessageError(f"cannot encode {_a(message)} as raw: {exc}") from exc
     raise InvalidMessageError(f"{_a(message)} was published to a queue of str")
 
 

@@ -134,7 +134,8 @@ class Publisher(Generic[M]):
     ) -> Receipt:
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._shards) if raw_key else ANY_SHARD
-        return self._put(self._encode(message), shard, self._flags, raw_key, self._meta(headers), timeout)
+        meta = b"" if headers is None else self._meta(headers)
+        return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
     def _meta(self, headers: dict[str, Any] | None) -> bytes:
         return encode_meta(headers, self._magazine.max_headers_bytes)
