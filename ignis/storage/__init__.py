@@ -38,7 +38,8 @@ def open_store(
             ``?name=value``); ``memory://`` (a private one) or ``memory://name`` (one that the process shares by that name, as
             long as the process lives); ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..``
             may stand as well and counts when the arguments are left at their defaults; ``relay:///dev/shm/ignis``, which
-            only takes messages in (docs/relay.md); or ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
+            only takes messages in (docs/relay.md); ``engine:///path``, a preview (docs/engine-store.md); or
+            ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
         client_id: the application. Together with ``farm_id`` it scopes every name in the store, so that several
             applications may share one.
         farm_id: the deployment.

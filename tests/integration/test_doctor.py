@@ -266,3 +266,13 @@ def test_a_mode_in_which_others_could_write(directory: Path, capsys: pytest.Capt
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
     assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_store_over_lmdb_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its files are strangers to the doctor, who must not lay hands on them."""
+    open_store(f"embedded://{tmp_path}/store").close()
+    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["doctor", f"{tmp_path}/store", "--repair"]) != 0
+    assert "over LMDB" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before

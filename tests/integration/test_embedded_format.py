@@ -27,7 +27,7 @@ def test_a_store_over_lmdb_is_refused_and_not_touched(tmp_path: Path) -> None:
     (path / "boot").write_text("a-boot")
     (path / "sync" / "data.mdb").write_bytes(bytes(8192))
     before = contents(path)
-    with pytest.raises(StoreFormatError, match=r"earlier version.*publish what it holds again"):
+    with pytest.raises(StoreFormatError, match=r"over LMDB: open it as embedded://"):
         open_store(f"engine://{path}")
     assert contents(path) == before
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from ignis.errors import IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
 from ignis.storage.checks import DURABILITIES
-from ignis.storage.engine.format import FORMAT_FILE, check_format
+from ignis.storage.engine.format import FORMAT_FILE, check_engine, check_format
 from ignis.storage.engine.log_files import (
     Checkpoint,
     Entry,
@@ -144,6 +144,7 @@ def check_store(directory: Path) -> Report:
     with store_errors(str(directory)):
         if not directory.is_dir():
             raise StoreUnreachableError(f"no store at {directory}")
+        check_engine(directory)
         report = Report(str(directory))
         names = sorted(os.listdir(directory))
         classes = [name for name in DURABILITIES if (directory / name).is_dir()]

@@ -20,7 +20,15 @@ from ignis.storage.embedded.files import create_whole, read_or_none, sync_direct
 from ignis.storage.engine.log_files import FileDamaged, FileOfAnotherVersion, NothingWritten, SegmentHeader, parse_name
 from ignis.storage.os_errors import store_errors
 
-__all__ = ["FORMAT_FILE", "FORMAT_VERSION", "check_format", "check_private", "look_at_segments", "prepare"]
+__all__ = [
+    "FORMAT_FILE",
+    "FORMAT_VERSION",
+    "check_engine",
+    "check_format",
+    "check_private",
+    "look_at_segments",
+    "prepare",
+]
 
 log = logging.getLogger("ignis.storage")
 
@@ -56,8 +64,7 @@ def prepare(path: Path, create: bool) -> None:
 def _check_empty(path: Path, names: list[str]) -> None:
     if _FORMER_FILE in names:
         raise StoreFormatError(
-            f"{path} holds a store of an earlier version of ignis (over LMDB), which this version does not read: publish what "
-            "it holds again from that version into a new directory, or remove it"
+            f"{path} holds a store of embedded://, which is over LMDB: open it as embedded://, or name another directory"
         )
     strangers = [
         name
@@ -66,6 +73,14 @@ def _check_empty(path: Path, names: list[str]) -> None:
     ]
     if strangers and FORMAT_FILE not in os.listdir(path):
         raise StoreFormatError(f"{path} is not a store and not empty: it has {min(strangers)!r}")
+
+
+def check_engine(path: Path) -> None:
+    """Raises StoreFormatError for the directory of an ``embedded://`` store over LMDB."""
+    if (path / _FORMER_FILE).exists():
+        raise StoreFormatError(
+            f"{path} holds a store of embedded://, which is over LMDB; this is for those of engine://"
+        )
 
 
 def check_format(path: Path) -> None:
