@@ -254,6 +254,8 @@ class ThreadPool(Pool):
         for worker in everyone:
             worker.give_back(stop=True)
         for worker in everyone:
+            if worker.thread.ident is None:
+                continue  # there were no means to start it
             worker.thread.join(max(0.0, deadline - time.monotonic()))
             if worker.thread.is_alive():
                 log.warning("worker thread %s did not end in time", worker.thread.name)

@@ -231,7 +231,7 @@ def test_a_batch_that_waits_for_more_gets_it(app: ignis.Ignis) -> None:
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: ignis.Ignis, batch: int | None) -> None:
-    queue = app.queue("jobs", int)
+    queue = app.queue("fewer", int)
     seen: list[Any] = []
     queue.handler(seen.append, concurrency=4, batch_size=batch)
     app.start()
@@ -244,7 +244,7 @@ def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: igni
             queue.publish(count)
             wait_idle(queue)
     assert queue.consumer is not None
-    eventually(lambda: _threads_of("jobs") == 2)
+    eventually(lambda: _threads_of("fewer") == 2)
     assert app.stop() is True
 
 
