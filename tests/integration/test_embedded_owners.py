@@ -18,6 +18,7 @@ from ignis.storage.embedded.owner import this_process
 from ignis.storage.engine.check import Alone
 from ignis.storage.engine.owners import Owners, owner_text, process_of, stored_owner
 from tests.integration.embedded_support import Child, forever
+from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +87,7 @@ def test_a_child_of_fork_does_not_keep_its_parent_alive(owners: Owners, tmp_path
             assert not looking.dead(name)
             child.kill()
             child.join()
-            assert looking.dead(name)
+            eventually(lambda: looking.dead(name))  # the child may not have run yet
             with Alone(tmp_path / "store"):
                 pass
             looking.close()
@@ -169,3 +170,22 @@ def test_nobody_begins_while_one_is_alone(owners: Owners, tmp_path: Path) -> Non
     with Alone(tmp_path):
         pass
     owners.close()
+
+
+def test_nobody_is_dead_because_the_file_was_deleted(tmp_path: Path) -> None:
+    """Who opens the store behind the deletion cannot tell who lives: what others work on stays theirs."""
+    script = (
+        "import sys\nfrom ignis.storage import open_store\nfrom tests.contract.support import numbered\n"
+        "store = open_store(sys.argv[1])\nm = store.magazines\nm.declare('m', 1, 'none')\n"
+        "m.load_records('m', 0, numbered(2))\nassert m.fire('m', 2, store.owner).total() == 2\n"
+        "print('there', flush=True)\ninput()\n"
+    )
+    url = f"engine://{tmp_path}/store"
+    with subprocess.Popen([sys.executable, "-c", script, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"there\n"
+        (tmp_path / "store/owners").unlink()
+        with open_store(url) as store:
+            assert list(store.magazines.claimants("m").values()) == [False]
+            assert store.magazines.abandoned("m", 0, 0, 10) == []
+        other.kill()

@@ -2,11 +2,13 @@
 
 Each opened store locks one byte of the file ``owners``, at a random offset, with an open-file-description lock. The kernel
 drops the lock with the last descriptor of that opening, however its process ends and whatever pid namespace it lives in.
-Nothing is ever written to the file.
+The file holds nothing but a number drawn when it was made: who locked a byte of another file, which somebody has
+removed since, may live.
 
 A claim is stored under an owner's name and, behind ``0x1f``, what proves a death:
 
-* ``l<offset>``: the store that made the claim. Dead when nobody holds that byte: so is everybody of an earlier boot.
+* ``l<offset>@<number of the file>``: the store that made the claim. Dead when nobody holds that byte: so is everybody of an
+  earlier boot.
 * ``p<pid>.<start time>.<namespace>.<boot>``: a process that another one made the claim for (a broker for its client).
 * nothing: a job. It is nobody's death that ends its claims.
 """
@@ -20,8 +22,9 @@ import struct
 import threading
 from pathlib import Path
 
-from ignis.errors import StoreBusyError
+from ignis.errors import StoreBusyError, StoreUnreachableError
 from ignis.storage.base import Owner, Process
+from ignis.storage.embedded.files import create_whole
 from ignis.storage.embedded.owner import Identity
 from ignis.storage.os_errors import store_errors
 
@@ -31,13 +34,14 @@ FILE = "owners"
 SEPARATOR = "\x1f"
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of a 64-bit system
 _OFFSET_BITS = 62
+_FILE_NUMBER_BYTES = 16
 _ATTEMPTS = 16
 
 
 def stored_owner(owner: str, life: Life) -> str:
     """Under what a claim in that owner's name is stored. A plain text stands for the store of that life."""
     if not isinstance(owner, Owner):
-        return f"{owner}{SEPARATOR}l{life.offset:x}"
+        return f"{owner}{SEPARATOR}l{life.offset:x}@{life.file}"
     process = owner.process
     if not process.start_time:
         return str(owner)
@@ -52,11 +56,12 @@ def owner_text(stored: str) -> str:
 class Life:
     """One opened store, alive until it is closed or its process ends."""
 
-    __slots__ = ("_fd", "offset")
+    __slots__ = ("_fd", "file", "offset")
 
-    def __init__(self, fd: int, offset: int) -> None:
+    def __init__(self, fd: int, offset: int, file: str) -> None:
         self._fd = fd
         self.offset = offset
+        self.file = file
 
     def end(self) -> None:
         """Idempotent. In the child of a fork it must be called too: the lock is the descriptor's, not the process's."""
@@ -77,20 +82,27 @@ class Owners:
         self._lock = threading.Lock()
         self._lives: set[Life] = set()
         # A descriptor that never locks: one that holds a byte is not told of its own lock.
+        with store_errors(str(self._path)):
+            create_whole(self._path, secrets.token_hex(_FILE_NUMBER_BYTES).encode())
         self._probe = self._open()
+        self._file = os.pread(self._probe, 2 * _FILE_NUMBER_BYTES, 0).decode("ascii", "replace")
 
     def begin(self) -> Life:
         """A life of its own for a store that is opened. Raises StoreUnreachableError; StoreBusyError while a doctor is at it."""
         with self._lock, store_errors(str(self._path)):
             fd = self._open()
             try:
+                if not os.path.sameopenfile(fd, self._probe):
+                    raise StoreUnreachableError(
+                        f"store: {self._path} was removed or replaced while the store is open; open it again"
+                    )
                 for _ in range(_ATTEMPTS):
                     offset = secrets.randbits(_OFFSET_BITS)
                     try:
                         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
                     except BlockingIOError:
                         continue  # somebody's already
-                    life = Life(fd, offset)
+                    life = Life(fd, offset, self._file)
                     self._lives.add(life)
                     return life
                 raise StoreBusyError(
@@ -118,7 +130,10 @@ class Owners:
 
     def _ended(self, proof: str) -> bool:
         try:
-            offset = int(proof, 16)
+            number, _, file = proof.partition("@")
+            if file != self._file:
+                return False
+            offset = int(number, 16)
             # The file that stores open now is another one, when somebody replaced it: nothing can be told by this one.
             mine, named = os.fstat(self._probe), os.stat(self._path)
             if (mine.st_dev, mine.st_ino) != (named.st_dev, named.st_ino):
@@ -148,7 +163,7 @@ class Owners:
 
     def _open(self) -> int:
         with store_errors(str(self._path)):
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            return os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def _flock(kind: int, offset: int) -> bytes:
