@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-
-import pytest
+from typing import Any
 
 import ignis
 from ignis.native import Channel, FrameDecoder, PackedBatch, Record, Ring, encode_frame, encode_record, new_id
@@ -99,7 +98,7 @@ def test_publish_typed(measure: Measure, app: ignis.Ignis) -> None:
     measure(lambda: queue.publish(message))
 
 
-def test_claim_and_delete_lone(benchmark: pytest.FixtureRequest, app: ignis.Ignis) -> None:
+def test_claim_and_delete_lone(benchmark: Any, app: ignis.Ignis) -> None:
     magazines = app.store.magazines
     magazines.declare("claimed", 1, "none")
     record = encode_record(BODY, id=new_id())
@@ -112,10 +111,10 @@ def test_claim_and_delete_lone(benchmark: pytest.FixtureRequest, app: ignis.Igni
         (claim,) = magazines.fire("claimed", 1, OWNER).claims
         magazines.delete("claimed", {0: claim.pointers})
 
-    benchmark.pedantic(step, setup=prepare, rounds=300)  # type: ignore[attr-defined]
+    benchmark.pedantic(step, setup=prepare, rounds=300)
 
 
-def test_claim_and_delete_1000(benchmark: pytest.FixtureRequest, app: ignis.Ignis) -> None:
+def test_claim_and_delete_1000(benchmark: Any, app: ignis.Ignis) -> None:
     magazines = app.store.magazines
     magazines.declare("claimed", 1, "none")
     records = [encode_record(BODY, id=new_id()) for _ in range(MANY)]
@@ -128,11 +127,11 @@ def test_claim_and_delete_1000(benchmark: pytest.FixtureRequest, app: ignis.Igni
         (claim,) = magazines.fire("claimed", MANY, OWNER).claims
         magazines.delete("claimed", {0: claim.pointers})
 
-    benchmark.extra_info["steps"] = MANY  # type: ignore[attr-defined]
-    benchmark.pedantic(step, setup=prepare, rounds=50)  # type: ignore[attr-defined]
+    benchmark.extra_info["steps"] = MANY
+    benchmark.pedantic(step, setup=prepare, rounds=50)
 
 
-def test_handler_dispatch(benchmark: pytest.FixtureRequest) -> None:
+def test_handler_dispatch(benchmark: Any) -> None:
     """Claim, decode, handler and acknowledgement in memory: what the consumer adds to its store."""
     app = ignis.Ignis("memory://")
     with use_memory_store(app):
@@ -147,8 +146,8 @@ def test_handler_dispatch(benchmark: pytest.FixtureRequest) -> None:
             queue.publish_many([BODY] * 100)
             return (), {}
 
-        benchmark.extra_info["steps"] = 100  # type: ignore[attr-defined]
-        benchmark.pedantic(lambda: drain(app), setup=prepare, rounds=30)  # type: ignore[attr-defined]
+        benchmark.extra_info["steps"] = 100
+        benchmark.pedantic(lambda: drain(app), setup=prepare, rounds=30)
         assert next(seen) >= 100
 
 

@@ -347,8 +347,8 @@ class Relay:
     def _acknowledge(self, load: Load) -> None:
         if load.magazine.name not in self._listed:
             # Whose first message is stored finds the queue at once, and not only when the settings are written the next time.
-            self._listed.add(load.magazine.name)
             self._write_state()
+            self._listed.add(load.magazine.name)  # also where its record cannot be read: once, and not for each load
         for inlet, count in load.held.items():
             # A file that was cut in the meantime: its messages are stored, and there is nobody to tell.
             with contextlib.suppress(NativeError, ClosedError):
