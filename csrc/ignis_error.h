@@ -40,6 +40,7 @@ enum {
     IGN_E_UNKNOWN = -24,       /* no magazine of that number, or it was dropped */
     IGN_E_MISMATCH = -25,      /* the magazine exists with other settings */
     IGN_E_IN_DOUBT = -26,      /* stored or not: what would tell is gone */
+    IGN_E_LOST = -27,          /* a part of the store's log is missing; nothing was changed */
 };
 
 const char *ign_error_name(int code); /* static string, never NULL */

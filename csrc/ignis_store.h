@@ -22,16 +22,25 @@ typedef struct ign_store_mark {
     uint64_t generation, position;
 } ign_store_mark;
 
+/* What is missing of a log: a file, or one that has no header any more ("": not known which), and positions. */
+typedef struct ign_store_lost {
+    char file[IGN_STORE_NAME_MAX];
+    uint64_t from, to; /* to = ~0: not known */
+} ign_store_lost;
+
 /* Zero = the default. */
 typedef struct ign_store_options {
-    uint64_t segment_bytes;    /* 64 MiB */
+    uint64_t segment_bytes;    /* of the largest: 16 MiB */
+    uint64_t first_segment_bytes; /* of the first in a generation; each next is twice as large: 1 MiB */
     uint64_t control_reserve;  /* addresses for the control file, and so its limit: 64 GiB */
-    uint64_t arena_bytes;      /* of a new control file: 1 MiB */
+    uint64_t arena_bytes;      /* of a new control file: 768 KiB */
     uint64_t undo_capacity;    /* words that one transaction may change and be undone cheaply: 8192 */
     uint64_t stopped_after_ns; /* who holds the lock for so long is passed over: 2 s */
     uint64_t busy_after_ns;    /* a call that waited so long for the lock fails with IGN_E_BUSY: 30 s */
     uint64_t checkpoint_bytes; /* of log between two checkpoints: 64 MiB */
     uint64_t max_bytes;        /* living batches take no more: what would be over fails with IGN_E_NO_ROOM and ENOBUFS. No limit */
+    ign_store_lost *lost;      /* with IGN_E_LOST from ign_store_open: what is missing */
+    bool pass_over;            /* ... is passed over instead, for good: what it held is gone */
 } ign_store_options;
 
 typedef struct ign_store_change {
@@ -81,9 +90,12 @@ typedef struct ign_store_place {
 
 typedef struct ign_store_figures {
     uint64_t generation, openings, end, durable, living_bytes, living_records, damaged_bytes, segments, log_bytes, state_bytes;
+    uint64_t salvaged_records, damaged_records; /* in damaged entries: what could be read of them, and what not */
     uint64_t dead_bytes; /* of segments in which nothing lives, and which wait for their removal */
+    uint64_t written, segment_bytes, next_segment_bytes, reserve_bytes, cheapest_bytes; /* of the newest segment: bytes of entries, and its size; what is laid out next */
 } ign_store_figures;
 
+/* IGN_E_LOST: a part of the log is missing; nothing was changed. */
 int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options *options);
 void ign_store_close(ign_store *store);
 /* In a child after fork(): closes the descriptors and mappings that were inherited, and frees the store. Takes no lock and wakes
@@ -99,6 +111,7 @@ int ign_store_drop(ign_store *store, uint32_t number, bool only_empty, const ign
 int ign_store_find(ign_store *store, const char *name, uint32_t *number); /* IGN_E_UNKNOWN */
 int ign_store_shard(ign_store *store, uint32_t number, uint16_t shard, ign_shard *copy);
 
+/* IGN_E_NO_ROOM: the disk is full; with ENOBUFS `max_bytes` are living; with EOVERFLOW a shard has given out all its pointers. */
 int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const ign_store_how *how,
                    ign_store_mark *mark);
 /* A load, and in the same entry a claim of just its records. IGN_EMPTY, and nothing happens, when something older is pending
@@ -157,7 +170,7 @@ int ign_store_next_owners(ign_store *store, uint32_t magazine, ign_store_place *
 int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                    uint32_t room, uint32_t *count);
 /* The whole batch of a slice; `bytes` of the slice are written. IGN_E_STALE: it was moved meanwhile, peek again.
- * Whether its records are sound is for ign_segment_get to say. */
+ * Whether its records are sound is for ign_segment_get to say, and what ign_segment_open refuses, for ign_batch_mend. */
 int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch);
 
 /* Waits until all up to the mark is on the disk. IGN_E_FAILED: it is not, and with `refuse` it will not be found later. Without,
@@ -168,6 +181,12 @@ int ign_store_mark_now(ign_store *store, ign_store_mark *mark);
 /* Waits until something was loaded into the magazine, or the time is over: returns the new number; `seen` = the last one. */
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns);
 void ign_store_wake(ign_store *store, uint32_t magazine);
+/* For one thread that waits for many magazines. `announce`: a load of this one rings the bell, once; returns the magazine's number,
+ * or `unknown` when it cannot be told now. `listen`: until the bell is not at `seen`, or the time is over; returns where it is.
+ * Read the bell (timeout 0), announce, listen. The bell is rung for others as well: look at the numbers. */
+uint32_t ign_store_announce(ign_store *store, uint32_t magazine, uint32_t unknown);
+uint32_t ign_store_listen(ign_store *store, uint32_t seen, uint64_t timeout_ns);
+void ign_store_ring(ign_store *store);
 
 /* Lays out the next segment, checkpoints, moves what lives out of segments that hold little, removes what nobody needs: a bounded
  * piece of that. IGN_OK: there was something to do; IGN_EMPTY: there was not, or another store is at it; IGN_E_STALE: what was
@@ -175,31 +194,5 @@ void ign_store_wake(ign_store *store, uint32_t magazine);
 int ign_store_maintain(ign_store *store);
 int ign_store_checkpoint(ign_store *store);
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures);
-
-/* Offline: every file and every checksum. Each finding is told, good ones too; a result below 0 says that the check itself could not go
- * on (IGN_E_BUSY: somebody has the store open; IGN_E_VERSION: files of another version). Nothing is written. */
-typedef enum ign_store_finding_kind {
-    IGN_FOUND_SEGMENT,            /* entries, bytes of them, damaged bytes among them */
-    IGN_FOUND_DAMAGE,             /* `bytes` at `offset` of the file, from `position` of the log on, are no entries */
-    IGN_FOUND_UNREADABLE,         /* ... and the disk refused to read some of them */
-    IGN_FOUND_NO_HEADER,          /* a segment whose header cannot be read: it counts as not there */
-    IGN_FOUND_MISSING,            /* `bytes` of the log from `position` on are in no segment */
-    IGN_FOUND_CHECKPOINT,
-    IGN_FOUND_CHECKPOINT_DAMAGED, /* it is not used; the one before is */
-    IGN_FOUND_NO_BEGINNING,       /* the store does not open: no checkpoint is whole, and the log before is gone, or files of two stores */
-    IGN_FOUND_CONTROL,
-    IGN_FOUND_LEFT_OVER,          /* a file that the next opening removes */
-    IGN_FOUND_SET_ASIDE,          /* a copy of what was damaged, which nobody reads */
-    IGN_FOUND_FOREIGN,            /* no file of a store */
-} ign_store_finding_kind;
-
-typedef struct ign_store_finding {
-    ign_store_finding_kind kind;
-    const char *file; /* its name; "" for what is in none */
-    uint64_t generation, position, offset, bytes, entries, damaged;
-} ign_store_finding;
-
-typedef void ign_store_check_fn(void *arg, const ign_store_finding *finding);
-int ign_store_check(ign_store_io *io, ign_store_check_fn *each, void *arg);
 
 #endif

@@ -1,11 +1,13 @@
 /* Writing an entry: to the log, and from there into the state. All under the writer's lock. */
 #include "ignis_store_parts.h"
 
+#include "ignis_bytes.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20 };
+enum { TRIES = 16, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -127,20 +129,65 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     return IGN_OK;
 }
 
-/* What makes the state or the log hold more. It is refused while there is still room for what does not: messages are handed out
+/* What makes the state or the log hold more is refused while there is still room for what does not: messages are handed out
  * and retired though the disk is full. */
-static bool grows(uint8_t type)
+static ign_store_weight weight_of(const ign_generation *g, uint8_t type)
 {
+    if (type == IGN_ENTRY_MOVE || type == IGN_ENTRY_SEGMENT)
+        return IGN_WEIGHT_FREES;
+    if (type == IGN_ENTRY_CATALOGUE && ign_get16(g->stage + IGN_ENTRY_HEADER + 4) == 0)
+        return IGN_WEIGHT_OTHER; /* a magazine goes */
 #ifdef IGN_MUTANT_NO_RESERVE
-    return false;
+    return IGN_WEIGHT_OTHER;
 #endif
-    return type == IGN_ENTRY_LOAD || type == IGN_ENTRY_ONCE || type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_CATALOGUE;
+    bool grows = type == IGN_ENTRY_LOAD || type == IGN_ENTRY_ONCE || type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_CATALOGUE;
+    return grows ? IGN_WEIGHT_LOAD : IGN_WEIGHT_OTHER;
 }
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Extents twice, and the blocks that they are put into anew. */
+static uint64_t move_takes(const uint8_t *p, uint64_t bytes)
+{
+    uint64_t takes = 0;
+    while (bytes >= 24) {
+        uint64_t at = 24;
+        takes += MOVE_TAKES;
+        for (uint32_t parts = ign_get32(p + 8); parts > 0; parts--) {
+            at += 16 + ign_pad8(ign_get32(p + at + 4));
+            takes += MOVED_TAKES;
+        }
+        p += at;
+        bytes -= at;
+    }
+    return takes;
+}
+
+/* Of the state, what applying an entry may take. Batches stay in the log: each takes an extent, or a block of them. */
+static uint64_t takes(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
+{
+    const uint8_t *payload = g->stage + IGN_ENTRY_HEADER;
+    if (type == IGN_ENTRY_LOAD)
+        return least(payload_bytes, (uint64_t)ign_get16(payload + 6) * PART_TAKES);
+    if (type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_TRANSFER) {
+        uint64_t loads = ign_pad8(ign_get32(payload));
+        return least(loads, (uint64_t)ign_get16(payload + 14) * PART_TAKES) + payload_bytes - loads;
+    }
+    return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes;
+}
+
+/* Loads leave room for the extents of what is transferred one by one before compaction packs it: some 48 bytes for 224 of log, and while
+ * the disk is full a few segments hold such. */
 static uint64_t room_for(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
 {
-    uint64_t used = g->ctl.root->used;
-    return grows(type) ? 32768 + used / 2 + payload_bytes : 8192 + used / 8 + payload_bytes;
+    uint64_t used = g->ctl.root->used, more = takes(g, type, payload_bytes);
+    if (weight_of(g, type) != IGN_WEIGHT_LOAD)
+        return 8192 + used / 8 + more;
+    uint64_t segment = ign_state_last_segment((ign_ctl *)&g->ctl)->info.size;
+    return 32768 + used / 2 + least(IGN_MOVE_TAKES, segment) + segment / 2 + g->ctl.root->living_records * RECORD_TAKES + more;
 }
 
 int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t payload_bytes, uint64_t *position)
@@ -150,19 +197,26 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     uint64_t at = g->ctl.root->applied, size = ign_entry_size(payload_bytes);
     *position = at;
     /* A file that is laid out ahead, and room in the arena: what is in the log must not fail to be applied. */
-    uint64_t room = room_for(g, type, payload_bytes);
-    bool rolls = ign_store_must_roll(g, size), more = grows(type) && (rolls || ign_store_needs_ahead(g, size));
-    uint64_t another = 0;
-    if (g->at_once && (rolls || (more && !ign_store_has_ahead(g)) || atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
+    uint64_t room = room_for(g, type, payload_bytes), another = 0;
+    uint64_t fits = size + (type == IGN_ENTRY_WITNESS ? 0 : ign_entry_size(0)); /* with a witness behind it */
+    if (size > atomic_load_explicit(&head->largest, memory_order_relaxed))
+        atomic_store_explicit(&head->largest, size, memory_order_relaxed);
+    bool rolls = ign_store_must_roll(g, fits);
+    if (g->at_once && (!ign_store_has_way(g, fits, weight_of(g, type)) ||
+                       atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
         return IGN_E_BUSY;
     int rc = ign_store_error(ign_ctl_make_room(&g->ctl, room));
-    if (rc == IGN_OK && more)
-        rc = ign_store_make_way(store, g, rolls, &another);
+    if (rc == IGN_E_NO_ROOM && weight_of(g, type) != IGN_WEIGHT_LOAD) /* what was freed is used again first: mostly that is all it takes */
+        rc = ign_store_error(ign_ctl_make_room(&g->ctl, room - g->ctl.root->used / 8 + g->ctl.root->used / 32));
+    if (rc == IGN_E_NO_ROOM)
+        atomic_store_explicit(&head->short_of_room, weight_of(g, type) == IGN_WEIGHT_LOAD ? 1 : 2, memory_order_seq_cst);
+    if (rc == IGN_OK)
+        rc = ign_store_make_way(store, g, fits, weight_of(g, type), &another);
     if (rc != IGN_OK)
         return rc;
     ign_ctl_begin(&g->ctl);
     if (rolls)
-        rc = ign_store_roll(store, g, size);
+        rc = ign_store_roll(store, g, fits);
     ign_store_set_ahead(store, g, another);
     ign_log_file *file = NULL;
     if (rc == IGN_OK)
@@ -193,7 +247,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     atomic_thread_fence(memory_order_seq_cst);
     IGN_STEP(io);
 #ifndef IGN_MUTANT_NO_SEAL_CHECK
-    if (ign_store_sealed(g))
+    if (ign_store_has_ended(store, g))
         return IGN_E_STALE;
 #endif
     uint8_t *payload = g->stage + IGN_ENTRY_HEADER;
@@ -208,6 +262,48 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     atomic_store_explicit(&head->end, entry.next, memory_order_release);
     *position = entry.next;
     return IGN_OK;
+}
+
+static bool wants_witness(const ign_generation *g)
+{
+    const ign_ctl_head *head = g->ctl.head;
+    uint64_t end = atomic_load_explicit(&head->end, memory_order_seq_cst);
+#ifdef IGN_MUTANT_NO_WITNESS
+    return false;
+#endif
+    return !ign_store_sealed(g) && atomic_load_explicit(&head->durable, memory_order_seq_cst) == end &&
+           atomic_load_explicit(&head->witnessed, memory_order_seq_cst) != end;
+}
+
+/* Under the lock. Should it not be written, nothing is lost but the witness. */
+static void witness(ign_store *store, ign_generation *g)
+{
+    uint8_t *payload;
+    uint64_t end;
+    if (wants_witness(g) && ign_store_stage(g, 0, &payload) == IGN_OK &&
+        ign_store_append(store, g, IGN_ENTRY_WITNESS, 0, &end) == IGN_OK)
+        atomic_store_explicit(&g->ctl.head->witnessed, end, memory_order_seq_cst);
+    ign_landing_writes(false);
+}
+
+static int try_witness(ign_store *store)
+{
+    IGN_LANDING(store, );
+    ign_generation *g;
+    int rc = ign_store_enter(store, &g);
+    if (rc != IGN_OK)
+        return rc;
+    if (!atomic_load_explicit(&g->lost, memory_order_seq_cst) && wants_witness(g) && ign_store_lock(store, g, true) == IGN_OK) {
+        witness(store, g);
+        ign_store_unlock(store, g);
+    }
+    ign_store_leave(store, g);
+    return IGN_OK;
+}
+
+void ign_store_witness(ign_store *store)
+{
+    try_witness(store);
 }
 
 int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, void *arg, const ign_store_how *how, ign_store_mark *mark)

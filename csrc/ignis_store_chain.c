@@ -6,6 +6,8 @@
  */
 #include "ignis_store_parts.h"
 
+#include "ignis_store_salvage.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,8 +164,10 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
         bool from_start = false;
         for (uint64_t i = 0; i < chain->count; i++)
             from_start = from_start || chain->segments[i].info.base == 0;
-        if (!from_start)
-            rc = IGN_E_CORRUPT; /* no checkpoint is whole, and what came before the log is gone */
+        if (!from_start) { /* no checkpoint is whole, and what came before the log is gone: nothing can be passed over */
+            ign_store_is_lost(store, "", 0, ign_chain_next(chain, 0));
+            rc = IGN_E_LOST;
+        }
     }
     return rc;
 }
@@ -212,6 +216,17 @@ typedef struct walker {
     void *arg;
 } walker;
 
+/* Up to where this segment is known to have been on the disk, whatever its entries say. */
+static uint64_t sure_of(const ign_chain *chain, const ign_chain_segment *segment)
+{
+    const ign_segment_info *info = &segment->info;
+    uint64_t sure = info->flushed;
+    if (info->generation == chain->known_generation && info->number == chain->known_number && chain->known > sure &&
+        chain->known <= ign_segment_end(info))
+        sure = chain->known;
+    return sure < segment->limit ? sure : segment->limit;
+}
+
 static int walk(ign_store *store, const ign_chain *chain, uint64_t position, const walker *w)
 {
     int rc = IGN_OK;
@@ -247,6 +262,10 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
                 break;
             /* Nothing, or damage: does the log go on behind it? */
             rc = ign_log_resync(&reader);
+            if (rc == IGN_EMPTY && reached < sure_of(chain, segment)) {
+                reader.position = sure_of(chain, segment);
+                rc = IGN_OK;
+            }
             if (rc == IGN_OK)
                 rc = w->gap(w->arg, reached, reader.position, &reader);
             else if (rc == IGN_EMPTY) {
@@ -271,9 +290,21 @@ static int walk(ign_store *store, const ign_chain *chain, uint64_t position, con
 }
 
 typedef struct scan {
+    ign_store *store;
     const ign_chain *chain;
     uint64_t durable, end;
+    uint64_t witnessed; /* up to where entries of the last segment know that it was flushed */
+    bool looked;
 } scan;
+
+static int scan_enter(void *arg, const ign_segment_info *segment)
+{
+    scan *s = arg;
+    uint64_t sure = sure_of(s->chain, ign_chain_at(s->chain, segment->base));
+    if (sure > s->durable)
+        s->durable = sure;
+    return IGN_OK;
+}
 
 static int scan_visit(void *arg, const ign_entry *entry)
 {
@@ -284,19 +315,65 @@ static int scan_visit(void *arg, const ign_entry *entry)
     return IGN_OK;
 }
 
+/* What all that stands behind a gap knows of flushes, further gaps or not. Looked for once: it holds for the gaps to come as well. */
+static int look_for_witness(scan *s, const ign_log_reader *from)
+{
+    if (s->looked)
+        return IGN_OK;
+    ign_log_reader reader;
+    ign_entry entry;
+    int rc;
+    ign_log_reader_open(&reader, from->io, from->file, &from->segment, from->position, from->limit);
+    for (;;) {
+        rc = ign_log_next(&reader, &entry);
+        if (rc == IGN_OK && entry.durable <= entry.position && entry.durable > s->witnessed)
+            s->witnessed = entry.durable;
+        if (rc == IGN_EMPTY || rc == IGN_E_CORRUPT)
+            rc = ign_log_resync(&reader);
+        if (rc != IGN_OK)
+            break;
+    }
+    ign_log_reader_close(&reader);
+    s->looked = true;
+    return rc == IGN_EMPTY ? IGN_OK : rc;
+}
+
+/* Behind `from` the log goes on at `next`, in another segment. Were there others between? */
+static int look_between(const scan *s, uint64_t from, uint64_t next)
+{
+    const ign_chain_segment *segment = ign_chain_at(s->chain, from), *behind = ign_chain_at(s->chain, next);
+    if (segment == NULL)
+        return ign_store_is_lost(s->store, "", from, next);
+    const ign_segment_info *info = &segment->info;
+    if (next > ign_segment_end(info))
+        return ign_store_is_lost(s->store, "", from > ign_segment_end(info) ? from : ign_segment_end(info), next);
+    if (behind->info.generation == info->generation && behind->info.number == info->number + 1)
+        return IGN_OK;
+    char name[IGN_STORE_NAME_MAX];
+    ign_segment_name(name, info->generation, info->number);
+    return !ign_chain_is_blank(s->store, name, ign_segment_offset(info, from), ign_segment_offset(info, next))
+               ? IGN_OK
+               : ign_store_is_lost(s->store, "", from, next);
+}
+
 /* Was what is damaged once on the disk? Then the log goes on behind it. If not it is a tail that did not all get there. */
 static int scan_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *reader)
 {
     scan *s = arg;
-    bool was_durable = reader == NULL;
+    if (reader == NULL) {
+        int rc = look_between(s, from, next);
+        if (rc != IGN_OK)
+            return rc;
+    }
+    bool was_durable = reader == NULL || from < sure_of(s->chain, ign_chain_at(s->chain, from));
 #ifndef IGN_MUTANT_CUT_AT_DAMAGE
     was_durable = was_durable || ign_chain_next(s->chain, from) != UINT64_MAX; /* a segment is begun when all before it is flushed */
 #endif
-    if (reader != NULL) {
-        ign_entry entry;
-        while (!was_durable && ign_log_next(reader, &entry) == IGN_OK)
-            was_durable = entry.durable > from;
-        reader->position = next;
+    if (!was_durable) {
+        int rc = look_for_witness(s, reader);
+        if (rc != IGN_OK)
+            return rc;
+        was_durable = s->witnessed > from;
     }
     if (!was_durable)
         return IGN_EMPTY;
@@ -307,8 +384,8 @@ static int scan_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *rea
 
 int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end)
 {
-    scan s = {.chain = chain, .durable = position, .end = position};
-    int rc = walk(store, chain, position, &(walker){.visit = scan_visit, .gap = scan_gap, .arg = &s});
+    scan s = {.store = store, .chain = chain, .durable = position, .end = position};
+    int rc = walk(store, chain, position, &(walker){.enter = scan_enter, .visit = scan_visit, .gap = scan_gap, .arg = &s});
     *end = s.end;
     *durable = s.durable < s.end ? s.durable : s.end;
     return rc;
@@ -353,6 +430,60 @@ static int replay_visit(void *arg, const ign_entry *entry)
     return rc;
 }
 
+/* The end of what stands at `from` of `bytes`: as its header says, or where the next header is that holds. */
+static uint64_t piece_end(const uint8_t *bytes, uint64_t count, uint64_t from, uint64_t salt, uint64_t position)
+{
+    uint64_t size;
+    if (ign_entry_header_holds(bytes + from, count - from, salt, position + from, &size))
+        return from + size;
+    for (uint64_t at = from + 8; at + IGN_ENTRY_HEADER <= count; at += 8)
+        if (ign_entry_header_holds(bytes + at, count - at, salt, position + at, &size))
+            return at;
+    return count;
+}
+
+/* What holds of the records in a damaged range is taken into the state, at the places where it stands. */
+static int salvage(replay *r, uint64_t from, uint64_t next)
+{
+    const ign_chain_segment *segment = ign_chain_at(r->chain, from);
+    ign_log_file *file;
+    if (segment == NULL)
+        return IGN_OK;
+    uint64_t end = ign_segment_end(&segment->info) < next ? ign_segment_end(&segment->info) : next;
+    if (end <= from || end - from > 2 * (uint64_t)IGN_ENTRY_MAX)
+        return IGN_OK;
+    int rc = ign_store_use_file(r->store, segment->info.generation, segment->info.number, NULL, &file);
+    if (rc != 0)
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+    uint8_t *bytes = malloc((size_t)(end - from));
+    if (bytes != NULL) {
+        ign_log_reader reader;
+        ign_log_reader_open(&reader, r->store->io, file->file, &segment->info, from, end);
+        ign_log_read(&reader, bytes, end - from, from);
+        ign_log_reader_close(&reader);
+    } else
+        rc = IGN_E_NOMEM;
+    ign_store_drop_file(r->store, file);
+    for (uint64_t at = 0, behind; rc == IGN_OK && at < end - from; at = behind) {
+        ign_entry entry;
+        ign_salvaged got;
+        behind = piece_end(bytes, end - from, at, segment->info.salt, from);
+        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, &entry, &got);
+        if (rc == IGN_OK) {
+            ign_ctl_begin(r->ctl);
+            rc = ign_state_apply(r->ctl, &entry);
+            if (rc == IGN_E_MALFORMED)
+                rc = IGN_OK;
+            ign_ctl_add(r->ctl, &r->ctl->root->salvaged_records, got.whole);
+            ign_ctl_add(r->ctl, &r->ctl->root->damaged_records, got.damaged);
+            ign_ctl_commit(r->ctl, from + behind);
+        }
+        rc = rc == IGN_EMPTY ? IGN_OK : rc;
+    }
+    free(bytes);
+    return rc;
+}
+
 static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *reader)
 {
     replay *r = arg;
@@ -360,6 +491,9 @@ static int replay_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *r
     if (next > r->end)
         return IGN_EMPTY;
     ign_store_set_aside(r->store, r->chain, from, next);
+    int rc = salvage(r, from, next);
+    if (rc != IGN_OK)
+        return rc;
     ign_ctl_begin(r->ctl);
     ign_ctl_add(r->ctl, &r->ctl->root->damaged_bytes, next - from);
     ign_ctl_commit(r->ctl, next);

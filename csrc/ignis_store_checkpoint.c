@@ -32,7 +32,7 @@
 #define MAGIC 0x31504B43534E4749ull
 #define BYTE_ORDER_MARK 0x01020304u
 
-enum { PIECE = 1 << 20 };
+enum { PIECE = 1 << 20, MEMORY = 16 << 20 };
 
 typedef struct header {
     uint64_t magic;
@@ -177,10 +177,25 @@ static void look_at(void *arg, const char *name)
     }
 }
 
-/* The state at a position that is flushed, in a control file that nobody else sees, and then in a checkpoint. */
-int ign_store_checkpoint(ign_store *store)
+/* A control that nobody else sees; on a disk without room it is in memory. */
+static int make_scratch(ign_store *store, ign_ctl *ctl, const char *name, bool in_memory, uint64_t state_bytes)
 {
-    IGN_LANDING(store, );
+    if (!in_memory)
+        return ign_store_error(ign_ctl_create(ctl, store->io, name, store->options.control_reserve, 0, store->options.arena_bytes));
+    return ign_store_error(ign_ctl_create_in_memory(ctl, store->io, (4 * state_bytes + MEMORY) / PIECE * PIECE));
+}
+
+static void drop_scratch(ign_store *store, ign_ctl *ctl, const char *name)
+{
+    bool named = !ctl->in_memory;
+    ign_ctl_close(ctl);
+    if (named)
+        store->io->remove(store->io, name);
+}
+
+/* The state at a position that is flushed, in a control that nobody else sees, and then in a checkpoint. */
+static int make_checkpoint(ign_store *store, bool in_memory)
+{
     ign_store_io *io = store->io;
     ign_generation *g;
     int rc = ign_store_enter_living(store, &g);
@@ -199,7 +214,7 @@ int ign_store_checkpoint(ign_store *store)
     if (rc == IGN_OK && chain.checkpoint != UINT64_MAX && chain.checkpoint >= durable)
         rc = IGN_EMPTY;
     if (rc == IGN_OK)
-        rc = ign_store_error(ign_ctl_create(&ctl, io, scratch, store->options.control_reserve, 0, store->options.arena_bytes));
+        rc = make_scratch(store, &ctl, scratch, in_memory, atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed));
     bool created = rc == IGN_OK;
     if (rc == IGN_OK && chain.checkpoint != UINT64_MAX)
         rc = ign_checkpoint_load(store, chain.checkpoint_generation, chain.checkpoint, &ctl);
@@ -227,12 +242,17 @@ int ign_store_checkpoint(ign_store *store)
     }
     if (file >= 0)
         io->remove(io, made);
-    if (created) {
-        ign_ctl_close(&ctl);
-        io->remove(io, scratch);
-    }
+    if (created)
+        drop_scratch(store, &ctl, scratch);
     ign_store_leave(store, g);
     return rc;
+}
+
+int ign_store_checkpoint(ign_store *store)
+{
+    IGN_LANDING(store, );
+    int rc = make_checkpoint(store, false);
+    return rc == IGN_E_NO_ROOM ? make_checkpoint(store, true) : rc;
 }
 
 /* -- removing segments ------------------------------------------------------------------------------------------------- */
@@ -262,14 +282,14 @@ static int build_gone(ign_store *store, ign_generation *g, void *arg, uint64_t *
 }
 
 /* Segments in which nothing lives by the newer checkpoint, and that end before the older. */
-static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *count)
+static int find_dead(ign_store *store, const keep *k, bool in_memory, uint64_t state_bytes, gone **dead, uint64_t *count)
 {
     ign_ctl ctl;
     char scratch[IGN_STORE_NAME_MAX];
     *dead = NULL;
     *count = 0;
     ign_store_file_name(scratch, "tmp-control", k->generation, store->io->random(store->io));
-    int rc = ign_store_error(ign_ctl_create(&ctl, store->io, scratch, store->options.control_reserve, 0, store->options.arena_bytes));
+    int rc = make_scratch(store, &ctl, scratch, in_memory, state_bytes);
     if (rc != IGN_OK)
         return rc;
     rc = ign_checkpoint_load(store, k->generations[0], k->positions[0], &ctl);
@@ -281,9 +301,51 @@ static int find_dead(ign_store *store, const keep *k, gone **dead, uint64_t *cou
             if (all[i].living == 0 && all[i + 1].info.base <= k->positions[1])
                 (*dead)[(*count)++] = (gone){all[i].info.generation, all[i].info.number};
     }
-    ign_ctl_close(&ctl);
-    store->io->remove(store->io, scratch);
+    drop_scratch(store, &ctl, scratch);
     return rc;
+}
+
+static int remove_segment(ign_store *store, gone *what)
+{
+    char name[IGN_STORE_NAME_MAX];
+    ign_store_mark mark;
+    int rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, what, NULL, &mark);
+    ign_segment_name(name, what->generation, what->number);
+    if (rc == IGN_OK || rc == IGN_EMPTY) {
+        int removed = store->io->remove(store->io, name);
+        rc = removed == 0 || removed == ENOENT ? IGN_OK : ign_store_error(removed);
+    }
+    return rc;
+}
+
+/* Segments of older generations of which nothing is left: all of it was written again. No checkpoint knows them. */
+static int remove_replaced(ign_store *store, uint64_t generation, uint64_t *count)
+{
+    ign_chain chain;
+    int rc = ign_chain_read(store, &chain);
+    for (uint64_t i = 0; rc == IGN_OK && i < chain.count; i++)
+        if (chain.segments[i].info.generation < generation && chain.segments[i].limit <= chain.segments[i].info.base) {
+            gone what = {chain.segments[i].info.generation, chain.segments[i].info.number};
+            rc = remove_segment(store, &what);
+            (*count)++;
+        }
+    ign_chain_free(&chain);
+    return rc;
+}
+
+/* All but the newest go, if that is whole. Until the next is made there is one alone: only on a disk without room. */
+int ign_store_drop_older(ign_store *store)
+{
+    keep k = {.store = store};
+    int rc = ign_store_error(store->io->list(store->io, look_at, &k));
+    if (rc != IGN_OK || k.positions[1] == 0)
+        return rc == IGN_OK ? IGN_EMPTY : rc;
+    rc = ign_checkpoint_check(store, k.generations[0], k.positions[0]);
+    if (rc != IGN_OK)
+        return rc;
+    k.positions[1] = k.positions[0];
+    k.remove = true;
+    return ign_store_error(store->io->list(store->io, look_at, &k));
 }
 
 int ign_store_remove_dead(ign_store *store)
@@ -293,6 +355,7 @@ int ign_store_remove_dead(ign_store *store)
     if (rc != IGN_OK)
         return rc;
     keep k = {.store = store, .generation = g->ctl.head->generation};
+    uint64_t state_bytes = atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed);
     ign_store_leave(store, g);
     rc = ign_store_error(store->io->list(store->io, look_at, &k));
     if (rc != IGN_OK || k.positions[1] == 0)
@@ -303,19 +366,21 @@ int ign_store_remove_dead(ign_store *store)
         return rc;
     gone *dead;
     uint64_t count;
-    rc = find_dead(store, &k, &dead, &count);
-    int found = count > 0 ? IGN_OK : IGN_EMPTY;
-    for (uint64_t i = 0; rc == IGN_OK && i < count; i++) {
-        char name[IGN_STORE_NAME_MAX];
-        ign_store_mark mark;
-        rc = ign_store_commit(store, IGN_ENTRY_SEGMENT, build_gone, &dead[i], NULL, &mark);
-        ign_segment_name(name, dead[i].generation, dead[i].number);
-        if (rc == IGN_OK || rc == IGN_EMPTY) {
-            int removed = store->io->remove(store->io, name);
-            rc = removed == 0 || removed == ENOENT ? IGN_OK : ign_store_error(removed);
-        }
+    rc = find_dead(store, &k, false, state_bytes, &dead, &count);
+    if (rc == IGN_E_NO_ROOM) {
+        free(dead);
+        rc = find_dead(store, &k, true, state_bytes, &dead, &count);
     }
+    for (uint64_t i = 0; rc == IGN_OK && i < count; i++)
+        rc = remove_segment(store, &dead[i]);
+    if (rc == IGN_OK)
+        rc = remove_replaced(store, k.generation, &count);
+    int found = count > 0 ? IGN_OK : IGN_EMPTY;
     free(dead);
+    if (count > 0 && ign_store_enter(store, &g) == IGN_OK) { /* who has one open is to close it */
+        atomic_fetch_add_explicit(&g->ctl.head->removals, 1, memory_order_seq_cst);
+        ign_store_leave(store, g);
+    }
     if (rc == IGN_OK) {
         k.remove = true;
         store->io->list(store->io, look_at, &k);

@@ -3,8 +3,11 @@
  *
  * Segments in which anything lives may take twice what lives and 32 MiB (or 4 segments, if that is less). Beyond that, the segment with the smallest
  * part of it alive is emptied: its entries are read, each batch that still stands there is looked up in the state, and its
- * living records are packed again, one batch for each run of pointers, and logged as a move. Pointers, checks and claims
- * stay as they are. The segment goes with the checkpoints that follow.
+ * living records are packed again and logged as a move, many batches in one entry. Neighbours become one batch, so what was loaded or moved
+ * one by one takes less than before, in the log and in the state. Pointers, checks and claims stay as they are. The segment goes with the
+ * checkpoints that follow.
+ *
+ * When the disk has no more room, a segment is emptied whenever that gives any back.
  */
 #include "ignis_store_parts.h"
 
@@ -15,127 +18,279 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FREE_SEGMENTS = 4 };
+enum { FREE_SEGMENTS = 4, VAIN_BYTES = 64 << 10, MOST_BATCHES = 128, MOST_GROUPS = 6, MOST_BYTES = 1 << 18 };
+
+/* A batch as it stands in the segment that is emptied. */
+typedef struct moved {
+    uint32_t magazine, bytes;
+    uint64_t shard, first, position; /* of the extent, and of its entry */
+    uint64_t at;                     /* in the buffer */
+} moved;
+
+/* Records from..to - 1 of a batch; they begin a part, and perhaps a move, or belong to the part before. */
+typedef struct piece {
+    const moved *of;
+    uint32_t from, to;
+    bool begins_part, begins_move, joins; /* `joins`: the first of another extent of the same move */
+} piece;
 
 typedef struct move_call {
-    uint32_t magazine;
-    uint16_t shard;
-    uint64_t first, position; /* of the extent, and of its entry */
-    const uint8_t *batch;     /* as it stands in the log */
-    uint32_t bytes;
+    moved batches[MOST_BATCHES];
+    uint32_t count, taken; /* of which so many are in the entry */
+    uint8_t *buffer;
+    uint64_t bytes, capacity;
+    piece *pieces;
+    uint32_t piece_count, piece_room;
 } move_call;
-
-static uint64_t pad8(uint64_t bytes)
-{
-    return (bytes + 7) & ~(uint64_t)7;
-}
 
 static uint32_t record_end(const uint8_t *batch, uint32_t i)
 {
     return i == 0 ? 0 : ign_get32(batch + IGN_SEGMENT_HEADER_BYTES + (size_t)(i - 1) * IGN_SEGMENT_INDEX_BYTES);
 }
 
-/* Records from..to - 1 of a batch as a batch of their own: the checks are of the pointers, which stay. Its bytes. */
-static uint64_t put_piece(uint8_t *to, const uint8_t *batch, const ign_segment *whole, uint32_t from, uint32_t upto)
+static int by_place(const void *a, const void *b)
 {
-    uint32_t begin = record_end(batch, from), count = upto - from;
-    size_t data = record_end(batch, upto) - begin, total = ign_segment_size(count, data);
-    ign_segment_begin(to, count, whole->expires_at_ms);
-    memcpy(to + total - data, whole->data + begin, data);
-    for (uint32_t i = 0; i < count; i++)
-        ign_segment_put_index(to, i, record_end(batch, from + i + 1) - begin,
-                              ign_get32(batch + IGN_SEGMENT_HEADER_BYTES + (size_t)(from + i) * IGN_SEGMENT_INDEX_BYTES + 4));
-    ign_segment_finish(to);
-    return total;
+    const moved *x = a, *y = b;
+    if (x->magazine != y->magazine)
+        return x->magazine < y->magazine ? -1 : 1;
+    if (x->shard != y->shard)
+        return x->shard < y->shard ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+static int add_piece(move_call *call, const piece *one)
+{
+    if (call->piece_count == call->piece_room) {
+        uint32_t room = call->piece_room == 0 ? 256 : call->piece_room * 2;
+        piece *grown = realloc(call->pieces, room * sizeof *grown);
+        if (grown == NULL)
+            return IGN_E_NOMEM;
+        call->pieces = grown;
+        call->piece_room = room;
+    }
+    call->pieces[call->piece_count++] = *one;
+    return IGN_OK;
+}
+
+/* Which records of the batches live, and what becomes of them: one part for each run of pointers. */
+static int find_pieces(move_call *call, ign_ctl *ctl)
+{
+    const moved *before = NULL;
+    ign_cursor at, was;
+    uint64_t behind = 0, expires = 0;
+    uint32_t groups = 0;
+    int rc = IGN_OK;
+    call->piece_count = 0;
+    for (call->taken = 0; rc == IGN_OK && call->taken < call->count; call->taken++) {
+        const moved *one = &call->batches[call->taken];
+        ign_magazine *magazine = ign_state_magazine(ctl, one->magazine);
+        ign_shard *shard = magazine == NULL ? NULL : ign_state_shard(ctl, magazine, one->shard);
+        const ign_item *extent = shard == NULL ? NULL : ign_seq_find(ctl, &shard->extents, one->first, &at);
+        ign_segment whole;
+        if (extent == NULL || extent->first != one->first || extent->word[0] != one->position)
+            continue; /* dead, or moved by somebody else */
+        if (ign_segment_open(call->buffer + one->at, one->bytes, &whole) != IGN_OK || whole.count != IGN_ITEM_SPAN(extent))
+            continue; /* what is damaged stays where it is, to be told of by whoever reads it */
+        bool joins = before != NULL && before->magazine == one->magazine && before->shard == one->shard && expires == whole.expires_at_ms;
+        if (joins)
+            joins = ign_seq_next(ctl, &shard->extents, &was) == extent;
+        if (!joins && ++groups > MOST_GROUPS)
+            break;
+        piece next = {.of = one, .begins_move = !joins, .joins = joins};
+        uint64_t first, last;
+        for (uint64_t from = extent->first; rc == IGN_OK && from <= IGN_ITEM_LAST(extent) &&
+             ign_extent_run(ctl, extent, from, UINT32_MAX, &first, &last); from = last + 1) {
+            next.from = (uint32_t)(first - extent->first);
+            next.to = (uint32_t)(last - extent->first + 1);
+            next.begins_part = next.begins_move || first != behind;
+            rc = add_piece(call, &next);
+            next.begins_move = next.joins = false;
+            behind = last + 1;
+        }
+        before = one;
+        was = at;
+        expires = whole.expires_at_ms;
+    }
+    return rc;
+}
+
+static const uint8_t *batch_of(const move_call *call, const piece *p)
+{
+    return call->buffer + p->of->at;
+}
+
+/* The pieces from `i` on that make one part: how many, and what the batch of them takes. */
+static uint32_t part_size(const move_call *call, uint32_t i, uint32_t *count, uint64_t *data)
+{
+    uint32_t end = i;
+    *count = 0;
+    *data = 0;
+    do {
+        const piece *p = &call->pieces[end++];
+        *count += p->to - p->from;
+        *data += record_end(batch_of(call, p), p->to) - record_end(batch_of(call, p), p->from);
+    } while (end < call->piece_count && !call->pieces[end].begins_part);
+    return end;
+}
+
+/* A part; the checks in the index are of the pointers, which stay. */
+static uint8_t *put_part(const move_call *call, uint32_t i, uint8_t *to)
+{
+    uint32_t count, index = 0, offset = 0;
+    uint64_t data;
+    uint32_t end = part_size(call, i, &count, &data);
+    const piece *p = &call->pieces[i];
+    uint64_t size = ign_segment_size(count, data);
+    ign_put16(to, (uint16_t)p->of->shard);
+    ign_put32(to + 4, (uint32_t)size);
+    ign_put64(to + 8, p->of->first + p->from);
+    uint8_t *made = to + 16, *records = made + size - data;
+    ign_segment_begin(made, count, ign_get64(batch_of(call, p) + 8));
+    for (; i < end; i++) {
+        p = &call->pieces[i];
+        const uint8_t *batch = batch_of(call, p);
+        uint32_t from = record_end(batch, p->from), bytes = record_end(batch, p->to) - from;
+        const uint8_t *old = batch + ign_segment_size(ign_get32(batch + 4), 0);
+        memcpy(records + offset, old + from, bytes);
+        for (uint32_t k = p->from; k < p->to; k++)
+            ign_segment_put_index(made, index++, offset + record_end(batch, k + 1) - from,
+                                  ign_get32(batch + IGN_SEGMENT_HEADER_BYTES + (size_t)k * IGN_SEGMENT_INDEX_BYTES + 4));
+        offset += bytes;
+    }
+    ign_segment_finish(made);
+    return to + 16 + ign_pad8(size);
 }
 
 static int build_move(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
     (void)store;
-    const move_call *call = arg;
-    ign_ctl *ctl = &g->ctl;
-    ign_magazine *magazine = ign_state_magazine(ctl, call->magazine);
-    ign_shard *shard = magazine == NULL ? NULL : ign_state_shard(ctl, magazine, call->shard);
-    ign_cursor at;
-    ign_segment whole;
-    ign_item *extent = shard == NULL ? NULL : ign_seq_find(ctl, &shard->extents, call->first, &at);
-    if (extent == NULL || extent->first != call->first || extent->word[0] != call->position)
-        return IGN_EMPTY; /* dead, or moved by somebody else */
-    if (ign_segment_open(call->batch, call->bytes, &whole) != IGN_OK || whole.count != IGN_ITEM_SPAN(extent))
-        return IGN_E_CORRUPT;
-    uint64_t from = extent->first, first, last;
-    uint32_t parts = 0;
-    *bytes = 24;
-    while (from <= IGN_ITEM_LAST(extent) && ign_extent_run(ctl, extent, from, UINT32_MAX, &first, &last)) {
-        uint32_t a = (uint32_t)(first - extent->first), b = (uint32_t)(last - extent->first + 1);
-        *bytes += 16 + pad8(ign_segment_size(b - a, record_end(call->batch, b) - record_end(call->batch, a)));
-        parts++;
-        from = last + 1;
+    move_call *call = arg;
+    uint8_t *to, *move = NULL;
+    int rc = find_pieces(call, &g->ctl);
+    if (rc != IGN_OK || call->piece_count == 0)
+        return rc != IGN_OK ? rc : IGN_EMPTY;
+    *bytes = 0;
+    for (uint32_t i = 0, count; i < call->piece_count;) {
+        uint64_t data;
+        *bytes += call->pieces[i].begins_move ? 24 : 0;
+        i = part_size(call, i, &count, &data);
+        *bytes += 16 + ign_pad8(ign_segment_size(count, data));
     }
-    uint8_t *to;
-    int rc = ign_store_stage(g, *bytes, &to);
+    rc = ign_store_stage(g, *bytes, &to);
     if (rc != IGN_OK)
         return rc;
     memset(to, 0, (size_t)*bytes);
-    ign_put32(to, call->magazine);
-    ign_put16(to + 4, call->shard);
-    ign_put32(to + 8, parts);
-    ign_put64(to + 16, extent->first);
-    to += 24;
-    from = extent->first;
-    while (from <= IGN_ITEM_LAST(extent) && ign_extent_run(ctl, extent, from, UINT32_MAX, &first, &last)) {
-        uint64_t size = put_piece(to + 16, call->batch, &whole, (uint32_t)(first - extent->first), (uint32_t)(last - extent->first + 1));
-        ign_put16(to, call->shard);
-        ign_put32(to + 4, (uint32_t)size);
-        ign_put64(to + 8, first);
-        to += 16 + pad8(size);
-        from = last + 1;
+    for (uint32_t i = 0; i < call->piece_count; i++) {
+        const piece *p = &call->pieces[i];
+        if (p->begins_move) {
+            move = to;
+            ign_put32(move, p->of->magazine);
+            ign_put16(move + 4, (uint16_t)p->of->shard);
+            ign_put64(move + 16, p->of->first);
+            to += 24;
+        }
+        if (p->joins)
+            ign_put32(move + 12, ign_get32(move + 12) + 1);
+        if (p->begins_part) {
+            ign_put32(move + 8, ign_get32(move + 8) + 1);
+            to = put_part(call, i, to);
+        }
     }
     return IGN_OK;
 }
 
-/* The batches of one part of a LOAD, TRANSFER or MOVE, one after the other. */
-static int move_parts(ign_store *store, const ign_entry *entry, const uint8_t *p, const uint8_t *end, uint32_t magazine, uint32_t parts)
+/* All that was gathered is moved, in as many entries as it takes. */
+static int move_gathered(ign_store *store, move_call *call)
 {
     int rc = IGN_OK;
-    for (; parts > 0 && rc == IGN_OK && end - p >= 16; parts--) {
-        uint32_t bytes = ign_get32(p + 4);
-        if ((uint64_t)(end - p) - 16 < bytes)
-            break;
-        move_call call = {.magazine = magazine, .shard = ign_get16(p), .first = ign_get64(p + 8), .position = entry->position,
-                          .batch = p + 16, .bytes = bytes};
+    qsort(call->batches, call->count, sizeof call->batches[0], by_place);
+    while (rc == IGN_OK && call->count > 0) {
         ign_store_mark mark;
-        rc = ign_store_commit(store, IGN_ENTRY_MOVE, build_move, &call, NULL, &mark);
-        if (rc == IGN_EMPTY || rc == IGN_E_CORRUPT)
-            rc = IGN_OK; /* what is damaged stays where it is, to be told of by whoever reads it */
-        p += 16 + pad8(bytes);
+        rc = ign_store_commit(store, IGN_ENTRY_MOVE, build_move, call, NULL, &mark);
+        rc = rc == IGN_EMPTY ? IGN_OK : rc;
+        call->count -= call->taken;
+        memmove(call->batches, call->batches + call->taken, call->count * sizeof call->batches[0]);
     }
+    call->bytes = 0;
     return rc;
 }
 
-static int move_entry(ign_store *store, const ign_entry *entry)
+static int gather(ign_store *store, move_call *call, const moved *one, const uint8_t *batch)
 {
-    const uint8_t *p = entry->payload, *end = p + entry->payload_bytes;
-    if (entry->type == IGN_ENTRY_TRANSFER && entry->payload_bytes >= 16)
-        p += 8;
-    else if (entry->type == IGN_ENTRY_MOVE && entry->payload_bytes >= 24)
-        return move_parts(store, entry, p + 24, end, ign_get32(p), ign_get32(p + 8));
-    else if (entry->type != IGN_ENTRY_LOAD || entry->payload_bytes < 8)
-        return IGN_OK;
-    return move_parts(store, entry, p + 8, end, ign_get32(p), ign_get16(p + 6));
+    int rc = IGN_OK;
+    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > MOST_BYTES))
+        rc = move_gathered(store, call);
+    if (rc == IGN_OK && call->bytes + one->bytes > call->capacity) {
+        uint64_t want = one->bytes > MOST_BYTES ? one->bytes : MOST_BYTES;
+        uint8_t *grown = realloc(call->buffer, (size_t)want);
+        if (grown == NULL)
+            return IGN_E_NOMEM;
+        call->buffer = grown;
+        call->capacity = want;
+    }
+    if (rc != IGN_OK)
+        return rc;
+    memcpy(call->buffer + call->bytes, batch, one->bytes);
+    call->batches[call->count] = *one;
+    call->batches[call->count++].at = call->bytes;
+    call->bytes += one->bytes;
+    return IGN_OK;
 }
 
-/* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. */
-static bool choose(ign_generation *g, ign_segment_info *info, uint64_t *limit)
+/* The batches of one part of a LOAD, TRANSFER or MOVE, one after the other. *next: where they end. */
+static int gather_parts(ign_store *store, move_call *call, const ign_entry *entry, const uint8_t *p, uint32_t magazine, uint32_t parts,
+                        const uint8_t **next)
+{
+    const uint8_t *end = entry->payload + entry->payload_bytes;
+    int rc = IGN_OK;
+    for (; parts > 0 && rc == IGN_OK; parts--) {
+        uint32_t bytes = end - p < 16 ? UINT32_MAX : ign_get32(p + 4);
+        if (bytes > end - p - 16) {
+            p = end;
+            break;
+        }
+        moved one = {.magazine = magazine, .shard = ign_get16(p), .first = ign_get64(p + 8), .position = entry->position, .bytes = bytes};
+        rc = gather(store, call, &one, p + 16);
+        p += 16 + ign_pad8(bytes);
+        p = p < end ? p : end;
+    }
+    *next = p;
+    return rc;
+}
+
+static int gather_entry(ign_store *store, move_call *call, const ign_entry *entry)
+{
+    const uint8_t *p = entry->payload, *end = p + entry->payload_bytes, *next;
+    if (entry->type == IGN_ENTRY_MOVE) {
+        int rc = IGN_OK;
+        while (rc == IGN_OK && end - p >= 24) {
+            rc = gather_parts(store, call, entry, p + 24, ign_get32(p), ign_get32(p + 8), &next);
+            p = next;
+        }
+        return rc;
+    }
+    if (entry->type == IGN_ENTRY_TRANSFER || entry->type == IGN_ENTRY_CLAIMED)
+        p += 8;
+    else if (entry->type == IGN_ENTRY_ONCE && end - p >= 16)
+        p += (uint64_t)(end - p - 16) / IGN_STORE_ID_BYTES < ign_get32(p + 4) ? 0 : 16 + (uint64_t)ign_get32(p + 4) * IGN_STORE_ID_BYTES;
+    else if (entry->type != IGN_ENTRY_LOAD)
+        return IGN_OK;
+    return end - p < 8 ? IGN_OK : gather_parts(store, call, entry, p + 8, ign_get32(p), ign_get16(p + 6), &next);
+}
+
+/* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. When room is short
+ * the one that is emptied most cheaply: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
+static bool choose(ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
     bool found = false;
-    uint64_t best = UINT64_MAX;
+    uint64_t left = ign_store_left(g);
+    uint64_t best = UINT64_MAX, most = need == IGN_NEED_NONE ? 512 : need == IGN_NEED_SOME ? 640 : 960;
     for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
-        uint64_t share = all[i].living * 1024 / all[i].info.size;
-        if (all[i].living == 0 || share >= best || share > 512)
+        uint64_t share = all[i].living * 1024 / all[i].info.size, by = need != IGN_NEED_NONE ? all[i].living : share;
+        if (all[i].living == 0 || by >= best || share > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
             continue;
-        best = share;
+        best = by;
         *info = all[i].info;
         *limit = all[i + 1].info.base;
         found = true;
@@ -143,11 +298,44 @@ static bool choose(ign_generation *g, ign_segment_info *info, uint64_t *limit)
     return found;
 }
 
-int ign_store_compact(ign_store *store, const ign_store_figures *figures)
+static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit)
+{
+    ign_log_file *file;
+    int rc = ign_store_use_file(store, info->generation, info->number, NULL, &file);
+    if (rc != 0)
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc); /* gone meanwhile: look again */
+    move_call *call = calloc(1, sizeof *call);
+    ign_log_reader reader;
+    ign_entry entry;
+    ign_log_reader_open(&reader, store->io, file->file, info, info->base, limit);
+    rc = call == NULL ? IGN_E_NOMEM : IGN_OK;
+    while (rc == IGN_OK) {
+        rc = ign_log_next(&reader, &entry);
+        if (rc == IGN_E_CORRUPT)
+            rc = ign_log_resync(&reader);
+        else if (rc == IGN_OK)
+            rc = gather_entry(store, call, &entry);
+    }
+    if (rc == IGN_EMPTY)
+        rc = move_gathered(store, call);
+    if (call != NULL) {
+        free(call->pieces);
+        free(call->buffer);
+    }
+    free(call);
+    ign_log_reader_close(&reader);
+    ign_store_drop_file(store, file);
+    return rc;
+}
+
+int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_need need)
 {
     uint64_t spare = FREE_SEGMENTS * store->options.segment_bytes;
     spare = spare < 32ull << 20 ? spare : 32ull << 20;
-    if (figures->log_bytes - figures->dead_bytes <= 2 * figures->living_bytes + spare)
+    if (need == IGN_NEED_NONE && figures->log_bytes - figures->dead_bytes <= 2 * figures->living_bytes + spare)
+        return IGN_EMPTY;
+    /* In vain, and nothing was written since? */
+    if (need != IGN_NEED_NONE && store->vain_generation == figures->generation && figures->end < store->vain_end + VAIN_BYTES)
         return IGN_EMPTY;
     ign_generation *g;
     ign_segment_info info;
@@ -156,29 +344,17 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures)
     if (rc != IGN_OK)
         return rc;
     rc = ign_store_lock(store, g, false);
-    bool found = rc == IGN_OK && choose(g, &info, &limit);
+    bool found = rc == IGN_OK && choose(g, need, &info, &limit);
+    uint64_t before = rc == IGN_OK ? g->ctl.root->applied : 0;
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
-    ign_store_leave(store, g);
-    if (!found)
-        return rc == IGN_OK ? IGN_EMPTY : rc;
-    ign_log_file *file;
-    rc = ign_store_use_file(store, info.generation, info.number, NULL, &file);
-    if (rc != 0)
-        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc); /* gone meanwhile: look again */
-    ign_log_reader reader;
-    ign_entry entry;
-    ign_log_reader_open(&reader, store->io, file->file, &info, info.base, limit);
-    for (;;) {
-        rc = ign_log_next(&reader, &entry);
-        if (rc == IGN_E_CORRUPT)
-            rc = ign_log_resync(&reader);
-        else if (rc == IGN_OK)
-            rc = move_entry(store, &entry);
-        if (rc != IGN_OK)
-            break;
+    if (found)
+        rc = empty_segment(store, &info, limit);
+    uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
+    if (found && rc == IGN_OK && end - before > info.size / 16 * 15) {
+        store->vain_generation = figures->generation;
+        store->vain_end = end;
     }
-    ign_log_reader_close(&reader);
-    ign_store_drop_file(store, file);
-    return rc == IGN_EMPTY ? IGN_OK : rc;
+    ign_store_leave(store, g);
+    return rc == IGN_OK && !found ? IGN_EMPTY : rc;
 }

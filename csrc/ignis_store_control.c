@@ -1,7 +1,9 @@
+#define _DEFAULT_SOURCE
 #include "ignis_store_control.h"
 
 #include <errno.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define MAGIC 0x314C5443534E4749ull /* "IGNSCTL1" on a little-endian machine */
 #define BYTE_ORDER_MARK 0x01020304u
@@ -19,6 +21,21 @@ static void point(ign_ctl *ctl)
     ctl->undo = (ign_ctl_undo *)(void *)(ctl->base + ctl->head->undo_at);
     ctl->arena = ctl->base + ctl->head->arena_at;
     ctl->root = (ign_root *)(void *)ctl->arena;
+}
+
+static void begin(ign_ctl *ctl, uint64_t undo_at, uint64_t undo_capacity, uint64_t arena_at, uint64_t arena_bytes)
+{
+    ign_ctl_head *head = (ign_ctl_head *)(void *)ctl->base;
+    head->version = IGN_CTL_VERSION;
+    head->byte_order = BYTE_ORDER_MARK;
+    head->undo_at = undo_at;
+    head->undo_capacity = undo_capacity;
+    head->arena_at = arena_at;
+    atomic_store_explicit(&head->refused_from, UINT64_MAX, memory_order_relaxed);
+    atomic_store_explicit(&head->arena_bytes, arena_bytes, memory_order_relaxed);
+    point(ctl);
+    *ctl->root = (ign_root){.used = round_up(sizeof(ign_root), 16), .next_magazine = 1, .first_pointer = 1};
+    head->magic = MAGIC;
 }
 
 int ign_ctl_create(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t reserve, uint64_t undo_capacity,
@@ -41,17 +58,19 @@ int ign_ctl_create(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t re
         return rc;
     }
     ctl->base = base;
-    ign_ctl_head *head = base;
-    head->version = IGN_CTL_VERSION;
-    head->byte_order = BYTE_ORDER_MARK;
-    head->undo_at = undo_at;
-    head->undo_capacity = undo_capacity;
-    head->arena_at = arena_at;
-    atomic_store_explicit(&head->refused_from, UINT64_MAX, memory_order_relaxed);
-    atomic_store_explicit(&head->arena_bytes, arena_bytes, memory_order_relaxed);
-    point(ctl);
-    *ctl->root = (ign_root){.used = round_up(sizeof(ign_root), 16), .next_magazine = 1, .first_pointer = 1};
-    head->magic = MAGIC;
+    begin(ctl, undo_at, undo_capacity, arena_at, arena_bytes);
+    return 0;
+}
+
+int ign_ctl_create_in_memory(ign_ctl *ctl, ign_store_io *io, uint64_t reserve)
+{
+    uint64_t undo_at = round_up(sizeof(ign_ctl_head), 64), arena_at = round_up(undo_at, PAGE);
+    *ctl = (ign_ctl){.io = io, .file = -1, .reserve = reserve, .alone = true, .in_memory = true};
+    void *base = mmap(NULL, reserve, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return errno;
+    ctl->base = base;
+    begin(ctl, undo_at, 0, arena_at, reserve - arena_at);
     return 0;
 }
 
@@ -92,7 +111,9 @@ int ign_ctl_open(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t rese
 
 void ign_ctl_close(ign_ctl *ctl)
 {
-    if (ctl->base != NULL)
+    if (ctl->base != NULL && ctl->in_memory)
+        munmap(ctl->base, ctl->reserve);
+    else if (ctl->base != NULL)
         ctl->io->unmap(ctl->io, ctl->base, ctl->reserve);
     if (ctl->file >= 0)
         ctl->io->close(ctl->io, ctl->file);

@@ -19,9 +19,11 @@
 
 #include <stdalign.h>
 
-#define IGN_CTL_VERSION 2u
+#define IGN_CTL_VERSION 3u
 #define IGN_STORE_SLOTS 1024u  /* open stores at a time */
 #define IGN_STORE_WAKES 1024u  /* words that consumers sleep on; magazines share them */
+#define IGN_STORE_SLEEPS 1u     /* in `wake_waiting`: somebody sleeps on the word */
+#define IGN_STORE_LISTENS 2u    /* somebody sleeps on the bell, for this word and others */
 #define IGN_CTL_CLASSES 80u
 #define IGN_CTL_CUTS 64u
 
@@ -41,26 +43,41 @@ typedef struct ign_ctl_head {
     alignas(64) _Atomic uint32_t sealed; /* a later generation holds, or is being made */
     _Atomic uint32_t ready;              /* the generation's first segment has its name */
     _Atomic uint64_t refused_from;       /* entries from here on were refused, ~0 = none; behind a failed flush */
+    _Atomic uint64_t durable;            /* the log is flushed up to here */
+    _Atomic uint64_t log_number;         /* of the segment that is written */
     alignas(64) _Atomic uint32_t lock;   /* holder: slot + 1, and its incarnation above */
     _Atomic uint32_t lock_waiting;
     _Atomic uint64_t lock_turn;          /* rises with every acquisition */
     _Atomic uint32_t undo_count, undo_lost;
     _Atomic uint64_t next_number;        /* of a segment */
-    _Atomic uint64_t ahead;              /* the name of the segment that is laid out; 0 = none */
+    _Atomic uint64_t ahead;              /* the name of the segment that is laid out, see IGN_AHEAD_; 0 = none */
+    _Atomic uint64_t reserve;            /* ... and of the one that is kept for compaction */
     _Atomic uint64_t spare, spare_bytes; /* the name of the room that is kept for a checkpoint; 0 = none */
     _Atomic uint32_t maintaining;        /* as `lock`: who maintains the store */
     _Atomic uint64_t maintain_turn;      /* rises while it does */
     _Atomic uint64_t written_to;         /* bytes of the log up to here may have been written to */
     _Atomic uint64_t arena_bytes;        /* that the file has room for */
+    _Atomic uint32_t short_of_room;      /* 1: the disk refused room, loads wait until maintenance found some; 2: others do, too */
+    _Atomic uint64_t largest;            /* bytes of the largest entry of this generation */
+    _Atomic uint32_t removals;           /* rises when segments went */
     alignas(64) _Atomic uint64_t end;    /* of the log, for whoever flushes without the lock */
-    _Atomic uint64_t log_base, log_number; /* of the segment that is written; set before `end` goes beyond its base */
-    _Atomic uint64_t durable;            /* the log is flushed up to here */
+    _Atomic uint64_t log_base;           /* of the segment that is written; set before `end` goes beyond its base */
+    _Atomic uint64_t witnessed;          /* the end of the last entry that says that all before it was flushed */
     _Atomic uint32_t flush_turn;         /* what waits for a flush sleeps on this */
     _Atomic uint32_t flushing;           /* as `lock`: who flushes */
+    _Atomic uint32_t bell, bell_waiting; /* one word for who waits for many magazines; rung for those that were announced */
     alignas(64) _Atomic uint32_t incarnation[IGN_STORE_SLOTS];
     _Atomic uint32_t wake[IGN_STORE_WAKES];
     _Atomic uint32_t wake_waiting[IGN_STORE_WAKES];
 } ign_ctl_head;
+
+/* An opening and `ignis doctor` read these of a control file that nobody lives in. */
+_Static_assert(offsetof(ign_ctl_head, ready) == 1156 && offsetof(ign_ctl_head, durable) == 1168 && offsetof(ign_ctl_head, log_number) == 1176,
+               "ignis/storage/embedded/log_files.py has them too");
+
+/* The number in the name of a segment that is laid out: its KiB, whether it is filled, and above, what was drawn. */
+#define IGN_AHEAD_KIB 0x7fffffull
+#define IGN_AHEAD_FILLED 0x800000ull
 
 typedef struct ign_ctl_undo {
     uint64_t offset, old;
@@ -82,6 +99,7 @@ typedef struct ign_root {
     uint64_t by_id, by_id_count;          /* magazine number -> its record */
     uint64_t segments, segment_count, segment_capacity;
     uint64_t living_bytes, living_records, damaged_bytes;
+    uint64_t salvaged_records, damaged_records; /* of damaged entries: what could be read of them, and what not */
     uint64_t pending;   /* freed in this transaction */
     uint64_t free[IGN_CTL_CLASSES];
 } ign_root;
@@ -97,12 +115,15 @@ typedef struct ign_ctl {
     ign_root *root;
     bool cut;    /* the file is shorter than it says: nobody goes on in it */
     bool alone;  /* nobody else sees it yet: nothing is undone */
+    bool in_memory;
     bool no_room; /* an allocation failed in this transaction: the state is not to be used */
 } ign_ctl;
 
 /* Makes the control file `name`, with an empty arena, and maps it. 0 or an errno. */
 int ign_ctl_create(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t reserve, uint64_t undo_capacity,
                    uint64_t arena_bytes);
+/* The same without a file, in memory that nobody shares, for who has no room on the disk. It does not grow. */
+int ign_ctl_create_in_memory(ign_ctl *ctl, ign_store_io *io, uint64_t reserve);
 /* Maps an existing one: 0, an errno, or a negative IGN_E_ code when it is none, or of another version. */
 int ign_ctl_open(ign_ctl *ctl, ign_store_io *io, const char *name, uint64_t reserve);
 void ign_ctl_close(ign_ctl *ctl);

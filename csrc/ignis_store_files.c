@@ -104,6 +104,35 @@ void ign_store_drop_file(ign_store *store, ign_log_file *file)
     pthread_mutex_unlock(&store->mutex);
 }
 
+static bool is_known(ign_generation *g, const ign_log_file *f)
+{
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        if (all[i].info.generation == f->generation && all[i].info.number == f->number)
+            return true;
+    return false;
+}
+
+void ign_store_drop_removed(ign_store *store, ign_generation *g)
+{
+    int gone[IGN_LOG_FILES];
+    unsigned count = 0;
+    if (ign_store_lock(store, g, false) != IGN_OK)
+        return;
+    pthread_mutex_lock(&store->mutex);
+    for (unsigned i = 0; i < IGN_LOG_FILES; i++) {
+        ign_log_file *f = &store->files[i];
+        if (f->file >= 0 && f->users == 0 && f->generation <= g->number && !is_known(g, f)) {
+            gone[count++] = f->file;
+            *f = (ign_log_file){.file = -1};
+        }
+    }
+    pthread_mutex_unlock(&store->mutex);
+    ign_store_unlock(store, g);
+    for (unsigned i = 0; i < count; i++)
+        store->io->close(store->io, gone[i]);
+}
+
 void ign_store_close_files(ign_store *store)
 {
     for (unsigned i = 0; i < IGN_LOG_FILES; i++)

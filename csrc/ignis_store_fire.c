@@ -1,6 +1,7 @@
 /* Claims over all shards of a magazine in one entry, and parts of batches. */
-#include "ignis_store_fire.h"
 #include "ignis_store_parts.h"
+
+#include "ignis_store_fire.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,11 +1,13 @@
 /* Flushing the log: one for all who wait, without the writer's lock.
  *
  * Only the newest segment is ever not flushed, so a flush is of one file, which the process holds open. Whoever flushes says
- * so in a word, and the others sleep; should it die or be slow, another flushes as well: two flushes at a time are right.
+ * so in a word, and the others sleep; should it die or be slow, another process flushes as well: each has its own descriptor.
  *
- * The kernel tells each open file once that writing back a page failed, and from then on calls the page clean. A file that
- * was opened after the failure was told to somebody else is told nothing. So a flush through a descriptor covers what was
- * written after it was opened; of what was written before, the process writes the same bytes once more.
+ * The kernel tells each open file once that writing back a page failed, and from then on calls the page clean. Of two
+ * threads that flush one descriptor at a time, one hears of the failure and the other that all is well: so the threads of
+ * a process take turns, and a descriptor that failed once flushes nothing more. A file that was opened after the failure
+ * was told to somebody else is told nothing. So a flush through a descriptor covers what was written after it was opened;
+ * of what was written before, the process writes the same bytes once more.
  *
  * A flush that fails seals the generation. Nothing of the file beyond the last good flush is trusted: the next
  * generation begins with a new file, into which that is written again from memory. Who waits is told that all is well when
@@ -45,7 +47,20 @@ static void raise_durable(ign_store *store, ign_ctl_head *head, uint64_t to)
     store->io->wake(store->io, &head->flush_turn);
 }
 
-/* 0; an errno: the disk refused; IGN_E_STALE: another segment is written now, look again. */
+/* IGN_E_BUSY: another thread of ours is at it, and what it is told holds for us too. */
+static int flush_file(ign_store *store, ign_log_file *file)
+{
+    bool busy = false;
+    if (!atomic_compare_exchange_strong(&file->flushing, &busy, true))
+        return IGN_E_BUSY;
+    int rc = atomic_load(&file->failed) ? EIO : store->io->flush(store->io, file->file);
+    if (rc != 0)
+        atomic_store(&file->failed, true);
+    atomic_store(&file->flushing, false);
+    return rc;
+}
+
+/* 0; an errno: the disk refused; IGN_E_STALE: another segment is written now, look again; IGN_E_BUSY: as above. */
 static int flush_once(ign_store *store, ign_generation *g)
 {
     ign_ctl_head *head = g->ctl.head;
@@ -69,7 +84,7 @@ static int flush_once(ign_store *store, ign_generation *g)
         rc = write_again(store, file, durable > base ? durable : base, since, end);
     IGN_STEP(store->io);
     if (rc == 0)
-        rc = store->io->flush(store->io, file->file);
+        rc = flush_file(store, file);
     ign_store_drop_file(store, file);
 #ifdef IGN_MUTANT_LYING_FLUSH
     rc = 0;
@@ -100,10 +115,14 @@ int ign_store_flush_to(ign_store *store, ign_generation *g, uint64_t position)
             flushing = g->word;
             if (ours)
                 atomic_compare_exchange_strong_explicit(&head->flushing, &flushing, 0, memory_order_seq_cst, memory_order_relaxed);
-            else /* who had it is dead, or slow and will find it taken */
+            else if (rc != IGN_E_BUSY) /* who had it is dead, or slow and will find it taken */
                 atomic_store_explicit(&head->flushing, 0, memory_order_seq_cst);
             if (rc == IGN_E_STALE || rc == 0)
                 continue;
+            if (rc == IGN_E_BUSY) {
+                io->wait(io, &head->flush_turn, turn, look_ns);
+                continue;
+            }
             if (rc == EMFILE || rc == ENFILE || rc == ENOMEM || rc == IGN_E_NOMEM)
                 return ign_store_error(rc); /* no failure of the disk */
             ign_store_seal(store, g);

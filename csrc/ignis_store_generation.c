@@ -19,6 +19,14 @@ bool ign_store_sealed(const ign_generation *generation)
            atomic_load_explicit(&generation->ctl.head->sealed, memory_order_seq_cst) != 0;
 }
 
+void ign_store_ring_head(ign_store *store, ign_ctl_head *head)
+{
+    atomic_fetch_add_explicit(&head->bell, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&head->bell_waiting, memory_order_seq_cst) != 0 &&
+        atomic_exchange_explicit(&head->bell_waiting, 0, memory_order_seq_cst) != 0)
+        store->io->wake(store->io, &head->bell);
+}
+
 static void wake_everybody(ign_store *store, ign_ctl_head *head)
 {
     store->io->wake(store->io, &head->lock);
@@ -29,6 +37,7 @@ static void wake_everybody(ign_store *store, ign_ctl_head *head)
             atomic_fetch_add_explicit(&head->wake[i], 1, memory_order_seq_cst);
             store->io->wake(store->io, &head->wake[i]);
         }
+    ign_store_ring_head(store, head);
 }
 
 void ign_store_seal(ign_store *store, ign_generation *generation)
@@ -230,26 +239,36 @@ int ign_store_open(ign_store **store, ign_store_io *io, const ign_store_options 
         return IGN_E_NOMEM;
     s->io = io;
     s->options = (ign_store_options){
-        .segment_bytes = choose(options->segment_bytes, 64ull << 20),
+        .segment_bytes = choose(options->segment_bytes, 16ull << 20),
+        .first_segment_bytes = choose(options->first_segment_bytes, 1ull << 20),
         .control_reserve = choose(options->control_reserve, 64ull << 30),
-        .arena_bytes = choose(options->arena_bytes, 1ull << 20),
+        .arena_bytes = choose(options->arena_bytes, 768ull << 10),
         .undo_capacity = choose(options->undo_capacity, 8192),
         .stopped_after_ns = choose(options->stopped_after_ns, 2000000000ull),
         .busy_after_ns = choose(options->busy_after_ns, 30000000000ull),
         .checkpoint_bytes = choose(options->checkpoint_bytes, 64ull << 20),
         .max_bytes = choose(options->max_bytes, UINT64_MAX),
+        .pass_over = options->pass_over,
     };
+    if (s->options.first_segment_bytes > s->options.segment_bytes)
+        s->options.first_segment_bytes = s->options.segment_bytes;
     for (unsigned i = 0; i < IGN_LOG_FILES; i++)
         s->files[i].file = -1;
     ign_generation *g = NULL;
     int rc = pthread_mutex_init(&s->mutex, NULL) == 0 ? find_first(s, &g) : IGN_E_NOMEM;
     if (rc != IGN_OK) {
+        if (rc == IGN_E_LOST && options->lost != NULL)
+            *options->lost = s->lost;
         ign_store_close_files(s);
         free(s);
         return rc;
     }
     g->users = 1;
     s->now = g;
+    if (options->pass_over && (rc = ign_store_drop_lost(s)) != IGN_OK) {
+        ign_store_close(s);
+        return rc;
+    }
     *store = s;
     return IGN_OK;
 }
@@ -269,6 +288,7 @@ void ign_store_close(ign_store *store)
 {
     if (store == NULL)
         return;
+    ign_store_witness(store);
     ign_generation *g = store->now;
     store->now = NULL;
     if (g != NULL)

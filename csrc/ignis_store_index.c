@@ -47,6 +47,8 @@ ign_item *ign_seq_find(ign_ctl *ctl, ign_seq *seq, uint64_t number, ign_cursor *
         else
             high = middle;
     }
+    while (low > 1 && part_at(ctl, seq, low - 1)->items == 0) /* gone: an item of the one before may reach over it */
+        low--;
     *cursor = (ign_cursor){.part = low > 0 ? low - 1 : 0};
     if (low > 0 && part_at(ctl, seq, low - 1)->items != 0) {
         part *p = part_at(ctl, seq, low - 1);
@@ -184,6 +186,21 @@ void ign_seq_set_left(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, uint
         drop_part(ctl, seq, cursor->part);
 }
 
+void ign_seq_remove(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor)
+{
+    part *p = part_at(ctl, seq, cursor->part);
+    bool last = part_living(p) == 1;
+    ign_seq_set_left(ctl, seq, cursor, 0);
+    if (last)
+        return;
+    const ign_item *items = ign_ctl_at(ctl, p->items);
+    uint32_t i = 0;
+    while (IGN_ITEM_LEFT(&items[i]) == 0)
+        i++;
+    if (items[i].first > p->first)
+        ign_ctl_put(ctl, &p->first, items[i].first);
+}
+
 /* Living items of one part, with others in or beside the place of one of them: written to new parts, which take its place. */
 void ign_seq_splice(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, bool drop, const ign_item *items, uint64_t count)
 {
@@ -207,7 +224,7 @@ void ign_seq_splice(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, bool d
     uint64_t made = 0;
     for (uint64_t at = 0; at < total && !ctl->no_room; made++) {
         uint64_t part_items = total - at <= PART_ITEMS ? total - at : PART_ITEMS / 2;
-        parts[made] = new_part(ctl, all + at, part_items, PART_ITEMS);
+        parts[made] = new_part(ctl, all + at, part_items, part_items <= FIRST_ITEMS ? FIRST_ITEMS : part_items <= 4 * FIRST_ITEMS ? 4 * FIRST_ITEMS : PART_ITEMS);
         at += part_items;
     }
     if (!ctl->no_room) {

@@ -38,6 +38,8 @@ ign_item *ign_seq_next(ign_ctl *ctl, ign_seq *seq, ign_cursor *cursor);
 void ign_seq_append(ign_ctl *ctl, ign_seq *seq, const ign_item *item);
 /* Changes how much of it lives. When nothing does, the cursor may be good for nothing but being found again. */
 void ign_seq_set_left(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, uint32_t left);
+/* It goes, and an item before it may take over its numbers. */
+void ign_seq_remove(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor);
 /* In the place of the item at the cursor (or, with `drop` false, beside it) stand these, which are in order and fit there. */
 void ign_seq_splice(ign_ctl *ctl, ign_seq *seq, const ign_cursor *cursor, bool drop, const ign_item *items, uint64_t count);
 void ign_seq_free(ign_ctl *ctl, ign_seq *seq);

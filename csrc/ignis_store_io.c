@@ -25,17 +25,17 @@
 #define F_OFD_GETLK 92
 #endif
 
-typedef struct posix_io {
+typedef struct os_io {
     ign_store_io io; /* first: the functions get it back */
     int directory;
     dev_t device;
     ino_t inode;
     char path[];
-} posix_io;
+} os_io;
 
-static int posix_list(ign_store_io *io, ign_store_name_fn *each, void *arg)
+static int os_list(ign_store_io *io, ign_store_name_fn *each, void *arg)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     int fd = openat(p->directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return errno;
@@ -58,21 +58,21 @@ static int posix_list(ign_store_io *io, ign_store_name_fn *each, void *arg)
     return kept;
 }
 
-static int posix_open(ign_store_io *io, const char *name, bool create, int *file)
+static int os_open(ign_store_io *io, const char *name, bool create, int *file)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
     *file = openat(p->directory, name, flags, 0600);
     return *file < 0 ? errno : 0;
 }
 
-static void posix_close(ign_store_io *io, int file)
+static void os_close(ign_store_io *io, int file)
 {
     (void)io;
     close(file);
 }
 
-static int posix_size(ign_store_io *io, int file, uint64_t *bytes)
+static int os_size(ign_store_io *io, int file, uint64_t *bytes)
 {
     (void)io;
     struct stat st;
@@ -82,7 +82,7 @@ static int posix_size(ign_store_io *io, int file, uint64_t *bytes)
     return 0;
 }
 
-static int posix_read(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at)
+static int os_read(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at)
 {
     (void)io;
     for (uint8_t *p = to; bytes > 0;) {
@@ -98,7 +98,17 @@ static int posix_read(ign_store_io *io, int file, void *to, size_t bytes, uint64
     return 0;
 }
 
-static int posix_write(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at)
+static int os_named(ign_store_io *io, int file, bool *yes)
+{
+    (void)io;
+    struct stat st;
+    if (fstat(file, &st) != 0)
+        return errno;
+    *yes = st.st_nlink > 0;
+    return 0;
+}
+
+static int os_write(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at)
 {
     (void)io;
     for (const uint8_t *p = from; bytes > 0;) {
@@ -114,7 +124,7 @@ static int posix_write(ign_store_io *io, int file, const void *from, size_t byte
     return 0;
 }
 
-static int posix_flush(ign_store_io *io, int file)
+static int os_flush(ign_store_io *io, int file)
 {
     (void)io;
 #ifdef __APPLE__
@@ -128,7 +138,7 @@ static int posix_flush(ign_store_io *io, int file)
 #endif
 }
 
-static int posix_allocate(ign_store_io *io, int file, uint64_t bytes)
+static int os_allocate(ign_store_io *io, int file, uint64_t bytes)
 {
     (void)io;
 #ifdef __linux__
@@ -142,27 +152,27 @@ static int posix_allocate(ign_store_io *io, int file, uint64_t bytes)
     return ftruncate(file, (off_t)bytes) == 0 ? 0 : errno;
 }
 
-static int posix_link_new(ign_store_io *io, const char *from, const char *to)
+static int os_link_new(ign_store_io *io, const char *from, const char *to)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     return linkat(p->directory, from, p->directory, to, 0) == 0 ? 0 : errno;
 }
 
-static int posix_remove(ign_store_io *io, const char *name)
+static int os_remove(ign_store_io *io, const char *name)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     return unlinkat(p->directory, name, 0) == 0 ? 0 : errno;
 }
 
-static int posix_flush_names(ign_store_io *io)
+static int os_flush_names(ign_store_io *io)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     return fsync(p->directory) == 0 ? 0 : errno;
 }
 
-static int posix_same_place(ign_store_io *io)
+static int os_same_place(ign_store_io *io)
 {
-    posix_io *p = (posix_io *)io;
+    os_io *p = (os_io *)io;
     struct stat st;
     if (stat(p->path, &st) != 0)
         return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
@@ -179,7 +189,7 @@ typedef struct mapping {
 static mapping *mappings;
 static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int posix_map(ign_store_io *io, int file, uint64_t reserve, void **memory)
+static int os_map(ign_store_io *io, int file, uint64_t reserve, void **memory)
 {
     (void)io;
     mapping *m = malloc(sizeof *m);
@@ -201,7 +211,7 @@ static int posix_map(ign_store_io *io, int file, uint64_t reserve, void **memory
     return 0;
 }
 
-static void posix_unmap(ign_store_io *io, void *memory, uint64_t reserve)
+static void os_unmap(ign_store_io *io, void *memory, uint64_t reserve)
 {
     (void)io;
     mapping *found = NULL;
@@ -218,7 +228,7 @@ static void posix_unmap(ign_store_io *io, void *memory, uint64_t reserve)
     munmap(memory, reserve);
 }
 
-static int posix_lock(ign_store_io *io, int file, uint64_t byte)
+static int os_lock(ign_store_io *io, int file, uint64_t byte)
 {
     (void)io;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
@@ -227,7 +237,7 @@ static int posix_lock(ign_store_io *io, int file, uint64_t byte)
     return errno == EACCES ? EAGAIN : errno;
 }
 
-static int posix_locked(ign_store_io *io, int file, uint64_t byte, uint64_t count, bool *by_other)
+static int os_locked(ign_store_io *io, int file, uint64_t byte, uint64_t count, bool *by_other)
 {
     (void)io;
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = (off_t)count};
@@ -237,13 +247,13 @@ static int posix_locked(ign_store_io *io, int file, uint64_t byte, uint64_t coun
     return 0;
 }
 
-static uint64_t posix_now_ns(ign_store_io *io)
+static uint64_t os_now_ns(ign_store_io *io)
 {
     (void)io;
     return ign_now_ns();
 }
 
-static uint64_t posix_random(ign_store_io *io)
+static uint64_t os_random(ign_store_io *io)
 {
     uint64_t drawn;
 #ifdef __linux__
@@ -253,17 +263,17 @@ static uint64_t posix_random(ign_store_io *io)
     arc4random_buf(&drawn, sizeof drawn);
     return drawn;
 #endif
-    drawn = posix_now_ns(io) ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)&drawn;
+    drawn = os_now_ns(io) ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)&drawn;
     return drawn;
 }
 
-static void posix_wait(ign_store_io *io, _Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
+static void os_wait(ign_store_io *io, _Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns)
 {
     (void)io;
     ign_futex_wait(word, seen, timeout_ns);
 }
 
-static void posix_wake(ign_store_io *io, _Atomic uint32_t *word)
+static void os_wake(ign_store_io *io, _Atomic uint32_t *word)
 {
     (void)io;
     ign_futex_wake_all(word);
@@ -272,7 +282,7 @@ static void posix_wake(ign_store_io *io, _Atomic uint32_t *word)
 int ign_store_io_open(const char *directory, ign_store_io **io)
 {
     size_t length = strlen(directory) + 1;
-    posix_io *p = calloc(1, sizeof *p + length);
+    os_io *p = calloc(1, sizeof *p + length);
     if (p == NULL)
         return ENOMEM;
     memcpy(p->path, directory, length);
@@ -288,11 +298,11 @@ int ign_store_io_open(const char *directory, ign_store_io **io)
     p->device = st.st_dev;
     p->inode = st.st_ino;
     p->io = (ign_store_io){
-        .list = posix_list, .open = posix_open, .close = posix_close, .size = posix_size, .read = posix_read,
-        .write = posix_write, .flush = posix_flush, .allocate = posix_allocate, .link_new = posix_link_new,
-        .remove = posix_remove, .flush_names = posix_flush_names, .same_place = posix_same_place, .map = posix_map,
-        .unmap = posix_unmap, .lock = posix_lock, .locked = posix_locked, .now_ns = posix_now_ns,
-        .random = posix_random, .wait = posix_wait, .wake = posix_wake,
+        .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read,
+        .write = os_write, .flush = os_flush, .allocate = os_allocate, .link_new = os_link_new,
+        .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .map = os_map,
+        .unmap = os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,
+        .random = os_random, .wait = os_wait, .wake = os_wake,
     };
     *io = &p->io;
     return 0;
@@ -302,6 +312,6 @@ void ign_store_io_close(ign_store_io *io)
 {
     if (io == NULL)
         return;
-    close(((posix_io *)io)->directory);
+    close(((os_io *)io)->directory);
     free(io);
 }

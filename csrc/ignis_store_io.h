@@ -25,6 +25,7 @@ struct ign_store_io {
     int (*open)(ign_store_io *io, const char *name, bool create, int *file); /* create: EEXIST when it is there */
     void (*close)(ign_store_io *io, int file);
     int (*size)(ign_store_io *io, int file, uint64_t *bytes);
+    int (*named)(ign_store_io *io, int file, bool *yes);             /* whether a name leads to it still */
     int (*read)(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at);
     int (*write)(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at);
     int (*flush)(ign_store_io *io, int file);                        /* fdatasync */

@@ -56,6 +56,10 @@ int ign_load_put(ign_generation *g, ign_load_call *call, uint8_t *to)
                 first = call->parts[k].first + ign_get32(call->parts[k].batch + 4);
                 break;
             }
+        if (first > IGN_POINTER_MAX - ign_get32(part->batch + 4) + 1) {
+            errno = EOVERFLOW;
+            return IGN_E_NO_ROOM;
+        }
         part->first = first;
         memset(to, 0, 8);
         ign_put16(to, part->shard);

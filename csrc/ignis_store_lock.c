@@ -81,9 +81,22 @@ static bool was_cut(ign_store *store, ign_generation *g)
     return false;
 }
 
+/* Who opens the store looks for the name: without it nobody seems to live here, and what is written from then on is read by nobody. */
+bool ign_store_has_ended(ign_store *store, ign_generation *g)
+{
+    bool named = true;
+#ifndef IGN_MUTANT_REMOVED_UNSEEN
+    if (!ign_store_sealed(g) && (store->io->named(store->io, g->ctl.file, &named) != 0 || named))
+        return false;
+#endif
+    if (!named)
+        ign_store_seal(store, g);
+    return ign_store_sealed(g);
+}
+
 int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
 {
-    if (was_cut(store, g) || ign_store_sealed(g))
+    if (was_cut(store, g) || ign_store_has_ended(store, g))
         return IGN_E_STALE;
     int rc = acquire(store, g, at_once);
     if (rc != IGN_OK)

@@ -2,6 +2,7 @@
 
 #include "ignis_bytes.h"
 #include "ignis_record.h"
+#include "ignis_store_salvage.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -30,7 +31,9 @@ void ign_segment_put_header(uint8_t sector[IGN_LOG_SECTOR], const ign_segment_in
 {
     memset(sector, 0, IGN_LOG_SECTOR);
     memcpy(sector, magic, sizeof magic);
+    uint64_t flushed = segment->flushed > segment->base ? (segment->flushed - segment->base) / 8 : 0;
     ign_put32(sector + 8, IGN_LOG_VERSION);
+    ign_put32(sector + 12, flushed < UINT32_MAX ? (uint32_t)flushed : UINT32_MAX);
     ign_put64(sector + 16, segment->generation);
     ign_put64(sector + 24, segment->number);
     ign_put64(sector + 32, segment->base);
@@ -52,6 +55,7 @@ int ign_segment_get_header(const uint8_t sector[IGN_LOG_SECTOR], ign_segment_inf
         .generation = ign_get64(sector + 16), .number = ign_get64(sector + 24), .base = ign_get64(sector + 32),
         .size = ign_get64(sector + 40), .salt = ign_get64(sector + 48), .store = ign_get64(sector + 56),
     };
+    segment->flushed = segment->base + 8 * (uint64_t)ign_get32(sector + 12);
     if (segment->size < IGN_LOG_SECTOR || segment->size > INT64_MAX || segment->base > INT64_MAX ||
         segment->base % 8 != 0)
         return IGN_E_SIZE;
@@ -97,6 +101,21 @@ void ign_entry_seal(uint8_t *bytes, uint8_t type, uint32_t payload_bytes, uint64
     ign_put32(bytes + 12, header_crc(bytes, salt, position));
     memset(bytes + length, 0, (size_t)(ign_entry_size(payload_bytes) - length));
     ign_put32(bytes + 4, entry_crc(bytes, length, salt, position));
+}
+
+bool ign_entry_header_holds(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, uint64_t *size)
+{
+    if (available < IGN_ENTRY_HEADER)
+        return false;
+    uint32_t length = ign_get32(bytes);
+    if (length < IGN_ENTRY_HEADER || length > IGN_ENTRY_MAX || bytes[8] == 0 || bytes[8] >= IGN_ENTRY_TYPES ||
+        bytes[9] != IGN_LOG_VERSION || ign_get32(bytes + 12) != header_crc(bytes, salt, position))
+        return false;
+    uint64_t needed = ign_entry_size(length - IGN_ENTRY_HEADER);
+    if (needed > available)
+        return false;
+    *size = needed;
+    return true;
 }
 
 int ign_entry_check(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
@@ -160,13 +179,24 @@ static void read_blocks(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uin
         uint64_t part = BLOCK - at % BLOCK;
         part = part < bytes ? part : bytes;
         if (reader->io->read(reader->io, reader->file, to, (size_t)part, at) != 0) {
-            memset(to, 0xff, (size_t)part);
+            uint64_t size, there = 0; /* a file that was cut short ends within a block */
+            if (reader->io->size(reader->io, reader->file, &size) == 0 && size > at && size - at < part &&
+                reader->io->read(reader->io, reader->file, to, (size_t)(size - at), at) == 0)
+                there = size - at;
+            memset(to + there, 0xff, (size_t)(part - there));
             reader->unreadable = true;
         }
         to += part;
         at += part;
         bytes -= part;
     }
+}
+
+void ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position)
+{
+    uint64_t at = ign_segment_offset(&reader->segment, position);
+    if (reader->io->read(reader->io, reader->file, to, (size_t)bytes, at) != 0)
+        read_blocks(reader, to, bytes, at);
 }
 
 /* The buffer holds at least `bytes` from the reader's position on, or all there is. */
@@ -224,14 +254,26 @@ static bool is_zero(const uint8_t *word)
     return value == 0;
 }
 
+/* No more is read, or summed, than what is passed over: where a header holds and its entry does not, no entry begins within that one. Its
+ * checksum has the salt in it, so nobody writes one into a message. */
 int ign_log_resync(ign_log_reader *reader)
 {
-    while (reader->limit - reader->position >= 8 + IGN_ENTRY_HEADER) {
-        reader->position += 8;
-        uint64_t at = reader->position;
+    uint64_t skip = 8;
+    while (reader->position < reader->limit && reader->limit - reader->position >= 8 + IGN_ENTRY_HEADER) {
         ign_entry entry;
         const uint8_t *bytes;
         uint64_t available, needed;
+        if (skip == 8) {
+            int first = fill(reader, IGN_ENTRY_HEADER, &bytes, &available);
+            if (first != IGN_OK)
+                return first;
+            ign_entry_header_holds(bytes, reader->limit - reader->position, reader->segment.salt, reader->position, &skip);
+            if (skip > reader->limit - reader->position - IGN_ENTRY_HEADER)
+                break;
+        }
+        reader->position += skip;
+        skip = 8;
+        uint64_t at = reader->position;
         int rc = fill(reader, IGN_ENTRY_HEADER, &bytes, &available);
         if (rc != IGN_OK)
             return rc;

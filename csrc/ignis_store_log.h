@@ -8,7 +8,7 @@
  *   offset size  field
  *        0    8  magic           "IGNSLOG1"
  *        8    4  version         1
- *       12    4  reserved        0
+ *       12    4  flushed         so many times 8 bytes of entries were on the disk before the file got its name
  *       16    8  generation      who wrote it; see ignis_store_recovery.h
  *       24    8  number          rises within a generation
  *       32    8  base            position of the first entry
@@ -59,11 +59,13 @@ typedef enum ign_entry_type {
     IGN_ENTRY_CLAIMED,      /* a load and the claim of its records in one */
     IGN_ENTRY_ONCE,         /* a load and the ids that become known by it */
     IGN_ENTRY_FORGET,       /* ids whose hour is here go */
+    IGN_ENTRY_WITNESS,      /* says nothing but that what is before it was flushed: by its `durable` */
     IGN_ENTRY_TYPES,
 } ign_entry_type;
 
 typedef struct ign_segment_info {
     uint64_t generation, number, base, size, salt, store;
+    uint64_t flushed; /* position up to which it was on the disk before it got its name */
 } ign_segment_info;
 
 typedef struct ign_entry {
@@ -123,6 +125,8 @@ void ign_log_reader_close(ign_log_reader *reader);
 /* IGN_OK: *entry is valid until the next call. IGN_EMPTY: nothing more was written, or the limit is reached.
  * IGN_E_CORRUPT: what stands here is no entry. IGN_E_NOMEM. */
 int ign_log_next(ign_log_reader *reader, ign_entry *entry);
+/* Bytes as they stand in the segment, from a position on that it has; what the disk refuses to read is ones. */
+void ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position);
 /* Behind something that is no entry: goes on at the next entry whose checksum holds. IGN_OK | IGN_EMPTY | IGN_E_NOMEM. */
 int ign_log_resync(ign_log_reader *reader);
 

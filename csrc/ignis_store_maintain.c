@@ -1,11 +1,13 @@
-/* Maintenance: one store at a time lays out the next segment, checkpoints, removes and compacts.
+/* Maintenance: one store at a time lays out the next segments, checkpoints, removes and compacts.
  *
  * Who does it says so in a word, as with a flush. Two at a time do no harm, so whoever is dead is followed at once, and whoever
  * seems to be stopped, after a time in which nothing was done.
  */
 #include "ignis_store_parts.h"
 
-enum { STOPPED_TIMES = 30 }; /* `stopped_after_ns`: a checkpoint of a large state takes its time */
+#include <string.h>
+
+enum { SPARE = 65536, STOPPED_TIMES = 30 }; /* `stopped_after_ns`: a checkpoint of a large state takes its time */
 
 static void raise_turn(ign_generation *g)
 {
@@ -40,7 +42,8 @@ static void sweep_file(void *arg, const char *name)
     const ign_ctl_head *head = s->g->ctl.head;
     uint64_t a, b;
     bool goes = ign_store_parse_name(name, "tmp-control", &a, &b) || ign_store_parse_name(name, "tmp-checkpoint", &a, &b) ||
-                (ign_store_parse_name(name, "tmp-ahead", &a, &b) && b != atomic_load_explicit(&head->ahead, memory_order_seq_cst)) ||
+                (ign_store_parse_name(name, "tmp-ahead", &a, &b) && b != atomic_load_explicit(&head->ahead, memory_order_seq_cst) &&
+                 b != atomic_load_explicit(&head->reserve, memory_order_seq_cst)) ||
                 (ign_store_parse_name(name, "tmp-spare", &a, &b) && b != atomic_load_explicit(&head->spare, memory_order_seq_cst));
     if (goes && a == head->generation)
         s->store->io->remove(s->store->io, name);
@@ -68,59 +71,142 @@ static void end(ign_generation *g)
     atomic_compare_exchange_strong_explicit(&g->ctl.head->maintaining, &mine, 0, memory_order_seq_cst, memory_order_relaxed);
 }
 
-/* A sixteenth of the segment is written: before loads need one. */
-static bool wants_ahead(ign_store *store, uint64_t end, uint64_t base)
+static bool is_short(const ign_generation *g)
 {
-    return end != 0 && base != UINT64_MAX && end - base >= store->options.segment_bytes / 16;
+    return atomic_load_explicit(&g->ctl.head->short_of_room, memory_order_seq_cst) != 0;
 }
 
-/* Room for a checkpoint and what it is made in, for when the disk is full: without one no segment can go. */
-static void keep_spare(ign_store *store, ign_generation *g, uint64_t state_bytes)
+static bool give(ign_store *store, ign_generation *g, _Atomic uint64_t *word, const char *kind)
 {
-    ign_ctl_head *head = g->ctl.head;
-    uint64_t bytes = 3 * state_bytes + store->options.arena_bytes + 262144, drawn;
-    if (atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) >= bytes ||
-        ign_store_lay_out(store, g, "tmp-spare", bytes + bytes / 2, &drawn) != IGN_OK)
-        return;
-    uint64_t old = atomic_exchange_explicit(&head->spare, drawn, memory_order_seq_cst);
-    atomic_store_explicit(&head->spare_bytes, bytes + bytes / 2, memory_order_seq_cst);
-    if (old != 0)
-        ign_store_give(store, g, "tmp-spare", old);
-}
-
-static bool give_spare(ign_store *store, ign_generation *g)
-{
-    uint64_t drawn = atomic_exchange_explicit(&g->ctl.head->spare, 0, memory_order_seq_cst);
-    atomic_store_explicit(&g->ctl.head->spare_bytes, 0, memory_order_seq_cst);
+    uint64_t drawn = atomic_exchange_explicit(word, 0, memory_order_seq_cst);
     if (drawn != 0)
-        ign_store_give(store, g, "tmp-spare", drawn);
+        ign_store_give(store, g, kind, drawn);
     return drawn != 0;
 }
 
+/* A checkpoint, for which room is kept. If that is not enough and segments go with it, the older checkpoint goes, and then what is kept for
+ * segments: those that go are more. */
+static int checkpoint_somehow(ign_store *store, ign_generation *g, bool removes)
+{
+    ign_ctl_head *head = g->ctl.head;
+    int rc = ign_store_checkpoint(store);
+    if (rc == IGN_E_NO_ROOM) {
+        atomic_store_explicit(&head->spare_bytes, 0, memory_order_seq_cst);
+        if (give(store, g, &head->spare, "tmp-spare"))
+            rc = ign_store_checkpoint(store);
+    }
+    if (rc == IGN_E_NO_ROOM && removes && ign_store_drop_older(store) == IGN_OK)
+        rc = ign_store_checkpoint(store);
+    if (rc == IGN_E_NO_ROOM && removes && give(store, g, &head->reserve, "tmp-ahead"))
+        rc = ign_store_checkpoint(store);
+    if (rc == IGN_E_NO_ROOM && removes && give(store, g, &head->ahead, "tmp-ahead"))
+        rc = ign_store_checkpoint(store);
+    return rc;
+}
+
+/* Much when a call was refused, or will be soon: the longer that waits, the less is left to be moved. */
+static ign_need need_of(const ign_generation *g, const ign_store_figures *figures)
+{
+    const ign_ctl_head *head = g->ctl.head;
+    if (!is_short(g))
+        return IGN_NEED_NONE;
+    bool much = atomic_load_explicit(&head->short_of_room, memory_order_seq_cst) > 1 ||
+                (atomic_load_explicit(&head->ahead, memory_order_seq_cst) == 0 && figures->segment_bytes - figures->written < figures->segment_bytes / 4);
+    return much ? IGN_NEED_MUCH : IGN_NEED_SOME;
+}
+
+static int build_nothing(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
+{
+    (void)store, (void)arg;
+    uint8_t *to;
+    *bytes = 16;
+    int rc = ign_store_stage(g, *bytes, &to);
+    if (rc == IGN_OK)
+        memset(to, 0, 16); /* of a segment that there never was */
+    return rc;
+}
+
+/* When room is short all is to be flushed, so that the checkpoint is of all; and what is dead by the newest checkpoint goes with one more,
+ * though nobody else writes anything. */
+static int push_on(ign_store *store, ign_generation *g, ign_store_figures *figures, uint64_t from)
+{
+    ign_store_mark mark;
+    int rc = figures->end <= from ? ign_store_commit(store, IGN_ENTRY_SEGMENT, build_nothing, NULL, NULL, &mark) : IGN_OK;
+    if (rc == IGN_OK)
+        rc = ign_store_flush_to(store, g, atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst));
+    return rc != IGN_OK ? rc : ign_store_figures_of(store, figures);
+}
+
 /* The newest checkpoint is far behind, or there are segments that wait for one. */
-static int checkpoint(ign_store *store, ign_generation *g, const ign_store_figures *figures)
+static int checkpoint(ign_store *store, ign_generation *g, ign_store_figures *figures)
 {
     ign_chain chain;
     int rc = ign_chain_read(store, &chain);
     uint64_t from = rc != IGN_OK || chain.checkpoint == UINT64_MAX ? 0 : chain.checkpoint;
     ign_chain_free(&chain);
+    uint64_t due = store->options.checkpoint_bytes, many = 4 * figures->next_segment_bytes;
+    bool waits = figures->dead_bytes >= (is_short(g) ? 1 : many < due ? many : due);
+    if (rc == IGN_OK && waits && is_short(g))
+        rc = push_on(store, g, figures, from);
     if (rc != IGN_OK)
         return rc;
-    if (figures->durable <= from ||
-        (figures->durable - from < store->options.checkpoint_bytes && figures->dead_bytes < store->options.checkpoint_bytes))
+    if (figures->durable <= from || (figures->durable - from < due && !waits))
         return IGN_EMPTY;
-    rc = ign_store_checkpoint(store);
-    if (rc == IGN_E_NO_ROOM && give_spare(store, g))
-        rc = ign_store_checkpoint(store);
+    rc = checkpoint_somehow(store, g, waits && is_short(g));
     raise_turn(g);
     int removed = rc < 0 ? rc : ign_store_remove_dead(store);
     raise_turn(g);
     return removed < 0 ? removed : rc;
 }
 
-static int maintain(ign_store *store, ign_generation *g)
+/* Nothing was written since the last time. */
+static void witness(ign_store *store, ign_generation *g)
+{
+    uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
+    if (atomic_exchange_explicit(&store->quiet_end, end, memory_order_relaxed) == end)
+        ign_store_witness(store);
+}
+
+/* Room is short, and without a reserve nothing can be moved: it comes first, unless segments wait for checkpoints. */
+static bool find_reserve(ign_store *store, ign_generation *g, const ign_store_figures *figures)
 {
     ign_ctl_head *head = g->ctl.head;
+    if (figures->dead_bytes > 0)
+        return false;
+    uint64_t cheapest = (figures->cheapest_bytes / 8 * 9 + 16384) / 4096 * 4096;
+    int rc = ign_store_lay_reserve(store, g, figures->reserve_bytes);
+    if (rc == IGN_E_NO_ROOM && give(store, g, &head->spare, "tmp-spare")) {
+        atomic_store_explicit(&head->spare_bytes, 0, memory_order_seq_cst);
+        rc = ign_store_lay_reserve(store, g, figures->reserve_bytes);
+    }
+    if (rc == IGN_E_NO_ROOM && figures->next_segment_bytes < figures->reserve_bytes)
+        rc = ign_store_lay_reserve(store, g, figures->next_segment_bytes);
+    if (rc == IGN_E_NO_ROOM && cheapest < figures->next_segment_bytes)
+        rc = ign_store_lay_reserve(store, g, cheapest); /* one segment can be emptied into it, and that gives more */
+    return rc >= 0;
+}
+
+static int lay_all(ign_store *store, ign_generation *g, const ign_store_figures *figures)
+{
+    uint64_t state = atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed);
+    if (!is_short(g)) {
+        int rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, figures->log_bytes));
+        return rc < 0 ? rc : ign_store_lay_ahead(store, g, figures->next_segment_bytes, figures->reserve_bytes);
+    }
+    if (!find_reserve(store, g, figures))
+        return IGN_E_NO_ROOM;
+    if (ign_store_keep_spare(store, g, ign_store_spare_bytes(g, 0)) == IGN_E_NO_ROOM) {
+        ign_store_keep_spare(store, g, figures->state_bytes < state / 2 ? 2 * figures->state_bytes : state);
+        return IGN_E_NO_ROOM;
+    }
+    int rc = ign_store_lay_ahead(store, g, figures->next_segment_bytes, figures->reserve_bytes);
+    if (rc >= 0 && ign_store_keep_spare(store, g, ign_store_spare_bytes(g, figures->log_bytes)) == IGN_OK)
+        rc = ign_store_probe(store, g, figures->next_segment_bytes);
+    return rc;
+}
+
+static int maintain(ign_store *store, ign_generation *g)
+{
     ign_store_figures figures;
     int rc = ign_store_figures_of(store, &figures);
     if (rc != IGN_OK)
@@ -128,16 +214,23 @@ static int maintain(ign_store *store, ign_generation *g)
     int did = checkpoint(store, g, &figures);
     if (did < 0)
         return did;
-    rc = ign_store_compact(store, &figures);
-    if (rc < 0)
-        return rc;
-    did = rc == IGN_EMPTY ? did : rc;
-    if (ign_store_sealed(g) || !wants_ahead(store, atomic_load_explicit(&head->end, memory_order_seq_cst),
-                                            atomic_load_explicit(&head->log_base, memory_order_seq_cst)))
-        return did;
-    keep_spare(store, g, figures.state_bytes);
-    rc = ign_store_lay_ahead(store, g);
-    return rc == IGN_EMPTY || rc == IGN_E_NO_ROOM ? did : rc; /* without room, loads say so */
+    /* A sixteenth of the segment is written: before loads need another. */
+    if (!ign_store_sealed(g) && (is_short(g) || figures.written >= figures.segment_bytes / 16)) {
+        rc = lay_all(store, g, &figures);
+        if (rc < 0 && rc != IGN_E_NO_ROOM)
+            return rc;
+        did = rc == IGN_OK ? rc : did; /* without room, loads say so */
+    }
+    rc = ign_store_compact(store, &figures, need_of(g, &figures));
+    return rc == IGN_EMPTY || rc == IGN_E_NO_ROOM ? did : rc;
+}
+
+/* Segments that are gone take their room until nobody has them open. */
+static void let_go(ign_store *store, ign_generation *g)
+{
+    uint32_t now = atomic_load_explicit(&g->ctl.head->removals, memory_order_seq_cst);
+    if (atomic_exchange_explicit(&store->removals, now, memory_order_seq_cst) != now)
+        ign_store_drop_removed(store, g);
 }
 
 int ign_store_maintain(ign_store *store)
@@ -151,8 +244,10 @@ int ign_store_maintain(ign_store *store)
         rc = IGN_EMPTY;
     else {
         rc = maintain(store, g);
+        witness(store, g);
         end(g);
     }
+    let_go(store, g);
     ign_store_leave(store, g);
     return rc;
 }

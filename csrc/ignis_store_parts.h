@@ -2,6 +2,12 @@
 #ifndef IGNIS_STORE_PARTS_H
 #define IGNIS_STORE_PARTS_H
 
+/* For sigsetjmp and sigaction: not every C library shows them with -std=c11 alone. Each file that includes this one includes it
+ * before any other header, because the first header of the C library reads it. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
 #include "ignis_store.h"
 #include "ignis_store_landing.h"
 
@@ -15,6 +21,7 @@ typedef struct ign_log_file {
     uint64_t since; /* what was written before may have failed to reach the disk without our being told */
     ign_segment_info info;
     uint64_t used_at;
+    _Atomic bool flushing, failed; /* ignis_store_flush.c: one of our threads flushes it; a flush of it failed */
 } ign_log_file;
 
 /* What this process has of one generation. */
@@ -39,8 +46,12 @@ struct ign_store {
     ign_generation *now;
     ign_log_file files[IGN_LOG_FILES];
     uint64_t uses;
+    ign_store_lost lost;      /* what IGN_E_LOST was about */
     uint64_t lost_generation; /* whose control file failed under us */
+    _Atomic uint64_t quiet_end; /* where the log ended when it was last maintained */
     uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
+    uint64_t vain_generation, vain_end;     /* where the log ended behind a compaction that gave nothing back; for who maintains */
+    _Atomic uint32_t removals;              /* of segments, as far as `files` knows */
 };
 
 /* ignis_store_landing.c: this thread begins or ends to write an entry. */
@@ -54,6 +65,7 @@ int ign_store_error(int error); /* from an errno (or a code already) to a code; 
 /* ignis_store_generation.c: joining and leaving. The result is to be given back. */
 int ign_store_enter(ign_store *store, ign_generation **generation);
 int ign_store_enter_living(ign_store *store, ign_generation **generation); /* behind one that was lost, if it was */
+void ign_store_ring_head(ign_store *store, ign_ctl_head *head);           /* whoever sleeps on the bell looks round */
 void ign_store_leave(ign_store *store, ign_generation *generation);
 /* `old` is sealed: makes or joins a later one. *cut: where the one behind `old` began; UINT64_MAX when not known. */
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut);
@@ -63,12 +75,17 @@ bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word
 
 /* ignis_store_lock.c. IGN_OK: ours, and the state is whole. IGN_E_STALE: sealed. IGN_E_BUSY. */
 int ign_store_lock(ign_store *store, ign_generation *generation, bool at_once);
+/* Sealed, or its control file has no name any more: whoever opens the store now finds nobody in it, so nothing that is written in it from
+ * here on is confirmed. */
+bool ign_store_has_ended(ign_store *store, ign_generation *generation);
 void ign_store_unlock(ign_store *store, ign_generation *generation);
 
 /* ignis_store_append.c, under the lock. Room for a payload; NULL and IGN_E_NOMEM. */
 int ign_store_stage(ign_generation *generation, uint64_t payload_bytes, uint8_t **payload);
 /* IGN_OK; IGN_E_STALE: sealed meanwhile, and *position says where it stands if it does; or an error, and nothing happened. */
 int ign_store_append(ign_store *store, ign_generation *generation, uint8_t type, uint64_t payload_bytes, uint64_t *position);
+/* All that there is was flushed, and no entry says so: one is written that does, unless somebody has the lock. It is not flushed. */
+void ign_store_witness(ign_store *store);
 void ign_store_tell_segment(ign_generation *generation);
 int ign_store_heal(ign_store *store, ign_generation *generation);
 bool ign_store_is_whole(const ign_generation *generation); /* there is nothing to heal */
@@ -103,19 +120,33 @@ uint8_t *ign_claim_put(uint8_t *to, uint32_t magazine, const char *owner, uint64
 bool ign_as_expected(ign_ctl *ctl, const ign_store_change *change);
 
 /* ignis_store_roll.c. A file of a kind with room on the disk and nothing in it, and its end. */
-int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, uint64_t *drawn);
+int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, bool filled, uint64_t *drawn);
+int ign_store_fill(ign_store_io *io, int file, uint64_t bytes); /* with zeros; 0 or an errno */
 void ign_store_give(ign_store *store, const ign_generation *generation, const char *kind, uint64_t drawn);
 /* Under the lock: */
 bool ign_store_must_roll(ign_generation *generation, uint64_t size);
+uint64_t ign_store_next_bytes(const ign_store *store, ign_generation *generation); /* of the segment that is laid out next */
+uint64_t ign_store_reserve_bytes(const ign_store *store, ign_generation *generation); /* ... and of the one that is kept */
+/* What an entry is to the disk: it asks for room, it neither asks nor gives, it gives room back. */
+typedef enum ign_store_weight { IGN_WEIGHT_LOAD, IGN_WEIGHT_OTHER, IGN_WEIGHT_FREES } ign_store_weight;
+/* Is there nothing to do in ign_store_make_way? */
+bool ign_store_has_way(ign_generation *generation, uint64_t size, ign_store_weight weight);
+/* An entry of that size may be written: what has to be laid out ahead is. *another: for which the one ahead makes way in the roll; it is
+ * to be given to ign_store_set_ahead behind that. IGN_OK, or IGN_E_NO_ROOM: maintenance has to find room first. */
+int ign_store_make_way(ign_store *store, ign_generation *generation, uint64_t size, ign_store_weight weight, uint64_t *another);
 int ign_store_roll(ign_store *store, ign_generation *generation, uint64_t size);
-/* Has a load of that size to find a segment laid out ahead? */
-bool ign_store_needs_ahead(ign_generation *generation, uint64_t size);
-/* One is laid out, and with `rolls` *another, for which it makes way; ign_store_set_ahead behind the roll (or instead). */
-int ign_store_make_way(ign_store *store, ign_generation *generation, bool rolls, uint64_t *another);
 void ign_store_set_ahead(ign_store *store, ign_generation *generation, uint64_t another);
-/* Without the lock. Lays out the next segment: IGN_OK; IGN_EMPTY: it was. */
-bool ign_store_has_ahead(const ign_generation *generation);
-int ign_store_lay_ahead(ign_store *store, ign_generation *generation);
+/* Without the lock, by maintenance: the segments that are laid out ahead, filled. IGN_OK; IGN_EMPTY: they were there; IGN_E_NO_ROOM. */
+int ign_store_probe(ign_store *store, ign_generation *generation, uint64_t bytes);
+/* Room that is kept for checkpoints, and given to them when they find none. */
+uint64_t ign_store_spare_bytes(const ign_generation *generation, uint64_t log_bytes);
+int ign_store_keep_spare(ign_store *store, ign_generation *generation, uint64_t bytes);
+int ign_store_lay_reserve(ign_store *store, ign_generation *generation, uint64_t bytes);
+int ign_store_lay_ahead(ign_store *store, ign_generation *generation, uint64_t bytes, uint64_t reserve_bytes);
+uint64_t ign_store_cheapest(ign_generation *generation); /* ... the one that is emptied most cheaply */
+uint64_t ign_store_left(ign_generation *generation); /* bytes of entries that fit without more room on the disk */
+/* Bytes of log that it takes at most to empty a segment of what lives in it. */
+uint64_t ign_store_cost(const ign_state_segment *segment);
 
 /* ignis_store_look.c: enters the newest generation and locks it. */
 int ign_store_look(ign_store *store, ign_generation **generation);
@@ -132,6 +163,7 @@ int ign_store_flush_to(ign_store *store, ign_generation *generation, uint64_t po
  * 0, an errno, or a code. */
 int ign_store_use_file(ign_store *store, uint64_t generation, uint64_t number, const ign_ctl_head *head, ign_log_file **file);
 void ign_store_drop_file(ign_store *store, ign_log_file *file);
+void ign_store_drop_removed(ign_store *store, ign_generation *generation); /* those that the state does not know any more, and nobody uses */
 void ign_store_close_files(ign_store *store);
 
 /* ignis_store_recovery.c. Set in `refused_from` once it is known what the next generation holds: nothing more can be
@@ -151,6 +183,7 @@ typedef struct ign_chain {
     uint64_t store;
     uint64_t newest_generation, newest_control; /* of any file; of a control file, 0 = none */
     uint64_t checkpoint_generation, checkpoint; /* ~0: none */
+    uint64_t known, known_generation, known_number; /* by a control file: flushed up to there, in that segment, 0 = not known */
     int failed;
 } ign_chain;
 
@@ -174,11 +207,36 @@ int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t positio
 
 /* Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
 int ign_store_remove_dead(ign_store *store);
+int ign_store_drop_older(ign_store *store); /* checkpoints: IGN_OK | IGN_EMPTY */
 
-/* ignis_store_check.c: a damaged part of the log is copied into a file of its own, if that is possible. */
+/* ignis_store_lost.c. Notes what is missing: IGN_E_LOST, or IGN_OK when it is to be passed over. */
+int ign_store_is_lost(ign_store *store, const char *file, uint64_t from, uint64_t to);
+bool ign_chain_has(const ign_chain *chain, uint64_t generation, uint64_t number);
+/* What the control file of a generation that ended says was there. It is asked before the directory is read: who has not seen the seal
+ * may begin another segment. The chain notes it, and must have it. */
+typedef struct ign_known {
+    uint64_t store, generation, number, durable;
+} ign_known;
+ign_known ign_ctl_knows(const ign_ctl *sealed);
+int ign_chain_know(ign_store *store, ign_chain *chain, const ign_known *known);
+/* Is what stands there in a segment's file all zeros? */
+bool ign_chain_is_blank(ign_store *store, const char *name, uint64_t from, uint64_t to);
+/* The checkpoint's last segment is there, or one that took over from it, and no file that may have held entries has lost its header. */
+int ign_chain_check_files(ign_store *store, const ign_chain *chain, ign_ctl *ctl);
+/* Each segment in which something lives is there. */
+int ign_chain_check_living(ign_store *store, const ign_chain *chain, ign_ctl *ctl);
+/* Retires what lives in files that are not there, and makes a checkpoint behind them. */
+int ign_store_drop_lost(ign_store *store);
+
+/* ignis_store_aside.c: a damaged part of the log is copied into a file of its own, if that is possible. */
 void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from, uint64_t to);
 
-/* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may. IGN_OK | IGN_EMPTY. */
-int ign_store_compact(ign_store *store, const ign_store_figures *figures);
+/* Of the state, what a move may take while it is applied: compaction makes them small enough. */
+enum { IGN_MOVE_TAKES = 64 << 10 };
+
+/* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may, or the disk has no more room.
+ * IGN_OK | IGN_EMPTY. */
+typedef enum ign_need { IGN_NEED_NONE, IGN_NEED_SOME, IGN_NEED_MUCH } ign_need;
+int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_need need);
 
 #endif

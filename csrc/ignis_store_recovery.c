@@ -22,6 +22,9 @@
 
 #define FROZEN IGN_REFUSED_FROZEN
 
+/* Of a generation that begins on a full disk, beside what it has to write again. */
+enum { LEAST_SEGMENT = 64 << 10 };
+
 static bool is_frozen(uint64_t refused)
 {
     return refused != UINT64_MAX && (refused & FROZEN) != 0;
@@ -84,13 +87,21 @@ static int make_segment(copy *c, const char *name, uint64_t end)
     ign_store_io *io = c->store->io;
     uint8_t sector[IGN_LOG_SECTOR];
     uint64_t bytes = IGN_LOG_SECTOR + (end - c->segment.base) + ign_entry_size(16);
-    c->segment.size = bytes > c->store->options.segment_bytes / 2 ? bytes + c->store->options.segment_bytes : c->store->options.segment_bytes;
+    uint64_t first = c->store->options.first_segment_bytes;
+    c->segment.size = bytes > first / 2 ? bytes + first / 4 : first;
     c->segment.salt = io->random(io);
+    c->segment.flushed = end + ign_entry_size(16); /* what is copied, and the mark */
     int rc = io->open(io, name, true, &c->file);
     if (rc != 0)
         return ign_store_error(rc);
     rc = io->allocate(io, c->file, c->segment.size);
+    if (ign_store_error(rc) == IGN_E_NO_ROOM && first > LEAST_SEGMENT) { /* who comes to make room must get in */
+        c->segment.size = bytes + LEAST_SEGMENT;
+        rc = io->allocate(io, c->file, c->segment.size);
+    }
     ign_segment_put_header(sector, &c->segment);
+    if (rc == 0)
+        rc = ign_store_fill(io, c->file, c->segment.size);
     if (rc == 0)
         rc = io->write(io, c->file, sector, sizeof sector, 0);
     return ign_store_error(rc);
@@ -101,7 +112,7 @@ static int write_mark(copy *c)
 {
     uint8_t payload[16];
     ign_put64(payload, c->ctl->root->openings + 1);
-    ign_put64(payload + 8, IGN_STORE_JUMP);
+    ign_put64(payload + 8, IGN_STORE_JUMP + (c->store->io->random(c->store->io) & (IGN_STORE_JUMP_MORE - 1)));
     uint64_t position = c->ctl->root->applied;
     int rc = write_entry(c, IGN_ENTRY_OPEN, payload, sizeof payload, position, c->segment.base);
     if (rc != IGN_OK)
@@ -127,23 +138,15 @@ static void sweep_room(void *arg, const char *name)
         s->store->io->remove(s->store->io, name);
 }
 
-/* Segments that were begun, but not far enough to hold an entry. What has entries behind a header that cannot
- * be read stays, for whoever wants to look. */
+/* Segments that were begun, but not far enough to hold an entry. What has anything behind a header that cannot
+ * be read stays, should the checkpoint say that nothing lives there. */
 static void remove_strays(ign_store *store, const ign_chain *chain)
 {
     ign_store_io *io = store->io;
     for (uint64_t i = 0; i < chain->stray_count; i++) {
         char name[IGN_STORE_NAME_MAX];
-        uint64_t first = 0, size = 0;
-        int file;
         ign_segment_name(name, chain->strays[i].generation, chain->strays[i].number);
-        if (io->open(io, name, false, &file) != 0)
-            continue;
-        int rc = io->size(io, file, &size);
-        if (rc == 0 && size >= IGN_LOG_SECTOR + sizeof first)
-            rc = io->read(io, file, &first, sizeof first, IGN_LOG_SECTOR);
-        io->close(io, file);
-        if (rc == 0 && first == 0)
+        if (ign_chain_is_blank(store, name, IGN_LOG_SECTOR, UINT64_MAX))
             io->remove(io, name);
     }
 }
@@ -166,11 +169,15 @@ static int fill_generation(ign_store *store, const ign_chain *chain, copy *c, ui
     if (rc == IGN_OK && chain->checkpoint != UINT64_MAX)
         rc = ign_checkpoint_load(store, chain->checkpoint_generation, chain->checkpoint, c->ctl);
     if (rc == IGN_OK)
+        rc = ign_chain_check_files(store, chain, c->ctl);
+    if (rc == IGN_OK)
         rc = ign_chain_replay(store, chain, c->ctl, end, copy_entry, c);
     if (rc == IGN_OK && c->ctl->root->applied != end)
         rc = IGN_E_STALE; /* a writer that had not seen the seal finished an entry: look again */
     if (rc == IGN_OK)
         rc = begin_segment(c);
+    if (rc == IGN_OK)
+        rc = ign_chain_check_living(store, chain, c->ctl);
     if (rc == IGN_OK)
         rc = write_mark(c);
     if (rc == IGN_OK)
@@ -245,6 +252,7 @@ static void inherit(ign_ctl_head *head, const ign_ctl *sealed, uint64_t cut)
         for (unsigned i = 0; i < IGN_STORE_WAKES; i++) /* whoever slept in the old one finds a change */
             atomic_store_explicit(&head->wake[i], atomic_load_explicit(&sealed->head->wake[i], memory_order_relaxed) + 1,
                                   memory_order_relaxed);
+        atomic_store_explicit(&head->bell, atomic_load_explicit(&sealed->head->bell, memory_order_relaxed) + 1, memory_order_relaxed);
     }
     head->cuts[head->generation % IGN_CTL_CUTS] = (ign_ctl_cut){.generation = head->generation, .position = cut};
 }
@@ -263,13 +271,14 @@ static uint64_t limit_of(const ign_ctl *sealed, uint64_t refused)
     return own->generation == sealed->head->generation && own->position < limit ? own->position : limit;
 }
 
-int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made)
+static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made, bool needs_room)
 {
     ign_store_io *io = store->io;
     uint64_t refused = UINT64_MAX, cut = 0;
     if (sealed != NULL)
         refused = atomic_load_explicit(&sealed->head->refused_from, memory_order_seq_cst);
     ign_chain chain;
+    ign_known known = ign_ctl_knows(sealed);
     int rc = ign_chain_read(store, &chain);
     char control[IGN_STORE_NAME_MAX], log[IGN_STORE_NAME_MAX], name[IGN_STORE_NAME_MAX];
     uint64_t generation = chain.newest_generation + 1, instance = io->random(io);
@@ -281,10 +290,11 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
     ign_store_file_name(name, "control", generation, 0);
     if (rc == IGN_OK && chain.newest_control != newest)
         rc = IGN_E_STALE; /* one was made meanwhile, and is not sealed */
+    if (rc == IGN_OK)
+        rc = ign_chain_know(store, &chain, &known);
     if (rc == IGN_OK) {
-        /* First: their room may be needed. */
-        io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
-        remove_strays(store, &chain);
+        if (needs_room)
+            io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
         rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve,
                                             store->options.undo_capacity, store->options.arena_bytes));
         created = rc == IGN_OK;
@@ -304,6 +314,7 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         atomic_store_explicit(&head->end, end, memory_order_relaxed);
         atomic_store_explicit(&head->written_to, end, memory_order_relaxed);
         atomic_store_explicit(&head->durable, end, memory_order_relaxed);
+        atomic_store_explicit(&head->witnessed, end, memory_order_relaxed); /* by the segment's header */
         atomic_store_explicit(&head->log_base, c.segment.base, memory_order_relaxed);
         atomic_store_explicit(&head->next_number, c.segment.number + 1, memory_order_relaxed);
         atomic_store_explicit(&head->log_number, c.segment.number, memory_order_relaxed);
@@ -327,6 +338,8 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         rc = check_newest(store, &made->ctl, name);
         published = rc == IGN_OK;
     }
+    if (published)
+        remove_strays(store, &chain);
     ign_chain_free(&chain);
     free(c.buffer);
     if (c.file >= 0)
@@ -341,5 +354,17 @@ int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_ge
         io->remove(io, control);
         io->remove(io, log);
     }
+    return rc;
+}
+
+int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made)
+{
+    int rc = rebuild(store, newest, sealed, made, false);
+    if (rc == IGN_E_NO_ROOM)
+        rc = rebuild(store, newest, sealed, made, true); /* what was kept ahead is given back for it */
+    /* Who was away for long looks at a directory of which others have removed what they do not need. */
+    uint64_t now = 0;
+    if (rc == IGN_E_LOST && store->io->list(store->io, look_for_newer, &now) == 0 && now != newest)
+        rc = IGN_E_STALE;
     return rc;
 }

@@ -14,13 +14,15 @@
  *   RETIRE     u32 magazine, u32 runs, runs
  *   TRANSFER   u32 bytes of LOAD, u32 0, LOAD, RETIRE
  *   RENEW      u32 magazine, u16 bytes of owner, u16 bytes of next owner, u64 ms, u32 runs, u32 0, owner, next owner, runs
- *   MOVE       u32 magazine, u16 shard, u16 0, u32 parts, u32 0, u64 first pointer of the extent; parts as in LOAD
+ *   MOVE       one or more of: u32 magazine, u16 shard, u16 0, u32 parts, u32 extents that follow and are moved too, u64 first pointer of the
+ *              first extent; parts as in LOAD
  *   KEY        u32 keys, u32 0; each: u32 bytes of key, u32 bytes of value (~0: removed), key, value
  *   SEGMENT    u64 generation, u64 number: it is gone
  *   EXPIRE     u32 magazine, u32 0, a run
  *   CLAIMED    u32 bytes of LOAD, u32 0, LOAD, CLAIM
  *   ONCE       u32 magazine, u32 ids, u32 hour, u32 0, ids of 16 bytes, LOAD
  *   FORGET     u32 magazine, u32 hour, u32 how many, u32 0
+ *   WITNESS    nothing
  *   a run      u16 shard, u16 0, u32 0, u64 first, u64 last
  *
  * A batch is a packed batch of ignis_record.h, sealed for its pointers.
@@ -33,7 +35,9 @@
 #include "ignis_store_log.h"
 
 #define IGN_STORE_MAX_SHARDS 512u
-#define IGN_STORE_JUMP (1ull << 24)   /* pointers that each opening by somebody alone leaves out */
+#define IGN_STORE_JUMP (1ull << 24)   /* pointers that each opening by somebody alone leaves out, and below */
+#define IGN_STORE_JUMP_MORE (1ull << 28) /* ... so many more, by chance: two copies of a store give out others */
+#define IGN_POINTER_MAX (1ull << 62)
 #define IGN_RUN_BYTES 24u
 #define IGN_MAX_SPAN (1u << 30)
 

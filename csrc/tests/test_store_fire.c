@@ -172,7 +172,7 @@ static void holes(void)
     end(&w);
 }
 
-/* Each opening leaves 2^24 pointers out. A claim does not span more than 2^30 of them. */
+/* Each opening leaves 2^24 pointers out, and more. A claim does not span more than 2^30 of them. */
 static void far_apart(void)
 {
     world w;

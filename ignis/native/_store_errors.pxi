@@ -18,6 +18,13 @@ cdef object system_error(int number, str what):
     return _errors.StoreUnreachableError(text)
 
 
+cdef object lost_error(str what, str missing):
+    return _errors.StoreFormatError(
+        f"store: a part of the log in {what} is missing: {missing}. Nothing was changed; see what 'ignis doctor "
+        f"{_os.path.dirname(what) or '.'}' says, or restore a backup"
+    )
+
+
 cdef object log_error(int code, int number, Log log):
     """The exception for a code; ``number`` is the errno that came with it."""
     cdef str what = log.directory
@@ -26,6 +33,8 @@ cdef object log_error(int code, int number, Log log):
             return _errors.StoreFullError(
                 f"store: {what} holds as many bytes of messages as it may: {log.max_bytes} (max_store_bytes)"
             )
+        if number == _numbers.EOVERFLOW:
+            return _errors.StoreFullError(f"store: {what}: a shard of the magazine has given out all of its 2**62 pointers")
         return _errors.StoreFullError(f"store: disk full ({what}): {_os.strerror(number)}")
     if code == IGN_E_FAILED:
         return _errors.StoreFailedError(
@@ -35,6 +44,8 @@ cdef object log_error(int code, int number, Log log):
         return _errors.StoreFailedError(f"store: {what} is another directory than the one that was opened; nothing was stored")
     if code == IGN_E_IN_DOUBT:
         return _errors.StoreFailedError(f"store: {what}: whether it was stored is not known: what would tell is gone")
+    if code == IGN_E_LOST:
+        return lost_error(what, "what the store was said to hold is in none of its files")
     if code == IGN_E_BUSY:
         return _errors.StoreBusyError(
             f"store: writer lock of {what} held by another for over {log.busy_after_s:g} s (write_timeout_s)"

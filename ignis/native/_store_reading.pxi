@@ -67,10 +67,28 @@ cdef void reading_check(const ign_slice *at, Reading *reading) noexcept nogil:
     reading.damaged = ign_segment_open(reading.batch, at.bytes, &reading.segment) != IGN_OK or reading.segment.count < at.stop
 
 
+cdef int reading_mend(ign_store *store, uint32_t number, const ign_slice *at, Reading *reading) noexcept nogil:
+    """The whole batch, with an index that fits those of its records that hold."""
+    cdef int rc = ign_store_fetch(store, at, reading.batch)
+    if rc == IGN_OK:
+        batch_mend(reading.batch, at, number)
+        reading_check(at, reading)
+    return rc
+
+
+cdef void batch_mend(uint8_t *batch, const ign_slice *at, uint32_t number) noexcept nogil:
+    cdef ign_segment segment
+    cdef uint32_t count = 0
+    if ign_segment_open(batch, at.bytes, &segment) != IGN_OK:
+        ign_batch_mend(batch, at.bytes, number, at.shard, at.first, &count)
+
+
 cdef int reading_run(ign_store *store, uint32_t number, const ign_slice *at, Reading *reading) noexcept nogil:
     """Reads and checks all records of the slice."""
     cdef uint32_t i, count = at.stop - at.begin
     cdef int rc = reading_open(store, at, reading)
+    if rc == IGN_OK and reading.damaged:
+        rc = reading_mend(store, number, at, reading)
     if rc != IGN_OK or reading.damaged:
         return rc
     if count > 8:

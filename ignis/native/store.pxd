@@ -11,6 +11,23 @@ cdef extern from "<stdbool.h>" nogil:
 cdef extern from "ignis_store_log.h" nogil:
     enum:
         IGN_ENTRY_MAX
+        IGN_ENTRY_HEADER
+
+    ctypedef struct ign_entry:
+        uint8_t type
+        const uint8_t *payload
+        uint32_t payload_bytes
+        uint64_t next
+
+
+cdef extern from "ignis_store_salvage.h" nogil:
+    ctypedef struct ign_salvaged:
+        uint64_t whole
+        uint64_t damaged
+
+    uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count)
+    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
+                          ign_salvaged *salvaged)
 
 
 cdef extern from "ignis_store_state.h" nogil:
@@ -49,6 +66,11 @@ cdef extern from "ignis_store.h" nogil:
         uint64_t generation
         uint64_t position
 
+    ctypedef struct ign_store_lost:
+        char file[1]
+        uint64_t lost_from "from"
+        uint64_t lost_to "to"
+
     ctypedef struct ign_store_options:
         uint64_t segment_bytes
         uint64_t control_reserve
@@ -57,6 +79,8 @@ cdef extern from "ignis_store.h" nogil:
         uint64_t busy_after_ns
         uint64_t checkpoint_bytes
         uint64_t max_bytes
+        ign_store_lost *lost
+        bint pass_over
 
     ctypedef struct ign_store_change:
         const void *key
@@ -74,6 +98,8 @@ cdef extern from "ignis_store.h" nogil:
         uint64_t living_bytes
         uint64_t living_records
         uint64_t damaged_bytes
+        uint64_t salvaged_records
+        uint64_t damaged_records
         uint64_t segments
         uint64_t log_bytes
         uint64_t state_bytes
@@ -155,6 +181,9 @@ cdef extern from "ignis_store.h" nogil:
     int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
     uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
     void ign_store_wake(ign_store *store, uint32_t magazine)
+    uint32_t ign_store_announce(ign_store *store, uint32_t magazine, uint32_t unknown)
+    uint32_t ign_store_listen(ign_store *store, uint32_t seen, uint64_t timeout_ns)
+    void ign_store_ring(ign_store *store)
     int ign_store_change_keys(ign_store *store, const ign_store_change *changes, uint32_t count, const ign_store_how *how,
                               ign_store_mark *mark)
     int ign_store_get_key(ign_store *store, const void *key, uint32_t key_bytes, void *value, uint32_t room, uint32_t *bytes)

@@ -10,13 +10,13 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport UINT32_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, PackedBatch, ign_segment
 from ignis.native.record cimport ign_segment_get, ign_segment_open
-from ignis.native.wait cimport ign_fork_generation, ign_now_ns
+from ignis.native.wait cimport ign_cpu_relax, ign_fork_generation, ign_now_ns, thread_spin_ns
 
 include "_errors.pxi"
 include "_path.pxi"
@@ -80,10 +80,51 @@ cdef class Mark:
         return f"<Mark {self._mark.generation}:{self._mark.position}>"
 
 
+def salvage(bytes data not None, salt, position):
+    """What can still be read of a damaged entry that begins at ``position`` and reaches no further than ``data``.
+
+    Returns (type, payload, records that hold, records that do not, position behind it), of which an entry can be made that is
+    whole; or None when it loaded nothing, or nothing of that holds.
+    """
+    cdef ign_entry entry
+    cdef ign_salvaged salvaged
+    cdef uint64_t size = <uint64_t>PyBytes_GET_SIZE(data), its_salt = salt, at = position
+    cdef uint8_t *copy = NULL
+    cdef int rc
+    memset(&salvaged, 0, sizeof(salvaged))
+    if size < IGN_ENTRY_HEADER:
+        return None
+    copy = <uint8_t *>malloc(size)
+    if copy == NULL:
+        raise MemoryError("salvage")
+    try:
+        memcpy(copy, PyBytes_AS_STRING(data), size)
+        with nogil:
+            rc = ign_entry_salvage(copy, size, its_salt, at, &entry, &salvaged)
+        if rc == IGN_E_NOMEM:
+            raise MemoryError("salvage")
+        if rc != IGN_OK:
+            return None
+        return (entry.type, PyBytes_FromStringAndSize(<const char *>entry.payload, entry.payload_bytes), salvaged.whole,
+                salvaged.damaged, entry.next)
+    finally:
+        free(copy)
+
+
 cdef inline Mark mark_of(const ign_store_mark *at):
     cdef Mark made = Mark.__new__(Mark)
     made._mark = at[0]
     return made
+
+
+cdef str what_is_lost(const ign_store_lost *lost):
+    cdef bytes name = <bytes>(<const char *>lost.file)
+    cdef str places = f"positions {lost.lost_from:#x} to {lost.lost_to:#x}"
+    if lost.lost_to == UINT64_MAX:
+        places = f"positions from {lost.lost_from:#x} on"
+    if not name:
+        return f"{places} are in no file"
+    return f"{name.decode()}, which is not there or has no header" + (f" ({places})" if lost.lost_from else "")
 
 
 cdef uint64_t nanoseconds(object seconds, str name) except? 0xFFFFFFFFFFFFFFFF:
@@ -104,17 +145,22 @@ cdef class Log:
         busy_after_s: so long a call waits for the writer's lock.
         stopped_after_s: who holds the lock for so long and does nothing is passed over.
         segment_bytes, arena_bytes, control_reserve, checkpoint_bytes: see ``ign_store_options``. 0 = the default.
+        pass_over: what is missing of the log is given up, where it would be refused to open it.
 
     Raises:
         StoreFormatError, StoreFailedError, StoreFullError, StoreBusyError, StoreUnreachableError.
     """
 
     def __cinit__(self, directory, *, max_bytes=0, busy_after_s=30.0, stopped_after_s=0.0, segment_bytes=0, arena_bytes=0,
-                  control_reserve=0, checkpoint_bytes=0):
+                  control_reserve=0, checkpoint_bytes=0, bint pass_over=False):
         cdef ign_store_options options
+        cdef ign_store_lost lost
         cdef int rc, number
         cdef const char *path
         memset(&options, 0, sizeof(options))
+        memset(&lost, 0, sizeof(lost))
+        options.lost = &lost
+        options.pass_over = pass_over
         ign_fork_watch()
         self._forks = ign_fork_generation()
         self.directory, encoded = path_pair(directory)
@@ -139,6 +185,8 @@ cdef class Log:
             ign_store_io_close(self._io)
             self._io = NULL
             self._store = NULL
+            if rc == IGN_E_LOST:
+                raise lost_error(self.directory, what_is_lost(&lost))
             raise log_error(rc, number, self)
 
     def __dealloc__(self):
@@ -258,6 +306,8 @@ cdef class Log:
             "living_bytes": f.living_bytes,
             "living_records": f.living_records,
             "damaged_bytes": f.damaged_bytes,
+            "salvaged_records": f.salvaged_records,
+            "damaged_records": f.damaged_records,
             "segments": f.segments,
             "log_bytes": f.log_bytes,
             "state_bytes": f.state_bytes,
@@ -858,6 +908,8 @@ cdef class Log:
                         self._leave()
                         data = None
                         break
+                    if rc == IGN_OK:
+                        batch_mend(to, &slices[i], number)
                     self._check(rc)
                     known = slices[i].position
                     known_offset = slices[i].offset
@@ -878,9 +930,21 @@ cdef class Log:
     def wait(self, uint32_t number, long long seen, timeout) -> int:
         """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number."""
         cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left
+        cdef uint64_t spin_until = now + thread_spin_ns()
         cdef uint32_t known = <uint32_t>seen, found = 0
+        cdef int k
+        if spin_until > deadline:
+            spin_until = deadline
         self._enter()
         try:
+            if now < spin_until:
+                with nogil:
+                    found = ign_store_wait(self._store, number, known, 0)
+                    while found == known and now < spin_until and not self._closing:
+                        for k in range(32):
+                            ign_cpu_relax()
+                        found = ign_store_wait(self._store, number, known, 0)
+                        now = ign_now_ns()
             while True:
                 left = deadline - now if deadline > now else 0
                 if left > SLICE_NS:
@@ -899,6 +963,47 @@ cdef class Log:
         self._enter()
         with nogil:
             ign_store_wake(self._store, number)
+        self._leave()
+
+    def announce(self, uint32_t number, long long seen) -> bool:
+        """The next load into the magazine rings the bell. False when there was one since ``seen``."""
+        cdef uint32_t known = <uint32_t>seen
+        self._enter()
+        cdef bint still = ign_store_announce(self._store, number, known + 1) == known
+        self._leave()
+        return still
+
+    def moved(self, watched) -> list:
+        """Of (number, seen, ...), those of magazines that were loaded since."""
+        cdef list found = []
+        cdef uint32_t known
+        self._enter()
+        try:
+            for one in watched:
+                known = <uint32_t><long long>one[1]
+                if ign_store_wait(self._store, one[0], known, 0) != known:
+                    found.append(one)
+        finally:
+            self._leave()
+        return found
+
+    def listen(self, long long seen, timeout) -> int:
+        """Waits until the bell was rung since ``seen``, or the time is over; returns where it is. -1 returns at once."""
+        cdef uint64_t left = timeout_ns(timeout)
+        cdef uint32_t known = <uint32_t>seen, found
+        self._enter()
+        if seen < 0:
+            left = 0
+        with nogil:
+            found = ign_store_listen(self._store, known, left)
+        self._leave()
+        return found
+
+    def ring(self) -> None:
+        """Rings the bell: every `listen` returns."""
+        self._enter()
+        with nogil:
+            ign_store_ring(self._store)
         self._leave()
 
     cdef int _checked(self, int rc) except -1:

@@ -39,6 +39,9 @@ cdef extern from "ignis_board.h" nogil:
     uint32_t ign_mutex_holder(const ign_mutex *mutex)
 
 
+cdef uint64_t thread_spin_ns() noexcept nogil
+
+
 cdef class EventBoard:
     cdef ign_board _board
     cdef str _path

@@ -30,10 +30,15 @@ cdef enum:
 
 
 def set_spin(spin_us: int) -> None:
-    """How long an `EventBoard.wait` of this thread looks before it sleeps, in microseconds, 0 to 100,000; at least the 20 that
-    it always does. The interpreter lock is not held meanwhile, but a core is busy."""
+    """How long an `EventBoard.wait` and a `Log.wait` of this thread look before they sleep, in microseconds, 0 to 100,000; an event
+    board looks for 20 in any case. The interpreter lock is not held meanwhile, but a core is busy."""
     global ignis_thread_spin_ns
     ignis_thread_spin_ns = <uint64_t>whole(spin_us, "spin_us", 0, MOST_SPIN_US) * 1000
+
+
+cdef uint64_t thread_spin_ns() noexcept nogil:
+    """What `set_spin` has set for this thread."""
+    return ignis_thread_spin_ns
 
 
 def process_start_time(pid: int) -> int:

@@ -1,0 +1,39 @@
+/* What can still be read of an entry whose checksum does not hold.
+ *
+ * Each record has a checksum of its own, over its magazine, shard and pointer as well, so it can be told which of an entry's
+ * records are what was written. They are looked for where the entry's type has them and nowhere else: a message may contain
+ * whatever looks like a batch. What stands around them is mended where records show what it was:
+ *
+ *   the entry's header       when it does not hold: the entry reaches to the next one, and its type is tried
+ *   magazine, shard, first   one wrong byte, when with the right one records hold
+ *   bytes of a batch         from the batch's own index
+ *   count, index of a batch  from the bytes, and where the records end
+ *   parts, bytes of a LOAD   by what there is
+ *   number of ids            one wrong byte, when with the right one a LOAD follows them
+ *
+ * What has no checksum of its own beside the records (a claim, a retirement) is believed only when the damage was found elsewhere.
+ * Ids are taken as they stand. Records that do not hold stay in the batch: whoever reads them is told.
+ */
+#ifndef IGNIS_STORE_SALVAGE_H
+#define IGNIS_STORE_SALVAGE_H
+
+#include "ignis_store_log.h"
+
+#define IGN_SHARD_LOST 0xffffu /* of a part of a LOAD in which nothing holds */
+
+typedef struct ign_salvaged {
+    uint64_t whole, damaged; /* records */
+} ign_salvaged;
+
+/* Index and header of a batch are made to fit its records. How many of these hold; *count: of how many. 0: nothing does, and the batch is
+ * not to be used. */
+uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count);
+
+/* Is this the header of an entry, and how long is it? */
+bool ign_entry_header_holds(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, uint64_t *size);
+
+/* Bytes that begin as an entry at `position` did. IGN_OK: mended in place, *entry is what to apply, *salvaged what it has. IGN_EMPTY: it
+ * loaded nothing, or nothing of that holds. IGN_E_NOMEM. */
+int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry, ign_salvaged *salvaged);
+
+#endif

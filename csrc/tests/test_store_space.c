@@ -1,0 +1,364 @@
+/* A disk that the store itself fills: everything goes on but loads, and nothing is lost. And how much a small store takes. */
+#define _GNU_SOURCE
+#include "store_dir.h"
+
+#include "store_batch.h"
+
+#include "../ignis_store_parts.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
+/* -- a small disk ------------------------------------------------------------------------------------------------------- */
+
+enum { DESCRIPTORS = 4096, MOST = 1 << 20 };
+
+static struct {
+    ign_store_io real;
+    uint64_t bytes, taken;
+    bool used[DESCRIPTORS]; /* open, by descriptor: what has no name any more takes room until it is closed */
+} disk;
+
+static void add_named(void *arg, const char *name)
+{
+    char path[sizeof store_dir_path + IGN_STORE_NAME_MAX];
+    struct stat st;
+    snprintf(path, sizeof path, "%s/%s", store_dir_path, name);
+    if (stat(path, &st) == 0)
+        *(uint64_t *)arg += (uint64_t)st.st_blocks * 512;
+}
+
+static uint64_t taken(ign_store_io *io)
+{
+    uint64_t total = 0;
+    struct stat st;
+    disk.real.list(io, add_named, &total);
+    for (int i = 0; i < DESCRIPTORS; i++)
+        if (disk.used[i] && fstat(i, &st) == 0 && st.st_nlink == 0)
+            total += (uint64_t)st.st_blocks * 512;
+    return total;
+}
+
+static int small_open(ign_store_io *io, const char *name, bool create, int *file)
+{
+    int rc = disk.real.open(io, name, create, file);
+    if (rc == 0) {
+        CHECK(*file < DESCRIPTORS);
+        disk.used[*file] = true;
+    }
+    return rc;
+}
+
+static void small_close(ign_store_io *io, int file)
+{
+    disk.used[file] = false;
+    disk.real.close(io, file);
+}
+
+static int small_allocate(ign_store_io *io, int file, uint64_t bytes)
+{
+    uint64_t had = 0;
+    struct stat st;
+    CHECK_EQ(fstat(file, &st), 0);
+    had = (uint64_t)st.st_blocks * 512;
+    return bytes > had && taken(io) + bytes - had > disk.bytes ? ENOSPC : disk.real.allocate(io, file, bytes);
+}
+
+/* No time for the disk itself: what is flushed is not looked at here. */
+static int no_flush(ign_store_io *io, int file)
+{
+    (void)io, (void)file;
+    return 0;
+}
+
+static int no_flush_names(ign_store_io *io)
+{
+    (void)io;
+    return 0;
+}
+
+static ign_store_io *small_disk(uint64_t bytes)
+{
+    ign_store_io *io = store_dir_open();
+    memset(disk.used, 0, sizeof disk.used);
+    disk.real = *io;
+    disk.bytes = bytes;
+    io->open = small_open;
+    io->close = small_close;
+    io->allocate = small_allocate;
+    io->flush = no_flush;
+    io->flush_names = no_flush_names;
+    return io;
+}
+
+/* -- moving everything on a full disk ---------------------------------------------------------------------------------- */
+
+static uint64_t drawn;
+
+static uint64_t draw(uint64_t n)
+{
+    drawn = drawn * 6364136223846793005ull + 1442695040888963407ull;
+    return (drawn >> 33) % n;
+}
+
+static ign_store *open_of(ign_store_io *io, uint64_t bytes)
+{
+    ign_store *store;
+    uint64_t most = bytes / 64 < 1 << 20 ? 1 << 20 : bytes / 64; /* as the store above it does */
+    CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){.segment_bytes = most, .control_reserve = 1 << 28}), IGN_OK);
+    return store;
+}
+
+/* What a process does now and then, and what it does when a call is refused. False: nothing changed any more. */
+static void upkeep(ign_store *store)
+{
+    int rc = ign_store_maintain(store);
+    CHECK(rc >= 0 || rc == IGN_E_NO_ROOM || rc == IGN_E_STALE);
+}
+
+static uint8_t *bytes_of_batch, *fetched;
+enum { SHARDS = 4, PATIENCE = 400 };
+
+typedef struct story {
+    const char *what;
+    uint64_t disk_bytes, seed;
+    uint32_t record, loaded_at_a_time, moved_at_a_time;
+} story;
+
+static uint64_t fill(ign_store *store, uint32_t m, const story *s)
+{
+    uint64_t id = 1, count = 0;
+    uint32_t at_a_time = s->loaded_at_a_time;
+    for (unsigned refused = 0; refused < 3;) {
+        ign_store_mark mark;
+        uint32_t records = at_a_time == 1 ? 1 : 1 + (uint32_t)draw(at_a_time);
+        ign_store_part part = {.shard = (uint16_t)draw(SHARDS), .batch = bytes_of_batch, .bytes = batch_make(bytes_of_batch, records, id, s->record)};
+        int rc = ign_store_load(store, m, &part, 1, NULL, &mark);
+        CHECK(rc == IGN_OK || (rc == IGN_E_NO_ROOM && errno == ENOSPC));
+        if (rc == IGN_OK) {
+            id += records;
+            count += records;
+        } else
+            refused++;
+        if (rc != IGN_OK || id * s->record % (1 << 18) < (uint64_t)records * s->record)
+            upkeep(store);
+    }
+    return count;
+}
+
+/* Calls again until it is not refused, with upkeep between, as often as it takes somebody to say that nothing goes on. */
+#define GOES_ON(call)                                                                        \
+    do {                                                                                     \
+        unsigned turns_ = 0;                                                                 \
+        while ((rc = (call)) == IGN_E_NO_ROOM && turns_++ < PATIENCE)                        \
+            upkeep(store);                                                                   \
+        if (rc == IGN_E_NO_ROOM)                                                             \
+            fprintf(stderr, "stands still: %s\n", s->what);                                  \
+        refusals += turns_ != 0;                                                             \
+    } while (0)
+
+/* The same messages in a batch of their own. */
+static uint32_t batch_of(const uint64_t *ids, uint32_t count, uint32_t size)
+{
+    uint32_t total = batch_make(bytes_of_batch, count, 1, size);
+    uint8_t *data = bytes_of_batch + total - (size_t)count * size;
+    for (uint32_t i = 0; i < count; i++) {
+        memset(data + (size_t)i * size, (int)(ids[i] * 31), size);
+        memcpy(data + (size_t)i * size, &ids[i], sizeof ids[i]);
+        ign_segment_put_index(bytes_of_batch, i, (i + 1) * size, ign_crc32c(0, data + (size_t)i * size, size));
+    }
+    ign_segment_finish(bytes_of_batch);
+    return total;
+}
+
+/* All of one magazine into another, by claims of one shard after the other. */
+static uint64_t move_all(ign_store *store, uint32_t from, uint32_t to, const story *s, uint8_t *seen, uint64_t *refusals_out)
+{
+    uint64_t moved = 0, calls = 0, refusals = 0;
+    for (uint16_t shard = 0; shard < SHARDS; shard++)
+        for (;;) {
+            static ign_slice slices[512];
+            static uint64_t ids[MOST / 64];
+            uint32_t count;
+            bool expired;
+            ign_store_mark mark;
+            int rc;
+            GOES_ON(ign_store_claim(store, from, shard, s->moved_at_a_time == 1 ? 64 : s->moved_at_a_time, 1 << 20, "me", 1, slices, 512, &count,
+                                    &expired, NULL, &mark));
+            if (rc == IGN_EMPTY)
+                break;
+            CHECK_EQ(rc, IGN_OK);
+            for (uint32_t i = 0; i < count; i++) {
+                const ign_slice *slice = &slices[i];
+                for (uint32_t k = slice->from, next; k < slice->to; k = next) {
+                    static ign_slice where[512];
+                    uint32_t found;
+                    next = s->moved_at_a_time == 1 ? k + 1 : slice->to;
+                    /* It may have been moved by compaction since it was claimed. */
+                    CHECK_EQ(ign_store_peek(store, from, shard, slice->first + k, slice->first + next - 1, where, 512, &found), IGN_OK);
+                    uint32_t records = 0;
+                    for (uint32_t f = 0; f < found; f++) {
+                        CHECK_EQ(ign_store_fetch(store, &where[f], fetched), IGN_OK);
+                        for (uint32_t j = where[f].from; j < where[f].to; j++) {
+                            uint64_t id = batch_read(fetched, &where[f], from, j);
+                            CHECK(id != 0);
+                            CHECK_EQ(seen[id], 0);
+                            seen[id] = 1;
+                            ids[records++] = id;
+                        }
+                    }
+                    CHECK_EQ(records, next - k);
+                    ign_store_part part = {.shard = (uint16_t)(ids[0] % SHARDS), .batch = bytes_of_batch, .bytes = batch_of(ids, records, s->record)};
+                    ign_store_run run = {.shard = shard, .first = slice->first + k, .last = slice->first + next - 1};
+                    GOES_ON(ign_store_transfer(store, from, &run, 1, to, &part, 1, false, NULL, &mark));
+                    CHECK_EQ(rc, IGN_OK);
+                    moved += records;
+                    if (++calls % 100 == 0)
+                        upkeep(store);
+                }
+            }
+        }
+    *refusals_out = refusals;
+    return moved;
+}
+
+static uint64_t delete_all(ign_store *store, uint32_t m, const story *s, uint8_t *seen, uint64_t count)
+{
+    uint64_t total = 0, refusals = 0, calls = 0;
+    memset(seen, 0, count + 1);
+    for (uint16_t shard = 0; shard < SHARDS; shard++)
+        for (;;) {
+            static ign_slice slices[512];
+            static ign_store_run runs[512];
+            uint32_t found;
+            bool expired;
+            ign_store_mark mark;
+            int rc;
+            GOES_ON(ign_store_claim(store, m, shard, 1000, 1 << 20, "me", 1, slices, 512, &found, &expired, NULL, &mark));
+            if (rc == IGN_EMPTY)
+                break;
+            CHECK_EQ(rc, IGN_OK);
+            for (uint32_t i = 0; i < found; i++) {
+                uint32_t places;
+                static ign_slice where[512];
+                runs[i] = (ign_store_run){.shard = shard, .first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
+                CHECK_EQ(ign_store_peek(store, m, shard, runs[i].first, runs[i].last, where, 512, &places), IGN_OK);
+                for (uint32_t f = 0; f < places; f++) {
+                    CHECK_EQ(ign_store_fetch(store, &where[f], fetched), IGN_OK);
+                    for (uint32_t j = where[f].from; j < where[f].to; j++) {
+                        uint64_t id = batch_read(fetched, &where[f], m, j);
+                        CHECK(id != 0 && id <= count);
+                        CHECK_EQ(seen[id], 0);
+                        seen[id] = 1;
+                    }
+                }
+            }
+            uint64_t retired;
+            GOES_ON(ign_store_retire(store, m, runs, found, false, &retired, NULL, &mark));
+            CHECK_EQ(rc, IGN_OK);
+            total += retired;
+            if (++calls % 100 == 0)
+                upkeep(store);
+        }
+    (void)refusals; /* GOES_ON counts them */
+    return total;
+}
+
+static void tell(const story *s)
+{
+    ign_store_io *io = small_disk(s->disk_bytes);
+    ign_store *store = open_of(io, s->disk_bytes);
+    ign_store_mark mark;
+    ign_store_figures figures;
+    uint32_t from, to;
+    uint64_t refusals;
+    drawn = s->seed;
+    CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &from, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_declare(store, "sideline", SHARDS, 0, &to, NULL, &mark), IGN_OK);
+    uint64_t count = fill(store, from, s);
+    uint8_t *seen = calloc(count + 2, 1);
+    CHECK(seen != NULL && count > 0);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    uint64_t filled = figures.living_bytes;
+    if (s->seed % 2 == 0) { /* after everybody was killed */
+        ign_store_close(store);
+        store = open_of(io, s->disk_bytes);
+    }
+    CHECK_EQ(move_all(store, from, to, s, seen, &refusals), count);
+    if (s->seed % 3 == 0) {
+        ign_store_close(store);
+        store = open_of(io, s->disk_bytes);
+    }
+    CHECK_EQ(delete_all(store, to, s, seen, count), count);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK_EQ(figures.living_records, 0);
+    if (getenv("SPACE_TELL") != NULL)
+        fprintf(stderr, "%-30s disk %3" PRIu64 " MiB seed %" PRIu64 ": %7" PRIu64 " messages, %2" PRIu64 " %% of the disk, %" PRIu64 " calls refused at first\n", s->what,
+                s->disk_bytes >> 20, s->seed, count, filled * 100 / s->disk_bytes, refusals);
+    free(seen);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
+static const struct {
+    const char *what;
+    uint32_t record, loaded, moved;
+} kinds[] = {
+    {"100 B, one by one", 100, 500, 1}, {"100 B, loaded one by one", 100, 1, 1}, {"100 B, in batches", 100, 500, 500},
+    {"1 KiB, one by one", 1 << 10, 100, 1}, {"1 KiB, in batches", 1 << 10, 100, 100},
+    {"20 KiB, one by one", 20 << 10, 10, 1}, {"20 KiB, in batches", 20 << 10, 10, 10},
+    {"1 MiB, one by one", 1 << 20, 1, 1},
+};
+
+static void on_disks_of(const uint64_t *sizes, unsigned count, uint64_t seeds)
+{
+    bytes_of_batch = malloc(4 * MOST);
+    fetched = malloc(4 * MOST);
+    CHECK(bytes_of_batch != NULL && fetched != NULL);
+    for (unsigned d = 0; d < count; d++)
+        for (unsigned k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
+            for (uint64_t seed = 1; seed <= seeds; seed++) {
+                story s = {.what = kinds[k].what, .disk_bytes = sizes[d] << 20, .seed = seed, .record = kinds[k].record,
+                           .loaded_at_a_time = kinds[k].loaded, .moved_at_a_time = kinds[k].moved};
+                tell(&s);
+            }
+    free(bytes_of_batch);
+    free(fetched);
+}
+
+static void moved_on_a_full_disk(void)
+{
+    const char *only = getenv("SPACE_DISK"); /* another one, in MiB, and more seeds */
+    if (only != NULL)
+        on_disks_of((const uint64_t[]){strtoull(only, NULL, 10)}, 1, 5);
+    else
+        on_disks_of((const uint64_t[]){8}, 1, 2);
+}
+
+/* -- a small store ------------------------------------------------------------------------------------------------------- */
+
+static void small_store(void)
+{
+    ign_store_io *io = small_disk(UINT64_MAX);
+    ign_store *store;
+    ign_store_mark mark;
+    uint32_t m;
+    static uint8_t batch[BATCH_MAX];
+    for (int opening = 0; opening < 10; opening++) {
+        CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){0}), IGN_OK);
+        CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &m, NULL, &mark), IGN_OK);
+        ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 10, 1 + (uint64_t)opening * 10, 100)};
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+        while (ign_store_maintain(store) == IGN_OK)
+            ;
+        if (opening == 0)
+            CHECK(taken(io) <= 3 << 20);
+        ign_store_close(store);
+    }
+    store_dir_close(io);
+}
+
+MAIN("store_space", {
+    RUN(small_store);
+    RUN(moved_on_a_full_disk);
+})
