@@ -38,8 +38,7 @@ def open_store(
             ``?name=value``); ``memory://`` (a private one) or ``memory://name`` (one that the process shares by that name, as
             long as the process lives); ``aerospike://host:3000,host2:3000/namespace``, where ``?client_id=..&farm_id=..``
             may stand as well and counts when the arguments are left at their defaults; ``relay:///dev/shm/ignis``, which
-            only takes messages in (docs/relay.md); ``engine:///path``, a preview (docs/engine-store.md); or
-            ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
+            only takes messages in (docs/relay.md); or ``ignis://host:port`` or ``ignis+tls://host:port``, a broker.
         client_id: the application. Together with ``farm_id`` it scopes every name in the store, so that several
             applications may share one.
         farm_id: the deployment.
@@ -100,11 +99,6 @@ def open_store(
 
         path = directory_of(parts)
         return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
-    if parts.scheme == "engine":
-        from ignis.storage import engine
-
-        path = directory_of(parts)
-        return engine.EmbeddedStore(path, engine.StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
     path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
     raise ConfigError(
         f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay{path}"

@@ -410,6 +410,17 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         """`wait` for who claims right after, whatever the answer: a store that must be asked may leave that to the claim."""
         return self.wait(magazine, seen, timeout_s)
 
+    calls_back = False
+    """Whether `on_load` does, and `try_fire` leaves nothing for later: who must not wait may claim without a thread."""
+
+    def on_load(self, magazine: str, seen: int, call: Callable[[], None]) -> Callable[[], None] | None:
+        """`wait` without a thread: calls back once when something was loaded since ``seen``, at once if it has been, and may
+        do so early. ``call`` must neither wait nor raise; it may be made from any thread, and is when the store closes.
+
+        Returns what takes the wish back, after which it may be called once more; None where the store can only `wait`.
+        """
+        return None
+
     def rest(self, magazine: str) -> None:
         """Who has called `idle` makes no claim for now: what a store has left to the next one is done."""
 

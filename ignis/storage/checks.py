@@ -1,8 +1,8 @@
 """The rules of names, numbers and types that every store applies alike, before it touches anything.
 
-Each name that a caller gives becomes part of a key, and LMDB takes keys of at most 511 bytes. The limits below are such
-that the longest key that they allow fits, whatever is put together: a farm, a client and a magazine at their limits make
-396 bytes, an array queue's value 412, an epoch 459, a lock in a table 502.
+Each name that a caller gives becomes part of a key. The limits below are such that no key is longer than 511 bytes,
+whatever is put together: a farm, a client and a magazine at their limits make 396 bytes, an array queue's value 412, an
+epoch 459, a lock in a table 502.
 
 | name | rule |
 | --- | --- |

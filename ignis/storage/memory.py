@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -57,6 +57,9 @@ from ignis.storage.runs import Runs, difference, overlap, runs_of
 
 __all__ = ["MemoryStore"]
 
+_FEW = 64
+"""So few pointers are looked up one by one: their runs would cost more than they save."""
+
 
 @dataclass
 class _Held:
@@ -90,6 +93,8 @@ class _Shard:
 
     def there(self, pointers: Sequence[int]) -> list[int]:
         """Those that have a record, ascending. Who names many that do not exist pays for no more than there is."""
+        if isinstance(pointers, list) and len(pointers) <= _FEW:
+            return sorted({pointer for pointer in pointers if pointer in self.records})
         runs = overlap(runs_of(pointers), 1, self.load_pointer + 1)
         if sum(stop - start for start, stop in runs) <= len(self.records):
             return [pointer for pointer in Runs(runs) if pointer in self.records]
@@ -114,7 +119,15 @@ class _Magazine:
         self.resize(shards)
         self.next_shard = 0
         self.sequence = 0
+        self.listeners: dict[object, tuple[MemoryStore, Callable[[], None]]] = {}
         self.known_ids: dict[bytes, int] = {}  # until when, in milliseconds since the epoch
+
+    def tell(self, of: MemoryStore | None = None) -> None:
+        """Calls those who listen: all, or one store's."""
+        for wish, (store, call) in list(self.listeners.items()):
+            if of is None or store is of:
+                self.listeners.pop(wish, None)
+                call()
 
     def resize(self, shards: int) -> None:
         """Shards that are not asked for any more are kept aside: their pointers must not be used twice."""
@@ -240,6 +253,8 @@ class MemoryStore(Store):
         with self.content.changed:
             self.closed = True
             self.content.changed.notify_all()
+            for magazine in self.content.magazines.values():
+                magazine.tell(self)
             if not self.content.changed.wait_for(lambda: not self.waiting, timeout):
                 raise WaitTimeoutError(f"store: {self.waiting} call(s) still in flight after {timeout:g} s")
 
@@ -574,6 +589,15 @@ class MemoryMagazines(MemoryAtOnce):
                 if store.closed:
                     store.content.changed.notify_all()
 
+    def on_load(self, magazine: str, seen: int, call: Callable[[], None]) -> Callable[[], None]:
+        with self._store.open_content():
+            found, wish = self._get(magazine), object()
+            if found.sequence != seen:
+                call()
+            else:
+                found.listeners[wish] = self._store, call
+        return lambda: found.listeners.pop(wish, None) and None
+
     def wake(self, magazine: str) -> None:
         with self._store.open_content():
             self._notify(self._get(magazine))
@@ -581,6 +605,8 @@ class MemoryMagazines(MemoryAtOnce):
     def _notify(self, magazine: _Magazine) -> None:
         magazine.sequence += 1
         self._store.content.changed.notify_all()
+        if magazine.listeners:
+            magazine.tell()
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         check_magazine(magazine)
@@ -590,6 +616,8 @@ class MemoryMagazines(MemoryAtOnce):
                 return False
             content.magazines.pop((self._store.scope, magazine), None)
             content.changed.notify_all()
+            if found is not None:
+                found.tell()
             return True
 
     def names(self) -> list[str]:

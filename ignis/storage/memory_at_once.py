@@ -18,6 +18,7 @@ class MemoryAtOnce(MagazineStore):
     """See `ignis.storage.together.AtOnce`. The store's one lock is only tried."""
 
     quick = True
+    calls_back = True
     _store: MemoryStore
 
     def try_together(self, writes: Sequence[Write]) -> None:

@@ -76,7 +76,7 @@ class Purges(abc.ABC):
                     room -= len(pointers)
                 rest[shard] = behind, last
         if part:
-            waiting = self._purge_waiting(magazine, part)
+            waiting = self._purge_waiting(magazine, part, {shard: last for shard, (_, last) in rest.items()})
             return Purged(waiting, 0, rest if in_flight else {one: at for one, at in rest.items() if at[0] <= at[1]})
         removed = 0
         for shard in list(rest) if in_flight else ():
@@ -90,7 +90,8 @@ class Purges(abc.ABC):
         stop = min(last, first + limit - 1) + 1
         return range(first, stop), stop
 
-    def _purge_waiting(self, magazine: str, part: Pointers) -> int:
+    def _purge_waiting(self, magazine: str, part: Pointers, ends: Mapping[int, int]) -> int:
+        """``ends``: per shard the last pointer of the whole purge, for stores that cannot end at that of the part."""
         return self.delete_waiting(magazine, part)
 
     def _purge_claimed(self, magazine: str, shard: int, rest: Left, limit: int) -> int:

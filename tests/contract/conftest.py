@@ -11,7 +11,7 @@ from ignis.storage.base import MagazineStore, Store
 from tests.contract.support import Kind
 
 
-@pytest.fixture(params=["memory", "embedded", "engine", "aerospike", "broker"])
+@pytest.fixture(params=["memory", "embedded", "aerospike", "broker"])
 def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kind]:
     one = Kind(request.param, tmp_path)
     yield one

@@ -41,17 +41,13 @@ class Kind:
         self._opened: list[Store] = []
 
     @property
-    def embedded(self) -> bool:
-        return self.name == "embedded"
-
-    @property
     def in_directory(self) -> bool:
         """Whether its content is in ``directory``, and survives the process."""
-        return self.name in ("embedded", "engine")
+        return self.name == "embedded"
 
     def follows(self, pointer: int, last: int) -> bool:
         """Whether a load after a reopen goes on behind that pointer; right behind it, where an opening leaves no numbers out."""
-        return pointer > last if self.name == "engine" else pointer == last + 1
+        return pointer > last if self.name == "embedded" else pointer == last + 1
 
     def open(self, **options: Any) -> Store:
         self._opened.append(open_store(self.url, **options))

@@ -284,7 +284,7 @@ class QueueMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded", "engine", "aerospike", "broker"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
 def test_stores_do_what_a_deque_does(name: str) -> None:
     machine = type(f"{name.title()}Queue", (QueueMachine,), {"kind_name": name})
     run_state_machine_as_test(

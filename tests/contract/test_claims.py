@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from ignis.errors import QueueNotFoundError
 from ignis.storage import open_store
 from ignis.storage.base import MagazineStore, Owner, Process, Store
-from ignis.storage.embedded import segments
-from ignis.storage.embedded.environment import Cursor
 from ignis.storage.runs import Runs, runs_of
 from tests.contract.support import Kind, drain, numbered, pointers, tick
 
@@ -208,29 +206,6 @@ def test_many_runs_of_which_few_exist(inside: MagazineStore) -> None:
     assert sum(run.messages for run in inside.held("m", "me")) == 10
 
 
-def test_walks_cost_no_look_per_run(monkeypatch: pytest.MonkeyPatch, kind: Kind) -> None:
-    """The embedded store looks for the next segment, and not for each run before it."""
-    if kind.name != "embedded":
-        pytest.skip("counts the looks into the embedded store")
-    magazines = kind.open().magazines
-    magazines.declare("m", 1)
-    claimed(magazines, "me", 5)
-    claimed(magazines, "me", 5)
-    looks: list[int] = []
-    find = segments.find
-
-    def counted(cursor: Cursor, magazine_id: int, shard: int, pointer: int) -> segments.Found | None:
-        looks.append(pointer)
-        return find(cursor, magazine_id, shard, pointer)
-
-    monkeypatch.setattr(segments, "find", counted)
-    sparse = {0: Named((at, at + 1) for at in range(11, 4_000, 2))}
-    assert magazines.renew_claims("m", sparse, "me") == sparse
-    assert magazines.delete("m", sparse) == magazines.reload("m", sparse) == 0
-    assert magazines.peek("m", sparse) == {}
-    assert len(looks) <= 8
-
-
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=4),
     st.sets(st.integers(0, 26)),
@@ -238,7 +213,7 @@ def test_walks_cost_no_look_per_run(monkeypatch: pytest.MonkeyPatch, kind: Kind)
     st.sets(st.integers(0, 26)),
 )
 @settings(max_examples=40, deadline=None)
-@pytest.mark.parametrize("url", ["memory://", "embedded", "engine"])
+@pytest.mark.parametrize("url", ["memory://", "embedded"])
 def test_renewing_is_what_sets_say(
     tmp_path_factory: pytest.TempPathFactory,
     url: str,

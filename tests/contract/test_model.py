@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def look_again(self) -> None:
         """After an opening, which may leave pointers out."""
-        if self.kind.name != "engine":
+        if self.kind.name != "embedded":
             return
         for name, many in self.shards.items():
             for state, shard in zip(self.store.magazines.metadata(name), many, strict=True):
@@ -223,25 +223,17 @@ class StoreMachine(RuleBasedStateMachine):
                 shard.loaded = state.load_pointer
 
     @precondition(lambda self: self.kind.in_directory)
-    @rule(another_boot=st.booleans())
-    def crash(self, another_boot: bool) -> None:
-        if another_boot and not self.all_sync and self.kind.embedded:
-            return  # `none` may be set aside then; that has tests of its own
+    @rule()
+    def crash(self) -> None:
         self.copies += 1
         copy = self.root / f"copy{self.copies}"
         with ExitStack() as stack:
-            if self.kind.name == "engine":
-                self.store.directory.at_rest(stack)  # type: ignore[attr-defined]  # no file goes while it is copied
+            self.store.directory.at_rest(stack)  # type: ignore[attr-defined]  # no file goes while it is copied
             # Files are laid out ahead: what nothing was written to is left out.
             subprocess.run(["cp", "-a", "--sparse=always", str(self.kind.directory), str(copy)], check=True, timeout=60)
         self.kind.close_all()
         self.kind.directory = copy
         self.kind.url = f"{self.kind.name}://{copy}"
-        if another_boot and self.kind.embedded:
-            (copy / "boot").write_text("another")
-            for many in self.shards.values():
-                for shard in many:
-                    shard.fired.clear()
         self.store = self.kind.open(**self.options())
         self.look_again()
 
@@ -275,7 +267,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert [one.pointer for one in found] == sorted(shard.fired)
 
 
-@pytest.mark.parametrize("name", ["memory", "embedded", "engine", "aerospike", "broker"])
+@pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
 def test_stores_do_what_the_model_does(name: str) -> None:
     machine = type(f"{name.title()}Machine", (StoreMachine,), {"kind_name": name})
     run_state_machine_as_test(

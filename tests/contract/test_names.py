@@ -141,7 +141,7 @@ def test_applications_and_deployments_do_not_see_each_other(kind: Kind) -> None:
         "embedded://",
         "memory://?create_now=1",
         "embedded:///x?nonsense=1",
-        "engine:///x?events=1",
+        "embedded:///x?events=1",
         "/tmp/x",
     ],
 )

@@ -49,10 +49,17 @@ class Firing:
         self.holes = Holes(connection, catalogue)
 
     def fire(
-        self, magazine: Magazine, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int
+        self,
+        magazine: Magazine,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+        expected: Sequence[int] | None = None,
     ) -> tuple[FireResult, list[tuple[int, int]]]:
-        """See `MagazineStore.fire`. Also returns (shard, pointer) of records that were claimed and do not fit into
-        ``max_bytes``, and could not be handed back to the head: the caller reloads them."""
+        """See `MagazineStore.fire`. ``expected``: the shards where messages are likely, None = all; those of others may take a
+        call more. Also returns (shard, pointer) of records that were claimed and do not fit into ``max_bytes``, and could not
+        be handed back to the head: the caller reloads them."""
         order = self._order(magazine, shards)
         merged: dict[int, tuple[list[int], list[bytes | None]]] = {}
         holes: dict[int, list[int]] = {}
@@ -70,7 +77,8 @@ class Firing:
             if room <= 0:
                 more = True
                 break
-            spans, riding = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes))
+            spans, riding = self._claim(magazine, todo, self._fitting(magazine, min(left, room), max_bytes), expected)
+            expected = None
             # Without a claim the round has still shown where the backlog is; others may take it first, now and then.
             fruitless = 0 if spans else fruitless + 1
             if not spans and (riding is None or not magazine.trickle.young):
@@ -107,6 +115,12 @@ class Firing:
             raise ConfigError(f"shards {wanted[0]} to {wanted[-1]}, the magazine has {magazine.shards}")
         begin = magazine.next_shard % magazine.shards
         return [one for one in wanted if one >= begin] + [one for one in wanted if one < begin]
+
+    @staticmethod
+    def with_backlog(magazine: Magazine, shards: list[int]) -> list[int]:
+        """These, and those of which it is known that something waits there."""
+        with magazine.lock:
+            return sorted({*shards, *(one for one in range(magazine.shards) if magazine.views[one].backlog > 0)})
 
     @staticmethod
     def _with_backlog(magazine: Magazine, shards: list[int]) -> list[int]:
@@ -155,7 +169,9 @@ class Firing:
 
     # -- the first call: pointers
 
-    def _claim(self, magazine: Magazine, todo: list[int], count: int) -> tuple[list[Span], Riding | None]:
+    def _claim(
+        self, magazine: Magazine, todo: list[int], count: int, expected: Sequence[int] | None
+    ) -> tuple[list[Span], Riding | None]:
         """Moves the fire pointers. Shards that get no share are only looked at. Also returns what travelled along."""
         shares = self._shares(magazine, todo, count)
         how = policy("update", ttl=layout.TTL_NEVER, only_if=expressions.has_unfired)
@@ -167,7 +183,8 @@ class Firing:
         riding = None
         magazine.trickle.looked_at = time.monotonic()
         if self._trickle.on(magazine) or magazine.trickle.loaded:
-            looked = [shard for shard in todo if shares[shard]] if self._trickle.on(magazine) else []
+            reading = (todo if expected is None else expected) if self._trickle.on(magazine) else []
+            looked = [shard for shard in todo if shares[shard] and shard in reading]
             riding = self._trickle.board(magazine, looked)
             try:
                 self._connection.send("claim", entries + riding.entries, allowed=ANY)

@@ -24,7 +24,7 @@ from ignis.storage.base import (
     joined_runs,
     runs_of_pointers,
 )
-from ignis.storage.embedded.owner import this_process
+from ignis.storage.process_identity import this_process
 
 __all__ = ["Looking"]
 

@@ -21,7 +21,8 @@ from ignis.storage.aerospike.firing import Firing
 from ignis.storage.aerospike.looking import Looking
 from ignis.storage.aerospike.retiring import Retiring
 from ignis.storage.aerospike.trickle import Trickle
-from ignis.storage.aerospike.waits import Waits
+from ignis.storage.aerospike.waits import WHOLE, Waits
+from ignis.storage.aerospike.wake_words import WakeWords
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -64,7 +65,9 @@ class AerospikeMagazines(MagazineStore):
         self._retiring = Retiring(connection, self._catalogue, self._appender, trickle)
         self._looking = Looking(connection, self._catalogue)
         self._expired_log = ExpiredLog()
-        self.waits = Waits(self._pending)
+        # All that decides where the records are, but for the hosts: one cluster has many names.
+        words = WakeWords(connection.options.wake_dir, f"{connection.namespace}\0{store.sets.data}")
+        self.waits = Waits(self._pending, words)
 
     @contextmanager
     def _call(self, counted: str = "") -> Iterator[None]:
@@ -120,7 +123,7 @@ class AerospikeMagazines(MagazineStore):
             firsts = [placed[start] for start in starts]
             for (shard, batch), first in zip(batches, firsts, strict=True):
                 batch.seal(0, shard, first)
-            self.waits.ring(magazine)
+            self.waits.ring(magazine, {shard for shard, _ in batches})
             return firsts
 
     def fire(
@@ -134,11 +137,17 @@ class AerospikeMagazines(MagazineStore):
             found = self._catalogue.get(magazine)
             if shards and not 0 <= min(shards) <= max(shards) < found.shards:
                 found = self._catalogue.refresh(magazine)
-            result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes)
+            look = WHOLE
+            if shards is None:
+                look = self.waits.look(magazine, found.shards, whole=bool(found.holes))
+                if look.shards is not None:
+                    shards = self._firing.with_backlog(found, look.shards)
+            result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes, look.expected)
             if surplus:
                 self._retiring.reload(found, group_pointers(surplus))
             self._expired_log.note(magazine, result.expired)
-            self.waits.fired(magazine, result.total())
+            claimed = {claim.shard: len(claim.pointers) for claim in result.claims}
+            self.waits.fired(magazine, claimed, look, more=result.more)
             return result
 
     def _settled(self, magazine: str) -> Magazine:
@@ -166,8 +175,9 @@ class AerospikeMagazines(MagazineStore):
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before
         the mark and before the load."""
         with self._call("reloads"):
-            count = self._retiring.reload(self._catalogue.get(magazine), pointers, lambda: self._check_fence(fence))
-            self.waits.ring(magazine)
+            found = self._catalogue.get(magazine)
+            count = self._retiring.reload(found, pointers, lambda: self._check_fence(fence))
+            self.waits.ring(magazine, [shard for shard in range(found.shards) if shard in pointers])
             return count
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
@@ -182,22 +192,23 @@ class AerospikeMagazines(MagazineStore):
         with self._call("deletes"):
             return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
 
-    def _purge_waiting(self, magazine: str, part: Pointers) -> int:
+    def _purge_waiting(self, magazine: str, part: Pointers, ends: Mapping[int, int]) -> int:
         """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
-        and not removed, because this process ended in between, is the sweeper's."""
+        and not removed, because this process ended in between, is the sweeper's. A claim passes tombstones and so may bring
+        what the next part would have: it is removed now."""
         self.expire(magazine)
         found = self._catalogue.get(magazine)
         with self._call():
             known = self._catalogue.pointers(found, sorted(part))
         count = 0
         for shard, many in part.items():
-            last = many[-1]
-            limit = min(len(many), last - known[shard].fire)
+            end = ends[shard]
+            limit = min(len(many), many[-1] - known[shard].fire)
             if limit <= 0:
                 continue  # others have claimed it all
             runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._store.owner, [shard]))
-            mine = overlap(runs.runs, 1, last + 1)
-            beyond = overlap(runs.runs, last + 1, 1 << 62)
+            mine = overlap(runs.runs, 1, end + 1)
+            beyond = overlap(runs.runs, end + 1, 1 << 62)
             if mine:
                 count += self.delete(magazine, {shard: Runs(mine)})
             if beyond:
@@ -231,7 +242,7 @@ class AerospikeMagazines(MagazineStore):
                 if not 0 <= item.target_shard < destination.shards:
                     destination = self._catalogue.with_shard(target, item.target_shard)
             count = self._retiring.transfer(origin, destination, items, ttl_s, fence, self._check_fence)
-            self.waits.ring(target)
+            self.waits.ring(target, {item.target_shard for item in items})
             return count
 
     def _check_fence(self, fence: Fence | None) -> None:
@@ -302,7 +313,7 @@ class AerospikeMagazines(MagazineStore):
         if back:
             self._firing.count(magazine, Counter(shard for shard, _ in back))
             self._retiring.reload(magazine, group_pointers(back))
-            self.waits.ring(magazine.name)
+            self.waits.ring(magazine.name, {shard for shard, _ in back})
         return [place for place in places if place not in back]
 
     def _pending(self, magazine: str) -> bool:
@@ -319,7 +330,7 @@ class AerospikeMagazines(MagazineStore):
     def wake(self, magazine: str) -> None:
         with self._call():
             self._catalogue.get(magazine)
-            self.waits.ring(magazine)
+            self.waits.wake(magazine)
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         """Not one transaction: what is loaded between the look and the removal is removed too."""
@@ -348,3 +359,7 @@ class AerospikeMagazines(MagazineStore):
                 self._firing.leave(magazine, left, self._store.owner)
             except IgnisError as exc:
                 log.warning("the last claims of %s are left to the sweeper: %s", magazine.name, exc)
+
+    def release(self) -> None:
+        """After the last call has ended."""
+        self.waits.words.close()

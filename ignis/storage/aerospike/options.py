@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ignis.config import check_text, parse_number
+from ignis.config import check_text, parse_number, shown
 from ignis.errors import ConfigError
+from ignis.storage.aerospike.wake_words import AUTO
 from ignis.storage.checks import checked_options
 
 __all__ = ["AerospikeOptions", "parse_hosts"]
@@ -51,6 +52,8 @@ class AerospikeOptions:
         settle_s: a producer that took longer than half of this between reserving a pointer and writing its record looks
             whether the pointer still counts; the low-water mark passes missing records only after all of it, seconds.
         batch_records: most records in one client call.
+        wake_dir: absolute path of a directory in which the processes of one user on one machine share words that wake a
+            consumer after a load; ``auto`` is ``/dev/shm/ignis-wake-<user id>``, empty is off.
     """
 
     retries: int = 3
@@ -70,6 +73,7 @@ class AerospikeOptions:
     hole_grace_s: float = 5.0
     settle_s: float = 60.0
     batch_records: int = 5_000
+    wake_dir: str = AUTO
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> AerospikeOptions:
@@ -81,6 +85,10 @@ class AerospikeOptions:
             )
         if bool(made.user) != bool(made.password):
             raise ConfigError("store options user and password belong together; one of them is missing")
+        if made.wake_dir not in ("", AUTO) and not os.path.isabs(made.wake_dir):
+            raise ConfigError(
+                f"store option wake_dir = {shown(made.wake_dir)} is neither an absolute path nor auto; empty is off"
+            )
         return made
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ignis.storage.embedded.owner import Identity, this_process
+from ignis.storage.process_identity import Identity, this_process
 
 __all__ = ["owner_name", "provably_dead"]
 

@@ -146,6 +146,7 @@ class AerospikeStore(Store):
                 "store": "aerospike",
                 "namespace": self.connection.namespace,
                 "used_bytes": self.connection.used_bytes(self.sets.data),
+                "wake_words": str(self._magazines.waits.words.path or ""),
                 "client_calls": sum(calls.values()),
                 **self._magazines.figures(),
                 **{f"client_{kind}": count for kind, count in sorted(calls.items())},
@@ -164,4 +165,5 @@ class AerospikeStore(Store):
             if self._released:
                 return
             self._released = True
+        self._magazines.release()
         self.connection.close()

@@ -1,4 +1,4 @@
-"""Array queues, in the ``sync`` environment. Keys, each behind ``A | scope | name NUL bin NUL``:
+"""Array queues. Keys, each behind ``A | scope | name NUL bin NUL``:
 
 * nothing -> head and tail: the number of the oldest value, and the number that the next one gets
 * ``number u64`` -> one value in MessagePack
@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ignis.errors import StoreFormatError
+from ignis.errors import StoreBusyError, StoreFormatError
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
-from ignis.storage.embedded.calls import guarded
-from ignis.storage.embedded.committer import Operation
-from ignis.storage.embedded.environment import Txn
-from ignis.storage.embedded.locks import Step
+from ignis.storage.embedded.keys import Change
+from ignis.storage.in_flight import guarded
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -29,28 +27,7 @@ __all__ = ["EmbeddedArrays"]
 
 _ENDS = struct.Struct(">QQ")
 _NUMBER = struct.Struct(">Q")
-_OVERHEAD_BYTES = 64
-_PAGES_BYTES = 4 * 4096
-
-
-class _Enqueue(Operation):
-    """Appends packed values; the result is the new size."""
-
-    def __init__(self, prefix: bytes, packed: list[bytes]) -> None:
-        super().__init__()
-        self._prefix = prefix
-        self._packed = packed
-
-    def need_bytes(self) -> int:
-        return _PAGES_BYTES + sum(len(self._prefix) + len(one) + _OVERHEAD_BYTES for one in self._packed)
-
-    def run(self, txn: Txn) -> int:
-        head, tail = _ends(txn, self._prefix)
-        for number, one in enumerate(self._packed, tail):
-            txn.put(self._prefix + _NUMBER.pack(number), one)
-        tail += len(self._packed)
-        txn.put(self._prefix, _ENDS.pack(head, tail))
-        return tail - head
+_ATTEMPTS = 1_000
 
 
 class EmbeddedArrays(ArrayStore):
@@ -63,41 +40,40 @@ class EmbeddedArrays(ArrayStore):
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
         prefix = self._prefix(name, bin_name)
         packed = [msgspec.msgpack.encode(value) for value in values]
-        size: int = self._store.sync_data().committer.submit(_Enqueue(prefix, packed))
-        return size
+
+        def plan() -> tuple[Sequence[Change], int]:
+            before, head, tail = self._ends(prefix)
+            end = tail + len(packed)
+            added = [Change(prefix + _NUMBER.pack(number), None, one) for number, one in enumerate(packed, tail)]
+            changes = [Change(prefix, before, _ENDS.pack(head, end)), *added] if packed else []
+            return changes, end - head
+
+        return self._store.keys.change(plan, f"array queue {name!r}")
 
     @guarded
     def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
         check_limit(limit)
         prefix = self._prefix(name, bin_name)
 
-        def run(txn: Txn) -> list[bytes]:
-            head, tail = _ends(txn, prefix)
-            end = min(head + limit, tail)
-            packed = _read(txn, prefix, head, end)
-            for number in range(head, end):
-                txn.delete(prefix + _NUMBER.pack(number))
-            if packed:
-                txn.put(prefix, _ENDS.pack(end, tail))
-            return packed
+        def plan() -> tuple[Sequence[Change], list[bytes]]:
+            before, head, tail, packed = self._oldest(prefix, limit)
+            if not packed:
+                return [], []
+            end = head + len(packed)
+            taken = [Change(prefix + _NUMBER.pack(number), one, None) for number, one in enumerate(packed, head)]
+            return [Change(prefix, before, _ENDS.pack(end, tail)), *taken], packed
 
-        found: list[bytes] = self._store.sync_data().committer.submit(Step(run))
-        return _unpack(found)
+        return _unpack(self._store.keys.change(plan, f"array queue {name!r}"))
 
     @guarded
     def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
         check_limit(limit)
         prefix = self._prefix(name, bin_name)
-        with self._store.sync_data().env.reading() as txn:
-            head, tail = _ends(txn, prefix)
-            found = _read(txn, prefix, head, min(head + limit, tail))
-        return _unpack(found)
+        return _unpack(self._oldest(prefix, limit)[3])
 
     @guarded
     def size(self, name: str, bin_name: str) -> int:
-        prefix = self._prefix(name, bin_name)
-        with self._store.sync_data().env.reading() as txn:
-            head, tail = _ends(txn, prefix)
+        _, head, tail = self._ends(self._prefix(name, bin_name))
         return tail - head
 
     def _prefix(self, name: str, bin_name: str) -> bytes:
@@ -105,25 +81,33 @@ class EmbeddedArrays(ArrayStore):
         check_array(name, bin_name)
         return self._store.scope.key(b"A", f"{name}\0{bin_name}\0")
 
-
-def _ends(txn: Txn, prefix: bytes) -> tuple[int, int]:
-    value = txn.get(prefix)
-    if value is None:
-        return 0, 0
-    if len(value) != _ENDS.size:
-        raise StoreFormatError(f"store: the ends of an array queue are damaged: {bytes(prefix)!r}")
-    head, tail = _ENDS.unpack(value)
-    return head, tail
-
-
-def _read(txn: Txn, prefix: bytes, first: int, end: int) -> list[bytes]:
-    found = []
-    for number in range(first, end):
-        value = txn.get(prefix + _NUMBER.pack(number))
+    def _ends(self, prefix: bytes) -> tuple[bytes | None, int, int]:
+        """The value as it is stored, head and tail."""
+        value = self._store.keys.get(prefix)
         if value is None:
-            raise StoreFormatError(f"store: value {number} of an array queue is missing: {bytes(prefix)!r}")
-        found.append(bytes(value))
-    return found
+            return None, 0, 0
+        if len(value) != _ENDS.size:
+            raise StoreFormatError(f"store: the ends of an array queue are damaged: {prefix!r}")
+        head, tail = _ENDS.unpack(value)
+        return value, head, tail
+
+    def _oldest(self, prefix: bytes, limit: int) -> tuple[bytes | None, int, int, list[bytes]]:
+        """The ends, and the oldest values as they were packed."""
+        keys = self._store.keys
+        for _ in range(_ATTEMPTS):
+            before, head, tail = self._ends(prefix)
+            packed: list[bytes] = []
+            for number in range(head, min(head + limit, tail)):
+                value = keys.get(prefix + _NUMBER.pack(number))
+                if value is None:
+                    break
+                packed.append(value)
+            else:
+                return before, head, tail, packed
+            # Numbers are given once and taken once: either somebody took it meanwhile, or it is lost.
+            if keys.get(prefix) == before:
+                raise StoreFormatError(f"store: value {head + len(packed)} of an array queue is missing: {prefix!r}")
+        raise StoreBusyError(f"store: an array queue is emptied by others all the time: {prefix!r}")
 
 
 def _unpack(packed: list[bytes]) -> list[Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ignis.native import crc32c
 from ignis.storage import clock
-from ignis.storage.embedded.files import create_whole, read_or_none, write_whole
+from ignis.storage.embedded.atomic_files import create_whole, read_or_none, write_whole
 
 __all__ = ["open_clock"]
 

@@ -1,13 +1,12 @@
-"""Locks and epochs, in the ``sync`` environment. Times are the store clock's, which nobody can set. Keys:
+"""Locks and epochs. Times are the store clock's, which nobody can set. Keys:
 
 * ``L | scope | name`` -> a lock: owner, token, times. It stays when it is released, so that the token rises for ever.
-* ``E | scope | scope name`` -> an epoch
+* ``E | scope | scope name`` -> an epoch, 8 bytes
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,27 +23,13 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
-from ignis.storage.embedded.calls import guarded
-from ignis.storage.embedded.catalogue import Scope
-from ignis.storage.embedded.committer import Operation
-from ignis.storage.embedded.environment import Txn
+from ignis.storage.embedded.keys import Change, Scope, epoch_key, epoch_of, epoch_value
+from ignis.storage.in_flight import guarded
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
 
-__all__ = ["EmbeddedLocks", "read_epoch"]
-
-_U64 = struct.Struct(">Q")
-
-
-def read_epoch(txn: Txn, scope: Scope, name: str) -> int:
-    """0 before the first. Raises InvalidNameError."""
-    check_scope(name)
-    value = txn.get(scope.key(b"E", name))
-    if value is None:
-        return 0
-    epoch: int = _U64.unpack(value)[0]
-    return epoch
+__all__ = ["EmbeddedLocks"]
 
 
 class _Stored(msgspec.Struct):
@@ -53,19 +38,11 @@ class _Stored(msgspec.Struct):
     acquired_at_ms: int
     expires_at_ms: int
     boot: str = ""
-    """Of the machine, when the times were set; empty in what earlier versions stored."""
+    """Of the machine, when the times were set."""
     ttl_ms: int = 0
 
 
-class Step(Operation):
-    """An operation made of a function."""
-
-    def __init__(self, run: Callable[[Txn], object]) -> None:
-        super().__init__()
-        self._run = run
-
-    def run(self, txn: Txn) -> object:
-        return self._run(txn)
+_Planned = tuple[Sequence[Change], LockRecord | None]
 
 
 class EmbeddedLocks(LockStore):
@@ -84,106 +61,103 @@ class EmbeddedLocks(LockStore):
     @guarded
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
         ttl_ms = ttl_milliseconds(ttl_s)
-
-        def run(txn: Txn) -> LockRecord | None:
-            stored = self._get(txn, name)
-            if stored is not None and stored.owner and self._left_ms(stored) > 0:
-                return None
-            now_ms = self._store.directory.clock.now_ms()
-            token = 1 if stored is None else stored.token + 1
-            boot = self._store.directory.here.boot
-            return self._put(txn, name, _Stored(owner, token, now_ms, now_ms + ttl_ms, boot, ttl_ms))
-
         check_owner(owner)
         self._check_name(name)
-        return self._submit(run)
+        directory = self._store.directory
+
+        def plan() -> _Planned:
+            before, stored = self._read(name)
+            if stored is not None and stored.owner and self._left_ms(stored) > 0:
+                return [], None
+            now_ms = directory.clock.now_ms()
+            token = 1 if stored is None else stored.token + 1
+            return self._changed(
+                name, before, _Stored(owner, token, now_ms, now_ms + ttl_ms, directory.here.boot, ttl_ms)
+            )
+
+        return self._store.keys.change(plan, f"lock {name!r}")
 
     @guarded
     def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
         self._check_name(name)
         ttl_ms = ttl_milliseconds(ttl_s)
+        directory = self._store.directory
 
-        def run(txn: Txn) -> LockRecord | None:
-            stored = self._get(txn, name)
+        def plan() -> _Planned:
+            before, stored = self._read(name)
             if stored is None or not self._holds(stored, owner):
-                return None
-            stored.expires_at_ms = self._store.directory.clock.now_ms() + ttl_ms
-            stored.boot, stored.ttl_ms = self._store.directory.here.boot, ttl_ms
-            return self._put(txn, name, stored)
+                return [], None
+            stored.expires_at_ms = directory.clock.now_ms() + ttl_ms
+            stored.boot, stored.ttl_ms = directory.here.boot, ttl_ms
+            return self._changed(name, before, stored)
 
-        return self._submit(run)
+        return self._store.keys.change(plan, f"lock {name!r}")
 
     @guarded
     def release(self, name: str, owner: str) -> bool:
         self._check_name(name)
 
-        def run(txn: Txn) -> bool:
-            stored = self._get(txn, name)
+        def plan() -> _Planned:
+            before, stored = self._read(name)
             if stored is None or not self._holds(stored, owner):
-                return False
+                return [], None
             stored.owner, stored.expires_at_ms = "", 0
-            self._put(txn, name, stored)
-            return True
+            return self._changed(name, before, stored)
 
-        released: bool = self._store.sync_data().committer.submit(Step(run))
-        return released
+        return self._store.keys.change(plan, f"lock {name!r}") is not None
 
     @guarded
     def get(self, name: str) -> LockRecord | None:
         self._check_name(name)
-        with self._store.sync_data().env.reading() as txn:
-            stored = self._get(txn, name)
+        _, stored = self._read(name)
         if stored is None or not self._holds(stored, stored.owner):
             return None
         return self._record(name, stored)
 
     @guarded
     def next_epoch(self, scope: str) -> int:
-        check_scope(scope)
+        key = epoch_key(self._scope, scope)
+        keys = self._store.keys
 
-        def run(txn: Txn) -> int:
-            epoch = read_epoch(txn, self._scope, scope) + 1
-            txn.put(self._scope.key(b"E", scope), _U64.pack(epoch))
-            return epoch
+        def plan() -> tuple[Sequence[Change], int]:
+            before = keys.get(key)
+            epoch = epoch_of(before, scope) + 1
+            return [Change(key, before, epoch_value(epoch))], epoch
 
-        epoch: int = self._store.sync_data().committer.submit(Step(run))
-        return epoch
+        return keys.change(plan, f"epoch {scope!r}")
 
     @guarded
     def raise_epoch(self, scope: str, epoch: int) -> None:
         check_scope(scope)
         check_epoch_number(epoch, raised=True)
+        key = epoch_key(self._scope, scope)
+        keys = self._store.keys
 
-        def run(txn: Txn) -> None:
-            known = read_epoch(txn, self._scope, scope)
-            check_epoch(known, Fence(scope, epoch))
-            if epoch > known:
-                txn.put(self._scope.key(b"E", scope), _U64.pack(epoch))
+        def plan() -> tuple[Sequence[Change], None]:
+            before = keys.get(key)
+            check_epoch(epoch_of(before, scope), Fence(scope, epoch))
+            # Written also where it is that one already: who wrote it may still wait for the disk.
+            return [Change(key, before, epoch_value(epoch))], None
 
-        self._store.sync_data().committer.submit(Step(run))
+        keys.change(plan, f"epoch {scope!r}")
 
     @guarded
     def epoch(self, scope: str) -> int:
-        check_scope(scope)
-        with self._store.sync_data().env.reading() as txn:
-            return read_epoch(txn, self._scope, scope)
+        return epoch_of(self._store.keys.get(epoch_key(self._scope, scope)), scope)
 
-    def _submit(self, run: Callable[[Txn], LockRecord | None]) -> LockRecord | None:
-        record: LockRecord | None = self._store.sync_data().committer.submit(Step(run))
-        return record
-
-    def _get(self, txn: Txn, name: str) -> _Stored | None:
-        value = txn.get(self._scope.key(b"L", name))
+    def _read(self, name: str) -> tuple[bytes | None, _Stored | None]:
+        """The value as it is stored, and what it says."""
+        value = self._store.keys.get(self._scope.key(b"L", name))
         if value is None:
-            return None
+            return None, None
         try:
-            return msgspec.msgpack.decode(value, type=_Stored)
+            return value, msgspec.msgpack.decode(value, type=_Stored)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise StoreFormatError(f"store: lock {name!r} is damaged: {exc}") from exc
 
-    def _put(self, txn: Txn, name: str, stored: _Stored) -> LockRecord:
-        txn.put(self._scope.key(b"L", name), msgspec.msgpack.encode(stored))
-        return self._record(name, stored)
+    def _changed(self, name: str, before: bytes | None, stored: _Stored) -> _Planned:
+        change = Change(self._scope.key(b"L", name), before, msgspec.msgpack.encode(stored))
+        return [change], self._record(name, stored)
 
     def _left_ms(self, stored: _Stored) -> int:
         """How long the lock still holds.

@@ -14,10 +14,8 @@ __all__ = ["StoreOptions"]
 
 _RANGES: dict[str, tuple[float, float]] = {
     "sync_interval_ms": (1, 3_600_000),
-    "map_size_bytes": (1 << 20, 1 << 46),
     "max_store_bytes": (1 << 20, 1 << 46),
     "write_timeout_s": (0.01, 3_600),
-    "events": (1, 65_536),
 }
 
 
@@ -27,19 +25,15 @@ class StoreOptions:
 
     Attributes:
         sync_interval_ms: how long an acknowledged message of durability ``interval`` may be unsafe in a power cut.
-        map_size_bytes: address space mapped per environment at first; doubled when it is full.
-        max_store_bytes: limit per durability class. Loads are refused at 90 % of it. A drain needs pages as well and
-            may go past it by an eighth.
+        max_store_bytes: limit of the living bytes of each durability class. Loads over it are refused; deletes, claims and
+            transfers go on.
         write_timeout_s: longest wait for the writer lock and for recovery at open, seconds.
-        events: wake-up words, shared by the magazines of the directory. Fixed when the directory is created.
         create: make the directory when there is none; otherwise StoreUnreachableError.
     """
 
     sync_interval_ms: int = 1_000
-    map_size_bytes: int = 1 << 30
     max_store_bytes: int = 256 << 30
     write_timeout_s: float = 30.0
-    events: int = 1_024
     create: bool = True
 
     @classmethod

@@ -1,21 +1,19 @@
-"""The queues' settings, in the ``sync`` environment: ``Q | scope | name`` -> the record in MessagePack."""
+"""The queues' settings: ``Q | scope | name`` -> the record in MessagePack."""
 
 from __future__ import annotations
 
 import builtins
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ignis.errors import QueueNotFoundError, StoreBusyError, StoreFormatError
+from ignis.errors import QueueNotFoundError, StoreFormatError
 from ignis.storage.base import Fence, QueueRecord, QueueStore
-from ignis.storage.checks import check_epoch, check_queue, check_record, check_same_name
-from ignis.storage.embedded import catalogue
-from ignis.storage.embedded.calls import guarded
-from ignis.storage.embedded.environment import Txn
-from ignis.storage.embedded.locks import Step, read_epoch
+from ignis.storage.checks import check_queue, check_record, check_same_name
+from ignis.storage.embedded.keys import Change, read_fence
+from ignis.storage.in_flight import guarded
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedQueues"]
 
 log = logging.getLogger("ignis.storage")
-
-_ATTEMPTS = 1_000
 
 
 class EmbeddedQueues(QueueStore):
@@ -36,48 +32,42 @@ class EmbeddedQueues(QueueStore):
 
     @guarded
     def get(self, name: str) -> QueueRecord | None:
-        value = self._read(name)
+        value = self._store.keys.get(self._key(name))
         return None if value is None else decode(name, value)
 
     @guarded
     def put(self, record: QueueRecord) -> None:
         value = check_record(record)
         key = self._key(record.name)
-        self._store.sync_data().committer.submit(Step(lambda txn: txn.put(key, value)))
+        keys = self._store.keys
+        keys.change(lambda: ([Change(key, keys.get(key), value)], None), f"queue {record.name!r}")
 
     @guarded
     def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
-        # The change runs in the caller's thread, outside of any transaction, and is tried again when somebody else was
-        # quicker: it is foreign code and may take its time or call the store.
         key = self._key(name)
-        for _ in range(_ATTEMPTS):
-            before = self._read(name)
+        keys = self._store.keys
+
+        def plan() -> tuple[Sequence[Change], QueueRecord]:
+            conditions = []
+            if fence is not None:
+                fence_key, held = read_fence(keys, self._store.scope, fence)
+                conditions.append(Change(fence_key, held, held))
+            before = keys.get(key)
             if before is None:
                 raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
             record = decode(name, before)
             change(record)
             check_same_name(name, record)
-            after = check_record(record)
+            return [*conditions, Change(key, before, check_record(record))], record
 
-            def run(txn: Txn, before: bytes = before, after: bytes = after) -> bool:
-                if fence is not None:
-                    check_epoch(read_epoch(txn, self._store.scope, fence.scope), fence)
-                if bytes(txn.get(key, b"")) != before:
-                    return False
-                txn.put(key, after)
-                return True
-
-            if self._store.sync_data().committer.submit(Step(run)):
-                return record
-        raise StoreBusyError(f"store: queue {name!r} is changed by others all the time")
+        return keys.change(plan, f"queue {name!r}", foreign=True)
 
     @guarded
     def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
         prefix = self._store.scope.prefix(b"Q")
-        with self._store.sync_data().env.reading() as txn:
-            values = [(catalogue.text_of(key[len(prefix) :]), value) for key, value in catalogue.items(txn, prefix)]
         records: builtins.list[QueueRecord] = []
-        for name, value in values:
+        for key, value in self._store.keys.items(prefix):
+            name = key[len(prefix) :].decode("utf-8", "backslashreplace")
             try:
                 records.append(decode(name, value))
             except StoreFormatError as exc:
@@ -90,20 +80,17 @@ class EmbeddedQueues(QueueStore):
     @guarded
     def remove(self, name: str) -> bool:
         key = self._key(name)
-        if self._read(name) is None:
-            return False
-        removed: bool = self._store.sync_data().committer.submit(Step(lambda txn: txn.delete(key)))
-        return removed
+        keys = self._store.keys
+
+        def plan() -> tuple[Sequence[Change], bool]:
+            before = keys.get(key)
+            return ([], False) if before is None else ([Change(key, before, None)], True)
+
+        return keys.change(plan, f"queue {name!r}")
 
     def _key(self, name: str) -> bytes:
         """Raises InvalidNameError."""
         return self._store.scope.key(b"Q", check_queue(name))
-
-    def _read(self, name: str) -> bytes | None:
-        key = self._key(name)
-        with self._store.sync_data().env.reading() as txn:
-            value = txn.get(key)
-            return None if value is None else bytes(value)
 
 
 def decode(name: str, value: bytes) -> QueueRecord:

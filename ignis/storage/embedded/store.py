@@ -7,19 +7,18 @@ import time
 from pathlib import Path
 
 from ignis.errors import ForkedHandleError, WaitTimeoutError
-from ignis.storage.base import Store
+from ignis.storage.base import Owner, Store
 from ignis.storage.checks import check_application
 from ignis.storage.embedded.array_queues import EmbeddedArrays
-from ignis.storage.embedded.catalogue import Scope
-from ignis.storage.embedded.directory import Data, fork_generation, open_directory, release_directory
-from ignis.storage.embedded.gate import Gate
+from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
+from ignis.storage.embedded.keys import Keys, Scope
 from ignis.storage.embedded.locks import EmbeddedLocks
 from ignis.storage.embedded.magazines import EmbeddedMagazines
-from ignis.storage.embedded.operations import announce, settle
 from ignis.storage.embedded.options import StoreOptions
-from ignis.storage.embedded.owner import owner_name
+from ignis.storage.embedded.owners import stored_owner
 from ignis.storage.embedded.queues import EmbeddedQueues
-from ignis.storage.embedded.waits import Waits
+from ignis.storage.in_flight import Gate
+from ignis.storage.process_identity import owner_name
 
 __all__ = ["EmbeddedStore"]
 
@@ -49,13 +48,15 @@ class EmbeddedStore(Store):
         check_application(client_id, farm_id)
         options = options or StoreOptions()
         self.directory = open_directory(Path(path), options)
-        self.directory.announce = lambda seen: announce(self.directory, seen)
-        self.directory.settle = lambda done: settle(self.directory, done)
+        try:
+            self._life = self.directory.owners.begin()
+        except BaseException:
+            release_directory(self.directory, 1.0)
+            raise
         self.url = f"embedded://{self.directory.path}"
         self.client_id = client_id
         self.farm_id = farm_id
         self.scope = Scope(farm_id, client_id)
-        self.waits = Waits()
         self._owner = owner_name()
         self._calls = Gate("store", options.write_timeout_s)
         self._waiting = Gate("store", options.write_timeout_s)
@@ -92,8 +93,13 @@ class EmbeddedStore(Store):
     def leave_wait(self) -> None:
         self._waiting.leave()
 
-    def sync_data(self) -> Data:
-        return self.directory.data("sync")
+    @property
+    def keys(self) -> Keys:
+        return self.directory.keys
+
+    def stored_owner(self, owner: str | Owner) -> str:
+        """Under what a claim in that owner's name is stored; see `ignis.storage.embedded.owners`. A job's is its plain name."""
+        return stored_owner(owner, self._life)
 
     # -- Store
 
@@ -109,27 +115,24 @@ class EmbeddedStore(Store):
         return str(self.directory.path)
 
     def stats(self) -> dict[str, int | float | str]:
-        """Figures of this process: calls and commits since it opened the directory; bytes of the whole directory."""
+        """Calls of this process; bytes and records of the whole directory, as far as this process has its logs open."""
         self.enter()
         try:
-            opened = self.directory.opened()
-            commits = sum(data.env.commits for data in opened.values())
-            requests = sum(data.committer.requests for data in opened.values())
+            opened = {name: one.figures() for name, one in self.directory.opened().items()}
             figures: dict[str, int | float | str] = {
                 "store": "embedded",
                 "path": str(self.directory.path),
-                "used_bytes": sum(data.env.used_bytes() for data in opened.values()),
-                "file_bytes": sum(data.env.file_bytes() for data in opened.values()),
-                "map_bytes": sum(data.env.map_bytes() for data in opened.values()),
+                "records": sum(one["living_records"] for one in opened.values()),
+                "used_bytes": sum(one["living_bytes"] for one in opened.values()),
+                "file_bytes": sum(one["log_bytes"] for one in opened.values()),
+                "state_bytes": sum(one["state_bytes"] for one in opened.values()),
+                "damaged_bytes": sum(one["damaged_bytes"] for one in opened.values()),
                 "max_store_bytes": self.directory.options.max_store_bytes,
-                "commits": commits,
-                "requests": requests,
-                "requests_per_commit": requests / commits if commits else 0.0,
-                "claim_commits": self.directory.claims.commits,
                 **self._magazines.calls,
             }
-            for name, data in opened.items():
-                figures[f"used_bytes_{name}"] = data.env.used_bytes()
+            for name, one in opened.items():
+                figures[f"used_bytes_{name}"] = one["living_bytes"]
+                figures[f"generation_{name}"] = one["generation"]
             return figures
         finally:
             self.leave()
@@ -146,6 +149,7 @@ class EmbeddedStore(Store):
             self._wait_for_calls(deadline, timeout)
             if not self._released:
                 self.directory.gates.discard(self._calls)
+                self.directory.owners.end(self._life)
                 release_directory(self.directory, max(0.1, deadline - time.monotonic()))
                 self._released = True
         finally:
@@ -154,8 +158,7 @@ class EmbeddedStore(Store):
     def _wait_for_calls(self, deadline: float, timeout: float) -> None:
         while True:
             # Again and again: a thread may have been on its way to the wait when it was woken.
-            for event in self.waits.events():
-                self.directory.board.notify(event)
+            self._magazines.wake_waiting()
             try:
                 self._waiting.wait_empty(0.05)
                 self._calls.wait_empty(0.05)

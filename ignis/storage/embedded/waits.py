@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ignis.native.store import Log
 
 __all__ = ["Waits"]
 
 
 class Waits:
-    """The events that threads wait on, so that a close can wake them. Thread-safe."""
+    """The magazines that threads of this store wait on. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._events: dict[int, int] = {}
+        self._waiting: dict[tuple[Log, int], int] = {}
 
-    def on(self, event: int) -> _Waiting:
-        return _Waiting(self, event)
-
-    def change(self, event: int, by: int) -> None:
+    @contextmanager
+    def on(self, log: Log, number: int) -> Iterator[None]:
+        """Somebody waits on that magazine during the block."""
+        key = log, number
         with self._lock:
-            count = self._events.get(event, 0) + by
-            if count:
-                self._events[event] = count
-            else:
-                del self._events[event]
+            self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[key] -= 1
+                if not self._waiting[key]:
+                    del self._waiting[key]
 
-    def events(self) -> list[int]:
+    def wake(self) -> None:
         with self._lock:
-            return list(self._events)
-
-
-class _Waiting:
-    __slots__ = ("_event", "_waits")
-
-    def __init__(self, waits: Waits, event: int) -> None:
-        self._waits = waits
-        self._event = event
-
-    def __enter__(self) -> None:
-        self._waits.change(self._event, 1)
-
-    def __exit__(self, *exc: object) -> None:
-        self._waits.change(self._event, -1)
+            waiting = list(self._waiting)
+        for log, number in waiting:
+            log.wake(number)

@@ -9,7 +9,7 @@ from ignis.native import Record, segment_columns
 from ignis.native.store import NoShardError
 from ignis.storage.base import Pointers, ShardState
 from ignis.storage.columns import RecordColumns
-from ignis.storage.engine.catalogue import Magazine
+from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.runs import Runs, runs_of
 
 __all__ = ["columns", "existing", "metadata", "oldest_enqueued_at_us", "peek", "scan"]

@@ -1,15 +1,21 @@
-"""A gate in front of something that must now and then be empty: many may be inside, or one has shut it."""
+"""Counting the calls in flight, so that `close` and `fork` can wait for them: a gate that many may be inside of, or that
+one has shut."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from ignis.errors import ClosedError, WaitTimeoutError
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "guarded"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Gate:
@@ -87,3 +93,23 @@ class Gate:
             self._changed.wait(left)
         if self._closed:
             raise ClosedError(f"{self._what} is closed")
+
+
+class _Counted(Protocol):
+    def enter(self) -> None: ...
+    def leave(self) -> None: ...
+
+
+def guarded(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """For methods of objects with a ``_store``: refused after `close` and after ``fork``, counted otherwise."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        store: _Counted = self._store
+        store.enter()
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            store.leave()
+
+    return call

@@ -13,21 +13,28 @@ from __future__ import annotations
 import json
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
-from ignis.storage.embedded.files import create_whole, read_or_none, sync_directory
-from ignis.storage.engine.log_files import FileDamaged, FileOfAnotherVersion, NothingWritten, SegmentHeader, parse_name
+from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory
+from ignis.storage.embedded.log_files import (
+    FileDamaged,
+    FileOfAnotherVersion,
+    NothingWritten,
+    SegmentHeader,
+    parse_name,
+)
 from ignis.storage.os_errors import store_errors
 
 __all__ = [
     "FORMAT_FILE",
     "FORMAT_VERSION",
-    "check_engine",
     "check_format",
     "check_private",
     "look_at_segments",
     "prepare",
+    "refuse_former",
 ]
 
 log = logging.getLogger("ignis.storage")
@@ -62,10 +69,7 @@ def prepare(path: Path, create: bool) -> None:
 
 
 def _check_empty(path: Path, names: list[str]) -> None:
-    if _FORMER_FILE in names:
-        raise StoreFormatError(
-            f"{path} holds a store of embedded://, which is over LMDB: open it as embedded://, or name another directory"
-        )
+    refuse_former(path)
     strangers = [
         name
         for name in names
@@ -75,11 +79,12 @@ def _check_empty(path: Path, names: list[str]) -> None:
         raise StoreFormatError(f"{path} is not a store and not empty: it has {min(strangers)!r}")
 
 
-def check_engine(path: Path) -> None:
-    """Raises StoreFormatError for the directory of an ``embedded://`` store over LMDB."""
+def refuse_former(path: Path) -> None:
+    """Raises StoreFormatError for a directory with the files of the embedded store that was kept in LMDB."""
     if (path / _FORMER_FILE).exists():
         raise StoreFormatError(
-            f"{path} holds a store of embedded://, which is over LMDB; this is for those of engine://"
+            f"{path} holds an embedded store of format 1, which was kept in LMDB; this version reads format {FORMAT_VERSION}. "
+            f"Drain it with the version that wrote it, or name another directory"
         )
 
 
@@ -126,7 +131,8 @@ def look_at_segments(path: Path, directory: Path) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Raises ConfigError for a directory in which others could replace files, or put links to what is not theirs."""
+    """Raises ConfigError for a directory in which others could replace files, or put links to what is not theirs, and for
+    one in which they did while they could. What root put there is as good as the user's own."""
     found, here = os.stat(path), os.geteuid()
     if found.st_uid != here:
         raise ConfigError(
@@ -138,3 +144,12 @@ def check_private(path: Path) -> None:
             f"store directory {path} has mode {found.st_mode & 0o7777:o}: others could replace files. chmod go-w it, "
             f"or name a directory in it that is made now, such as {path}/store"
         )
+    with os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):  # removed at this moment
+                owner = entry.stat(follow_symlinks=False).st_uid
+                if owner not in (here, 0):
+                    raise ConfigError(
+                        f"{entry.path} in a store of user {here} belongs to user {owner}, who could change it or wait for "
+                        f"what is put there: remove it, or name a directory that is made now"
+                    )

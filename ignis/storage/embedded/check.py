@@ -7,7 +7,9 @@ checksum is looked at: also of what the next opening would not read, since messa
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,9 +18,11 @@ from typing import Any
 
 from ignis.errors import IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
 from ignis.storage.checks import DURABILITIES
-from ignis.storage.engine.format import FORMAT_FILE, check_engine, check_format
-from ignis.storage.engine.log_files import (
+from ignis.storage.embedded.format import FORMAT_FILE, check_format, refuse_former
+from ignis.storage.embedded.log_files import (
+    SECTOR_BYTES,
     Checkpoint,
+    Control,
     Entry,
     FileDamaged,
     FileOfAnotherVersion,
@@ -26,14 +30,16 @@ from ignis.storage.engine.log_files import (
     Segment,
     parse_name,
 )
-from ignis.storage.engine.owners import FILE as OWNERS_FILE
-from ignis.storage.engine.owners import whole_file
+from ignis.storage.embedded.owners import FILE as OWNERS_FILE
+from ignis.storage.embedded.owners import whole_file
+from ignis.storage.embedded.salvaged import salvaged
 from ignis.storage.os_errors import store_errors
 
 __all__ = ["Alone", "ClassReport", "Problem", "Report", "check_store"]
 
 ASIDE = "aside"
 _OTHERS = {FORMAT_FILE, OWNERS_FILE, "clock", ASIDE, "lost+found", *DURABILITIES}
+_ELECTION = re.compile(r"(leader|member)-.+\.lock")
 _CALLED = {"log": "segment", "checkpoint": "checkpoint", "control": "control"}
 
 
@@ -42,7 +48,7 @@ class Problem:
     """Something that is not as it should be.
 
     ``code``: for programs. ``harmless``: nothing that was acknowledged is lost by it. ``offset`` and ``bytes``: where in the
-    file, when it is not all of it.
+    file, when it is not all of it. ``readable`` and ``unreadable``: of the messages that were loaded there.
     """
 
     code: str
@@ -50,6 +56,8 @@ class Problem:
     what: str
     offset: int | None = None
     bytes: int | None = None
+    readable: int | None = None
+    unreadable: int | None = None
     harmless: bool = False
     repaired: str = ""
 
@@ -144,7 +152,7 @@ def check_store(directory: Path) -> Report:
     with store_errors(str(directory)):
         if not directory.is_dir():
             raise StoreUnreachableError(f"no store at {directory}")
-        check_engine(directory)
+        refuse_former(directory)
         report = Report(str(directory))
         names = sorted(os.listdir(directory))
         classes = [name for name in DURABILITIES if (directory / name).is_dir()]
@@ -157,28 +165,31 @@ def _check_directory(report: Report, directory: Path, names: list[str], classes:
     try:
         check_format(directory)
     except StoreFormatError as exc:
+        if not classes and FORMAT_FILE not in names:
+            raise StoreUnreachableError(f"no store at {directory}") from None
         if not classes or _has_version(directory):
             raise  # no store, or one of another version
         report.problems.append(Problem("format", FORMAT_FILE, str(exc)))
     except IgnisError:
         raise
-    mode = stat.S_IMODE(os.stat(directory).st_mode)
-    if mode & 0o022:
-        report.problems.append(Problem("mode", ".", f"mode {mode:o}: others could replace files; chmod go-w it"))
+    for place in (".", *classes):
+        mode = stat.S_IMODE(os.stat(directory / place).st_mode)
+        if mode & 0o022:
+            report.problems.append(Problem("mode", place, f"mode {mode:o}: others could replace files; chmod go-w it"))
     for name in names:
         if name.endswith(".new"):
             report.problems.append(
                 Problem("leftover", name, "left by a process that ended while it wrote", harmless=True)
             )
-        elif name not in _OTHERS:
+        elif name not in _OTHERS and not _ELECTION.fullmatch(name):
             report.problems.append(Problem("stranger", name, "no file of a store", harmless=True))
 
 
 def _has_version(directory: Path) -> bool:
     """Whether the format file can be read: then it is another version's, and no damage."""
     try:
-        return (directory / FORMAT_FILE).read_bytes().startswith(b'{"format": ')
-    except FileNotFoundError:
+        return type(json.loads((directory / FORMAT_FILE).read_bytes())["format"]) is int
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -187,9 +198,12 @@ def _check_class(path: Path, durability: str) -> ClassReport:
     segments: list[Segment] = []
     checkpoints: list[Checkpoint] = []
     try:
-        for name in sorted(os.listdir(path)):
+        names = sorted(os.listdir(path))
+        for name in names:
             _check_file(report, path / name, f"{durability}/{name}", segments, checkpoints)
-        _check_log(report, durability, segments, checkpoints)
+        controls = [name for name in names if name.startswith("control-")]
+        control = Control.read(path / controls[-1]) if controls else None
+        _check_log(report, durability, segments, checkpoints, control)
     finally:
         for segment in segments:
             segment.close()
@@ -205,7 +219,7 @@ def _check_file(
         return
     kind, generation, number = named
     if kind.startswith("tmp-"):
-        report.problems.append(Problem("leftover", shown, "left by a process that ended while it wrote", harmless=True))
+        _check_temporary(report, kind, shown)
         return
     try:
         if kind == "log":
@@ -233,6 +247,9 @@ def _check_file(
         # The engine takes it for not there. A checkpoint has another one behind it, or the log from its beginning.
         if segments and segments[-1].path == path:
             segments.pop().close()
+        if kind == "log" and _all_zeros(path, SECTOR_BYTES):
+            report.problems.append(Problem("leftover", shown, "begun by a process that ended then", harmless=True))
+            return
         report.problems.append(Problem(f"{_CALLED[kind]}-damaged", shown, str(exc), harmless=kind == "checkpoint"))
     except FileOfAnotherVersion as exc:
         raise StoreFormatError(f"{path}: {exc}") from None
@@ -240,15 +257,24 @@ def _check_file(
         report.problems.append(Problem(f"{_CALLED[kind]}-unreadable", shown, exc.strerror or str(exc)))
 
 
-def _all_zeros(path: Path) -> bool:
+def _check_temporary(report: ClassReport, kind: str, shown: str) -> None:
+    """Room that the store keeps is no trouble: the next opening gives it back."""
+    if kind not in ("tmp-ahead", "tmp-spare"):
+        report.problems.append(Problem("leftover", shown, "left by a process that ended while it wrote", harmless=True))
+
+
+def _all_zeros(path: Path, start: int = 0) -> bool:
     with path.open("rb") as file:
+        file.seek(start)
         while piece := file.read(1 << 20):
             if any(piece):
                 return False
     return True
 
 
-def _check_log(report: ClassReport, shown: str, segments: list[Segment], checkpoints: list[Checkpoint]) -> None:
+def _check_log(
+    report: ClassReport, shown: str, segments: list[Segment], checkpoints: list[Checkpoint], control: Control | None
+) -> None:
     segments.sort(key=lambda one: (one.generation, one.number))
     stores = {one.store for one in segments} | {one.store for one in checkpoints}
     if len(stores) > 1:
@@ -279,7 +305,8 @@ def _check_log(report: ClassReport, shown: str, segments: list[Segment], checkpo
             )
         )
     # Behind the older of two checkpoints everything must be there; before it only what still holds messages.
-    needed = good[0].position if good else 0
+    needed = good[-2:][0].position if good else 0
+    _check_missing(report, shown, segments, holding, good[-1] if good else None, control)
     position = holding[0].base if holding else 0
     for segment in holding:
         if segment.base > position and segment.base > needed:
@@ -296,6 +323,44 @@ def _check_log(report: ClassReport, shown: str, segments: list[Segment], checkpo
     report.end_position = position
 
 
+def _check_missing(
+    report: ClassReport,
+    shown: str,
+    segments: list[Segment],
+    holding: list[Segment],
+    checkpoint: Checkpoint | None,
+    control: Control | None,
+) -> None:
+    """Segments of which a checkpoint or the control file says that they were there."""
+    there = {(one.generation, one.number) for one in segments}
+    missing: dict[tuple[int, int], str] = {}
+    if checkpoint is not None and checkpoint.segments:
+        for generation, number, base, living in checkpoint.segments[:-1]:
+            if living and (generation, number) not in there:
+                missing[generation, number] = f"{living} bytes of messages lived in it, from position {base:#x} on"
+        generation, number, base, _ = checkpoint.segments[-1]
+        newest = max(
+            ((one.generation, one.number) for one in holding if one.base <= checkpoint.position), default=(0, 0)
+        )
+        if newest < (generation, number):
+            missing[generation, number] = (
+                f"it was written when the newest checkpoint was made, from position {base:#x} on"
+            )
+    if control is not None and all(one.generation <= control.generation for one in segments):
+        for one in segments:
+            if (one.generation, one.number) == (control.generation, control.number) and control.durable <= one.end:
+                one.flushed = max(one.flushed, control.durable)
+        if (control.generation, control.number) not in there:
+            missing[control.generation, control.number] = (
+                f"it was written last, and the log was flushed up to position {control.durable:#x}"
+            )
+    told = {one.file for one in report.problems if one.code == "segment-damaged"}
+    for (generation, number), why in missing.items():
+        file = f"{shown}/log-{generation:016x}-{number:016x}"
+        if file not in told:
+            report.problems.append(Problem("segment-missing", file, f"it is not there: {why}"))
+
+
 def _check_entries(report: ClassReport, shown: str, segment: Segment, position: int, last: bool) -> int:
     """Returns where the segment's entries end."""
     while position < segment.limit:
@@ -310,38 +375,42 @@ def _check_entries(report: ClassReport, shown: str, segment: Segment, position: 
                 continue
             why = f"position {position:#x} (offset {segment.offset(position)}): nothing was written here"
         behind = segment.search(position, segment.limit)
-        if behind is None and last:
+        if behind is not None:
+            until = behind.position
+        else:
+            until = segment.flushed if last else segment.limit
+        if last and position >= segment.flushed and (behind is None or not _once_durable(segment, behind, position)):
             _check_tail(report, shown, segment, position)
             return position
-        until = segment.limit if behind is None else behind.position
-        if last and behind is not None and not _once_durable(segment, behind, position):
-            _check_tail(report, shown, segment, position)
-            return position
-        report.problems.append(
-            Problem(
-                "log-damaged",
-                f"{shown}/{segment.path.name}",
-                why,
-                offset=segment.offset(position),
-                bytes=until - position,
-            )
-        )
+        report.problems.append(_damage(f"{shown}/{segment.path.name}", segment, position, until, why))
         position = until
     return position
 
 
+def _damage(shown: str, segment: Segment, position: int, until: int, why: str) -> Problem:
+    problem = Problem("log-damaged", shown, why, offset=segment.offset(position), bytes=until - position)
+    if found := salvaged(segment, position, until):
+        problem.readable = sum(one.readable for one in found)
+        problem.unreadable = sum(one.unreadable for one in found)
+        problem.what += (
+            f"; {problem.readable} of the {problem.readable + problem.unreadable} messages loaded there can be read"
+        )
+    return problem
+
+
 def _once_durable(segment: Segment, entry: Entry | None, position: int) -> bool:
     """Whether an entry behind a position says that it was flushed: what is there was on the disk, and is damaged now. If not,
-    it is a tail that did not all get there."""
-    while entry is not None:
-        if entry.durable > position:
-            return True
-        try:
-            following = segment.entry_at(entry.next) if entry.next < segment.limit else None
-        except FileDamaged:
-            following = segment.search(entry.next, segment.limit)
-        entry = following
-    return False
+    it is a tail that did not all get there. They are looked through once."""
+    if segment.witnessed is None:
+        segment.witnessed = 0
+        while entry is not None:
+            segment.witnessed, behind = max(segment.witnessed, entry.durable), entry.next
+            try:
+                entry = segment.entry_at(behind) if behind < segment.limit else None
+            except FileDamaged:
+                entry = None
+            entry = entry or segment.search(behind, segment.limit)
+    return segment.witnessed > position
 
 
 def _check_tail(report: ClassReport, shown: str, segment: Segment, position: int) -> None:

@@ -7,9 +7,10 @@ import mmap
 import re
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 from ignis.native import crc32c
 
@@ -18,6 +19,7 @@ __all__ = [
     "ENTRY_TYPES",
     "SECTOR_BYTES",
     "Checkpoint",
+    "Control",
     "Entry",
     "FileDamaged",
     "FileOfAnotherVersion",
@@ -34,21 +36,30 @@ ENTRY_HEADER_BYTES = 24
 MAX_ENTRY_BYTES = 1 << 30
 ENTRY_TYPES = {
     1: "open", 2: "catalogue", 3: "load", 4: "claim", 5: "retire", 6: "transfer", 7: "renew", 8: "move", 9: "key",
-    10: "segment",
+    10: "segment", 11: "expire", 12: "claimed", 13: "once", 14: "forget", 15: "witness",
 }  # fmt: skip
 _LOG_MAGIC = b"IGNSLOG1"
 _LOG_VERSION = 1
 _LOG_HEADER = struct.Struct(">8sIIQQQQQQI")
 _LOG_CRC_BYTES = 64
 _CHECKPOINT = struct.Struct("=QIIQQQQII")
+_ROOT_SEGMENTS = struct.Struct("=80xQQ")
+_STATE_SEGMENT = struct.Struct("=8Q")
+_CONTROL = struct.Struct("=QIIQQ")
+_CONTROL_WORDS = struct.Struct("=I8xQQ")  # from 1156 on
+_CONTROL_MAGIC = 0x314C5443534E4749
+_CONTROL_VERSION = 3
 _CHECKPOINT_MAGIC = 0x31504B43534E4749
 _CHECKPOINT_VERSION = 1
 _BYTE_ORDER_MARK = 0x01020304
 _ENTRY = struct.Struct(">IIBBHIQ")
 _PLACE = struct.Struct(">QQ4s")
 _PLACE_OF_HEADER = struct.Struct(">QQ4s4s4s")
-_NAME = re.compile(r"(log|control|checkpoint|tmp-log|tmp-control|tmp-checkpoint)-([0-9a-f]{16})-([0-9a-f]{16})\Z")
+_NAME = re.compile(
+    r"(log|control|checkpoint|tmp-(?:log|control|checkpoint|ahead|spare))-([0-9a-f]{16})-([0-9a-f]{16})\Z"
+)
 _PIECE = 1 << 20
+_HEADER = re.compile(rb"[\x01-\x1f]" + bytes([_LOG_VERSION]) + rb"\x00\x00")
 
 
 class FileDamaged(Exception):
@@ -92,6 +103,8 @@ class SegmentHeader(NamedTuple):
     size: int
     salt: int
     store: int
+    flushed: int
+    """Up to this position it was on the disk before it got its name."""
 
     @classmethod
     def read(cls, file: IO[bytes]) -> SegmentHeader:
@@ -101,7 +114,7 @@ class SegmentHeader(NamedTuple):
             raise NothingWritten("it has no header")
         if len(head) < SECTOR_BYTES:
             raise FileDamaged(f"it has {len(head)} bytes, less than a header")
-        magic, version, _, generation, number, base, size, salt, store, crc = _LOG_HEADER.unpack_from(head)
+        magic, version, words, generation, number, base, size, salt, store, crc = _LOG_HEADER.unpack_from(head)
         if magic != _LOG_MAGIC:
             raise FileDamaged(f"it begins with {magic!r} instead of {_LOG_MAGIC!r}")
         if crc != crc32c(head[:_LOG_CRC_BYTES]):
@@ -110,7 +123,7 @@ class SegmentHeader(NamedTuple):
             raise FileOfAnotherVersion(f"version {version}, this version of ignis reads {_LOG_VERSION}")
         if size < SECTOR_BYTES or base % 8:
             raise FileDamaged(f"its header names a size of {size} bytes and a base of {base}")
-        return cls(generation, number, base, size, salt, store)
+        return cls(generation, number, base, size, salt, store, base + 8 * words)
 
 
 def mended_header(head: bytes) -> bytes | None:
@@ -136,8 +149,10 @@ class Segment:
         with path.open("rb") as file:
             header = SegmentHeader.read(file)
             self._bytes = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        self.generation, self.number, self.base, self.size, self.salt, self.store = header
+        self.generation, self.number, self.base, self.size, self.salt, self.store, self.flushed = header
         self.file_bytes = len(self._bytes)
+        self.witnessed: int | None = None
+        """Up to where its last entries know that it was flushed, once that was looked for."""
         self.limit = self.end
         """Entries from here on are another segment's."""
 
@@ -190,21 +205,54 @@ class Segment:
             raise self._damaged(position, f"the checksum of this entry ({name}, {length} bytes) does not hold")
         return Entry(position, position + ((length + 7) & ~7), kind, durable)
 
+    def header_end(self, position: int, until: int) -> int | None:
+        """Where the entry ends whose header stands at ``position`` and holds, whatever became of its payload; None: none does."""
+        header = self.bytes_at(position, ENTRY_HEADER_BYTES)
+        if len(header) < ENTRY_HEADER_BYTES:
+            return None
+        length, _, kind, version, _, check, _ = _ENTRY.unpack(header)
+        end = position + ((length + 7) & ~7)
+        if kind not in ENTRY_TYPES or version != _LOG_VERSION or not ENTRY_HEADER_BYTES <= length <= MAX_ENTRY_BYTES:
+            return None
+        return end if end <= until and check == self._header_crc(header, position) else None
+
+    def damaged_entries(self, position: int, until: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of each entry of a damaged range, as far as headers tell."""
+        while position < until:
+            end = self.header_end(position, until)
+            if end is None:
+                end = self._next_header(position, until)
+            yield position, end
+            position = end
+
+    def _next_header(self, position: int, until: int) -> int:
+        at, end = self.offset(position) + 8 + 8, self.offset(min(until, self.readable_end))
+        while (found := _HEADER.search(self._bytes, at, end)) is not None:
+            at = found.start() + 1
+            place = self.base + found.start() - 8 - SECTOR_BYTES
+            if place % 8 == 0 and self.header_end(place, until) is not None:
+                return place
+        return until
+
     def search(self, position: int, until: int) -> Entry | None:
         """The first whole entry behind ``position``, which is none."""
-        pattern = re.compile(rb"[\x01-\x1f]" + bytes([_LOG_VERSION]) + rb"\x00\x00")
-        at, end = self.offset(position) + 8 + 8, self.offset(min(until, self.readable_end))
+        behind = self.header_end(position, until)
+        at = self.offset(position + 8 if behind is None else behind) + 8
+        end = self.offset(min(until, self.readable_end))
         while True:
-            found = pattern.search(self._bytes, at, end)
+            found = _HEADER.search(self._bytes, at, end)
             if found is None:
                 return None
             at = found.start() + 1
-            place = found.start() - 8
-            if (place - SECTOR_BYTES) % 8:
+            place = self.base + found.start() - 8 - SECTOR_BYTES
+            if place % 8:
                 continue
             try:
-                entry = self.entry_at(self.base + place - SECTOR_BYTES)
+                entry = self.entry_at(place)
             except FileDamaged:
+                # No entry begins within one whose header holds.
+                behind = self.header_end(place, self.limit)
+                at = at if behind is None else self.offset(behind) + 8
                 continue
             if entry is not None:
                 return entry
@@ -240,6 +288,8 @@ class Checkpoint:
     position: int
     store: int
     bytes: int
+    segments: tuple[tuple[int, int, int, int], ...]
+    """Generation, number and base of each segment that there was, and how many bytes lived in it."""
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -267,7 +317,37 @@ class Checkpoint:
                 left -= len(piece)
             if check != image_crc:
                 raise FileDamaged(f"the checksum of its image ({size} bytes) does not hold")
-        return cls(path, generation, position, store, size)
+            return cls(path, generation, position, store, size, tuple(cls._segments(file)))
+
+    @staticmethod
+    def _segments(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
+        file.seek(SECTOR_BYTES)
+        place, count = _ROOT_SEGMENTS.unpack(file.read(_ROOT_SEGMENTS.size))
+        file.seek(SECTOR_BYTES + place)
+        for generation, number, base, *_, living in _STATE_SEGMENT.iter_unpack(file.read(count * _STATE_SEGMENT.size)):
+            yield generation, number, base, living
+
+
+class Control(NamedTuple):
+    """What a control file says of the log: up to where it was flushed, and which segment was written."""
+
+    generation: int
+    store: int
+    durable: int
+    number: int
+
+    @classmethod
+    def read(cls, path: Path) -> Control | None:
+        """None when it says nothing: it is none, of another version, or its generation had not begun. Raises OSError."""
+        with path.open("rb") as file:
+            head = file.read(4096)
+        if len(head) < 4096:
+            return None
+        magic, version, order, generation, store = _CONTROL.unpack_from(head)
+        ready, durable, number = _CONTROL_WORDS.unpack_from(head, 1156)
+        if magic != _CONTROL_MAGIC or version != _CONTROL_VERSION or order != _BYTE_ORDER_MARK or not ready:
+            return None
+        return cls(generation, store, durable, number)
 
 
 def seal_entry(kind: int, payload: bytes, salt: int, position: int) -> bytes:

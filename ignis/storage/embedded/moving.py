@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ignis.errors import StoreBusyError
+from ignis.errors import StoreBusyError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.native.store import FenceError, NoShardError
 from ignis.storage.base import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.checks import check_epoch
-from ignis.storage.engine.catalogue import Magazine
-from ignis.storage.engine.claims import Claims
-from ignis.storage.engine.keys import epoch_key, epoch_of, epoch_value, read_fence
+from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.embedded.claims import Claims
+from ignis.storage.embedded.keys import epoch_key, epoch_of, epoch_value, read_fence
 from ignis.storage.runs import runs_of
 
 if TYPE_CHECKING:
-    from ignis.storage.engine.store import EmbeddedStore
+    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["reload", "transfer"]
 
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _CHUNK_RECORDS = 1_024
 _MOST_PARTS = 65_535
 _ATTEMPTS = 64
+_ROOM_WITHIN_S = 10.0
+_ROOM_PAUSE_S = 0.02
 _Held = tuple[bytes, bytes | None]
 
 
@@ -78,8 +81,36 @@ def transfer(
     if outside:
         raise NoShardError(f"shard {outside[0].target_shard}")
     if source.log is target.log:
-        return _fenced(store, target, fence, lambda held: _move(source, target, items, expires_at_ms, held))
+        return _fenced(store, target, fence, lambda held: _move_in_room(source, target, items, expires_at_ms, held))
     return _fenced(store, target, fence, lambda held: _load_and_delete(source, target, items, expires_at_ms, held))
+
+
+def _move_in_room(
+    source: Magazine, target: Magazine, items: Sequence[Transfer], expires_at_ms: int | None, held: _Held | None
+) -> int:
+    """On a full disk a move gives back what it takes, but later: it is made in smaller pieces, with maintenance between."""
+    until = time.monotonic() + _ROOM_WITHIN_S
+    moved, piece = 0, len(items)
+    while items:
+        try:
+            moved += _move(source, target, items[:piece], expires_at_ms, held)
+        except StoreFullError:
+            if time.monotonic() >= until:
+                raise
+            piece = max(1, piece // 2)
+            _find_room(source)
+            continue
+        items = items[piece:]
+    return moved
+
+
+def _find_room(source: Magazine) -> None:
+    try:
+        if source.log.maintain():
+            return
+    except StoreFullError:
+        pass  # the next round may find some
+    time.sleep(_ROOM_PAUSE_S)
 
 
 def _move(

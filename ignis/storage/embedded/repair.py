@@ -1,8 +1,8 @@
 """Repairs what `check` finds, as far as it can be: nothing is thrown away, what is taken out is laid into ``aside``.
 
-A damaged range of a log becomes one entry that says nothing, so that the log is whole again. What the range held is gone:
-messages that live in it by a checkpoint come out as damaged records (`corrupt` in the sideline), the others were in no state
-that anybody still has.
+A damaged entry that loaded messages becomes a whole one, of what can still be read of it; every other damaged range becomes
+entries that say nothing. So the log is whole again. Messages in it that do not match their own checksums come out as damaged
+records (`corrupt` in the sideline).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import os
 from pathlib import Path
 
 from ignis.native.store import Log
-from ignis.storage.embedded.files import sync_directory, write_whole
-from ignis.storage.engine.check import ASIDE, ClassReport, Problem, Report
-from ignis.storage.engine.format import FORMAT_FILE, FORMAT_VERSION
-from ignis.storage.engine.log_files import (
+from ignis.storage.embedded.atomic_files import sync_directory, write_whole
+from ignis.storage.embedded.check import ASIDE, ClassReport, Problem, Report
+from ignis.storage.embedded.format import FORMAT_FILE, FORMAT_VERSION
+from ignis.storage.embedded.log_files import (
     ENTRY_HEADER_BYTES,
     SECTOR_BYTES,
     Segment,
     mended_header,
     seal_entry,
 )
+from ignis.storage.embedded.salvaged import salvaged
 from ignis.storage.os_errors import store_errors
 
 __all__ = ["repair_store"]
@@ -57,7 +58,7 @@ def _repair_directory(directory: Path, problem: Problem) -> None:
         path.unlink(missing_ok=True)
         problem.repaired = "removed"
     elif problem.code == "mode":
-        os.chmod(directory, 0o700)
+        os.chmod(path, 0o700)
         problem.repaired = "mode 700"
 
 
@@ -125,32 +126,47 @@ def _copy_aside(directory: Path, problem: Problem) -> str:
 
 
 def _fill(path: Path, offset: int, count: int) -> None:
-    """Entries that say nothing, in place of what is damaged."""
+    """What can be read of a damaged range as whole entries, and entries that say nothing in place of the rest."""
     segment = Segment(path)
     salt, base = segment.salt, segment.base
+    position = base + offset - SECTOR_BYTES
+    until = position + count
+    kept = salvaged(segment, position, until)
     segment.close()
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        while count > 0:
-            length = min(count, _LONGEST_ENTRY)
-            if 0 < count - length < ENTRY_HEADER_BYTES:
-                length -= ENTRY_HEADER_BYTES
-            entry = seal_entry(_KEY_ENTRY, bytes(length - ENTRY_HEADER_BYTES), salt, base + offset - SECTOR_BYTES)
-            view = memoryview(entry)
-            while view:
-                written = os.pwrite(fd, view, offset)
-                offset += written
-                view = view[written:]
-            count -= length
+        for one in kept:
+            _fill_empty(fd, position, one.position, salt, base)
+            _write(fd, one.entry, one.position - base + SECTOR_BYTES)
+            position = one.next
+        _fill_empty(fd, position, until, salt, base)
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
+def _fill_empty(fd: int, position: int, until: int, salt: int, base: int) -> None:
+    while (count := until - position) > 0:
+        length = min(count, _LONGEST_ENTRY)
+        if 0 < count - length < ENTRY_HEADER_BYTES:
+            length -= ENTRY_HEADER_BYTES
+        entry = seal_entry(_KEY_ENTRY, bytes(length - ENTRY_HEADER_BYTES), salt, position)
+        _write(fd, entry, position - base + SECTOR_BYTES)
+        position += length
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
+
+
 def _begin_anew(path: Path, report: ClassReport) -> None:
     """Opens the log twice, each time with a checkpoint: from then on nothing before the repair is needed to open it."""
     for _ in range(2):
-        log = Log(str(path))
+        log = Log(str(path), pass_over=True)
         try:
             log.checkpoint()
         finally:

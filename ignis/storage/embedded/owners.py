@@ -24,9 +24,9 @@ from pathlib import Path
 
 from ignis.errors import StoreBusyError, StoreUnreachableError
 from ignis.storage.base import Owner, Process
-from ignis.storage.embedded.files import create_whole
-from ignis.storage.embedded.owner import Identity
+from ignis.storage.embedded.atomic_files import create_whole
 from ignis.storage.os_errors import store_errors
+from ignis.storage.process_identity import Identity
 
 __all__ = ["Life", "Owners", "owner_text", "process_of", "stored_owner", "whole_file"]
 

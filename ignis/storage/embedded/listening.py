@@ -1,0 +1,134 @@
+"""One thread for all who wait for a load without a thread of their own: `MagazineStore.on_load`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ignis.errors import ClosedError, ForkedHandleError, IgnisError, WaitTimeoutError
+from ignis.hooks import call_user_code
+from ignis.native.store import Log
+from ignis.storage.os_errors import without_means
+
+__all__ = ["Listener"]
+
+log = logging.getLogger("ignis.storage")
+
+_LOOK_S = 1.0
+"""So often it looks for what was loaded by somebody who died before he rang."""
+
+_LOAD_COUNTER, _FIRE_COUNTER = 2, 3
+"""Of `Log.shards`."""
+
+_Wish = tuple[int, int, Callable[[], None], int]
+"""(number of the magazine, what it was at, call, number of the wish)."""
+
+
+class Listener:
+    """Of one log. Thread-safe. The thread is started with the first wish."""
+
+    def __init__(self, of: Log) -> None:
+        self._log = of
+        self._wishes: dict[int, _Wish] = {}
+        self._fresh: set[int] = set()  # they have not been looked at without being rung for
+        self._numbers = itertools.count()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._looked_at = -1
+
+    def on_load(self, magazine: int, seen: int, call: Callable[[], None]) -> Callable[[], None]:
+        """See `MagazineStore.on_load`. Raises StoreUnreachableError when the thread cannot be started, ClosedError."""
+        if self._thread is None:
+            with without_means("store: waits without a thread"):
+                self._start()
+        number = next(self._numbers)
+        self._wishes[number] = magazine, seen, call, number
+        self._fresh.add(number)
+        try:
+            announced = self._log.announce(magazine, seen)
+        except BaseException:
+            self._forget(number)
+            raise
+        if self._closing:
+            self._forget(number)
+            raise ClosedError(f"store: {self._log.directory} is closed")
+        if not announced:
+            self._grant(number)
+        return lambda: self._forget(number)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._closing:
+                thread = threading.Thread(target=self._run, name="ignis-watch", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _forget(self, number: int) -> None:
+        self._wishes.pop(number, None)
+        self._fresh.discard(number)
+
+    def _grant(self, number: int) -> None:
+        wish = self._wishes.pop(number, None)
+        self._fresh.discard(number)
+        if wish is not None:
+            call_user_code(log, "a call after a load failed", wish[2])
+
+    def _run(self) -> None:
+        bell, look_at = -1, time.monotonic() + _LOOK_S
+        try:
+            while not self._closing:
+                bell = self._log.listen(bell, max(0.0, look_at - time.monotonic()))
+                # Behind the bell: what is rung for from now on ends the next wait.
+                for wish in self._log.moved(list(self._wishes.values())):
+                    self._grant(wish[3])
+                if time.monotonic() >= look_at:
+                    look_at = time.monotonic() + _LOOK_S
+                    self._look()
+        except (ClosedError, ForkedHandleError):
+            pass
+        finally:
+            self._closing = True
+            for number in list(self._wishes):
+                self._grant(number)
+
+    def _look(self) -> None:
+        """For what nobody has rung for. A log that has not grown has nothing new."""
+        try:
+            end = self._log.figures()["end"]
+        except (ClosedError, ForkedHandleError):
+            raise
+        except IgnisError:
+            return  # busy, or worse: who claims is told
+        if end != self._looked_at:
+            todo, self._looked_at = list(self._wishes), end
+        else:
+            todo = list(self._fresh)
+        for number in todo:
+            wish = self._wishes.get(number)
+            self._fresh.discard(number)
+            if wish is not None and self._pending(wish[0]):
+                self._grant(number)
+
+    def _pending(self, magazine: int) -> bool:
+        try:
+            return any(one[_LOAD_COUNTER] > one[_FIRE_COUNTER] for one in self._log.shards(magazine))
+        except IgnisError:
+            return True  # it was removed, or cannot be read: who waits is to hear so
+
+    def close(self, timeout_s: float) -> None:
+        """All are called. Idempotent. Raises WaitTimeoutError; may then be called again."""
+        with self._starting:
+            self._closing = True
+            thread = self._thread
+        if thread is None:
+            return
+        with contextlib.suppress(IgnisError):
+            self._log.ring()
+        thread.join(timeout_s)
+        if thread.is_alive():
+            raise WaitTimeoutError(f"store: {thread.name} still runs after {timeout_s:g} s")
