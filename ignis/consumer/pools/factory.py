@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
+from ignis.consumer.pools.base import Pool, Sink
+from ignis.consumer.pools.coroutine import CoroutinePool, LoopFeeder
+from ignis.consumer.pools.leading import Feeder
+from ignis.consumer.pools.process import ProcessPool
+from ignis.consumer.pools.thread import ThreadPool
 from ignis.handler import HandlerSpec, Runner
-from ignis.workers.base import Pool, Sink
-from ignis.workers.coroutine import CoroutinePool
-from ignis.workers.leading import Feeder
-from ignis.workers.process import ProcessPool
-from ignis.workers.thread import ThreadPool
 
 __all__ = ["make_pool"]
 
@@ -23,7 +24,7 @@ def make_pool(
     max_record_bytes: int,
     give_back_s: float,
     start_timeout_s: float = 60.0,
-    feeder: Feeder | None = None,
+    claims: object = None,
 ) -> Pool:
     """The pool that ``spec.pool`` names, without workers yet.
 
@@ -32,10 +33,12 @@ def make_pool(
         max_record_bytes: the largest record that may come.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a worker process may take until it is ready.
-        feeder: by whom threads claim; None = they are fed, as coroutines and processes always are.
+        claims: a `Feeder` for threads that claim, a `LoopFeeder` for coroutines; None = they are fed, as processes always are.
     """
     if spec.pool == "async":
-        return CoroutinePool(spec, sink, make_runner, max_record_bytes=max_record_bytes)
+        return CoroutinePool(
+            spec, sink, make_runner, max_record_bytes=max_record_bytes, feeder=cast("LoopFeeder | None", claims)
+        )
     if spec.pool == "process":
         return ProcessPool(
             spec,
@@ -46,5 +49,10 @@ def make_pool(
             start_timeout_s=start_timeout_s,
         )
     return ThreadPool(
-        spec, sink, make_runner, max_record_bytes=max_record_bytes, give_back_s=give_back_s, feeder=feeder
+        spec,
+        sink,
+        make_runner,
+        max_record_bytes=max_record_bytes,
+        give_back_s=give_back_s,
+        feeder=cast("Feeder | None", claims),
     )

@@ -9,19 +9,37 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from ignis.errors import WorkerStartError
+from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
+from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
 from ignis.outcome import timed
-from ignis.workers.base import Chunk, Pool, Sink, Worker, frames_of, make_inbox
+from ignis.stacks import start_thread
 
-__all__ = ["CoroutinePool"]
+__all__ = ["CoroutinePool", "LoopFeeder"]
 
 log = logging.getLogger("ignis.workers")
 
 _CANCEL_S = 1.0
 """How long cancelled coroutines have to clean up after themselves."""
+
+
+class LoopFeeder(Protocol):
+    """Who claims, on the event loop."""
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """That is the loop. It need not run yet."""
+
+
+class _Call:
+    """One call of the handler, and its messages until they are accounted for."""
+
+    __slots__ = ("begun", "ids")
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self.ids: Sequence[int] = ids
+        self.begun = False
 
 
 class _LoopWorker(Worker):
@@ -35,19 +53,23 @@ class _LoopWorker(Worker):
         super().__init__(pool.sink)
         self.name = f"ignis-{pool.spec.queue}-async"
         self._spec = pool.spec
+        self._pool = pool
         self._runner = pool.make_runner()
         self.concurrency = 0
         self.returning = False
         self.stopping = False
-        self.inbox = make_inbox(pool.max_record_bytes)
+        self.ended = False
+        self._largest = largest_part(pool.max_record_bytes)
+        self._given: deque[Part] = deque()
+        self._pumping = False  # a look at what was given is on its way
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._ended_calls: list[tuple[int, Outcome]] = []
         self._report_due = False
-        self._tasks: set[asyncio.Task[None]] = set()  # the event loop itself holds only weak references to them
+        self._tasks: dict[asyncio.Task[None], _Call] = {}  # the event loop itself holds only weak references to them
         self._batch_timer: asyncio.TimerHandle | None = None
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._run, name=f"ignis-{pool.spec.queue}-loop", daemon=True)
-        self.thread.start()
+        start_thread(self.thread)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -65,7 +87,9 @@ class _LoopWorker(Worker):
             log.exception("event loop of %s ended", self._spec.queue)  # `check` tells the consumer
         finally:
             self.loop.close()
-            self.inbox.close()
+            self.ended = True
+            if not self.stopping:
+                self._pool.on_ended()
 
     def _run_loop(self) -> bool:
         """Whether it was told to end. A task of a handler's own that ends with SystemExit is raised out of the loop, and a
@@ -78,16 +102,24 @@ class _LoopWorker(Worker):
         return self.stopping
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
+        part = chunk.part(start, stop)
+        if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
+            raise MessageTooLargeError(nbytes, self._largest)
         if self.returning or self.stopping:
             return False
-        if not self._send(self.inbox, chunk, start, stop):
-            return False
-        self._owed.clear()  # nobody asks what a loop owes, and it would only grow
+        self.submitted += stop - start
+        self._given.append(part)
         self.kick()
         return True
 
     def kick(self) -> None:
-        """Makes the loop look at its inbox and flags."""
+        """Makes the loop look at what it was given, and at its flags."""
+        if self._pumping:
+            return
+        self._pumping = True
+        if threading.get_ident() == self.thread.ident:
+            self.loop.call_soon(self._pump)
+            return
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.loop.call_soon_threadsafe(self._pump)
 
@@ -98,15 +130,18 @@ class _LoopWorker(Worker):
     # -- on the loop from here
 
     def _pump(self) -> None:
-        while (message := self.inbox.try_recv()) is not None:
-            for _, request_id, record in frames_of(message):
-                self._waiting.append((request_id, record))
+        self._pumping = False
+        while self._given:
+            first, records = self._given.popleft()
+            self._waiting.extend(enumerate(records, first))
         if self.returning:
             while self._waiting:
                 self.on_returned(self._waiting.popleft()[0], 1)
         elif self._spec.batch_size is None:
             while self._waiting and len(self._tasks) < self.concurrency:
-                self._start(self._one(*self._waiting.popleft()))
+                request_id, record = self._waiting.popleft()
+                call = _Call((request_id,))
+                self._start(call, self._one(call, record))
         else:
             self._pump_batches(self._spec.batch_size)
         if self.stopping and not self._tasks and not self._waiting:
@@ -115,7 +150,8 @@ class _LoopWorker(Worker):
     def _pump_batches(self, size: int, due: bool = False) -> None:
         while self._waiting and len(self._tasks) < self.concurrency and (len(self._waiting) >= size or due):
             batch = [self._waiting.popleft() for _ in range(min(size, len(self._waiting)))]
-            self._start(self._batch(batch))
+            call = _Call([request_id for request_id, _ in batch])
+            self._start(call, self._batch(call, [record for _, record in batch]))
             due = False
         if self._waiting and self._batch_timer is None:
             self._batch_timer = self.loop.call_later(self._spec.batch_wait_s, self._batch_due)
@@ -125,20 +161,30 @@ class _LoopWorker(Worker):
         if self._spec.batch_size is not None and not self.returning:
             self._pump_batches(self._spec.batch_size, due=True)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, call: _Call, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = call
         task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("worker coroutine failed", exc_info=task.exception())
+        call = self._tasks.pop(task)
+        exc = None if task.cancelled() else task.exception()
+        if exc is not None:
+            log.error("worker coroutine failed", exc_info=exc)
+        if call.ids and not self._runner.cancelling:
+            # Somebody has cancelled the task itself: what had not begun is nobody's yet, the rest has failed.
+            failure = failure_of(asyncio.CancelledError() if exc is None else exc)
+            for request_id in call.ids:
+                if call.begun:
+                    self._ended_calls.append((request_id, failure))
+                else:
+                    self.on_returned(request_id, 1)
         if not self._report_due:
             self._report_due = True
             self.loop.call_soon(self._report)
 
-    async def _one(self, request_id: int, record: bytes) -> None:
+    async def _one(self, call: _Call, record: bytes) -> None:
+        call.begun = True
         began = time.monotonic()
         # Awaited first: `_report` puts a new list in place meanwhile; an append bound before would go to the old one.
         try:
@@ -147,21 +193,24 @@ class _LoopWorker(Worker):
             raise
         except BaseException as exc:  # whatever it was, the message is accounted for
             outcome = failure_of(exc)
-        self._ended_calls.append((request_id, timed(outcome, began)))
+        self._ended_calls.append((call.ids[0], timed(outcome, began)))
+        call.ids = ()
         self._time(1, began)
 
-    async def _batch(self, batch: list[tuple[int, bytes]]) -> None:
+    async def _batch(self, call: _Call, records: list[bytes]) -> None:
+        call.begun = True
         began = time.monotonic()
         try:
-            outcomes = await self._runner.run_batch_async([record for _, record in batch])
+            outcomes = await self._runner.run_batch_async(records)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as exc:
-            outcomes = [failure_of(exc)] * len(batch)
+            outcomes = [failure_of(exc)] * len(records)
         self._ended_calls += [
-            (request_id, timed(outcome, began)) for (request_id, _), outcome in zip(batch, outcomes, strict=True)
+            (request_id, timed(outcome, began)) for request_id, outcome in zip(call.ids, outcomes, strict=True)
         ]
-        self._time(len(batch), began)
+        call.ids = ()
+        self._time(len(records), began)
 
     def _time(self, messages: int, began: float) -> None:
         self.on_timing(messages, (time.monotonic() - began) / max(1, len(self._tasks)))
@@ -195,8 +244,15 @@ class CoroutinePool(Pool):
     """See `Pool`. All coroutines of a handler share one loop, hence one `Worker`."""
 
     def __init__(
-        self, spec: HandlerSpec, sink: Sink, make_runner: Callable[[], Runner], *, max_record_bytes: int
+        self,
+        spec: HandlerSpec,
+        sink: Sink,
+        make_runner: Callable[[], Runner],
+        *,
+        max_record_bytes: int,
+        feeder: LoopFeeder | None = None,
     ) -> None:
+        self.feeder = feeder
         self.spec = spec
         self.sink = sink
         self.make_runner = make_runner
@@ -208,15 +264,18 @@ class CoroutinePool(Pool):
         return [self._worker] if self._worker is not None and self._worker.concurrency else []
 
     def resize(self, count: int) -> None:
-        if self._worker is None:
-            self._worker = _LoopWorker(self)
-        self._worker.concurrency = count
-        self._worker.kick()
+        worker, fresh = self._worker, self._worker is None
+        if worker is None:
+            worker = self._worker = _LoopWorker(self)
+        worker.concurrency = count
+        worker.kick()
+        if fresh and self.feeder is not None:
+            self.feeder.attach(worker.loop)  # once it is counted: what is claimed is decided by who is there
 
     def check(self, now_s: float) -> None:
         """Time-outs are the event loop's (``asyncio.wait_for``). Raises WorkerStartError when the loop has ended by itself."""
         worker = self._worker
-        if worker is not None and not worker.stopping and not worker.thread.is_alive():
+        if worker is not None and not worker.stopping and (worker.ended or not worker.thread.is_alive()):
             raise WorkerStartError(self.spec.name, self.spec.queue, "its event loop ended")
 
     def drain(self, timeout: float) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from ignis.consumer.pools.base import CHUNK_BYTES
 from ignis.storage.base import Claim
-from ignis.workers.base import CHUNK_BYTES
 
 __all__ = ["Mixed", "bytes_of", "cut"]
 

@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ignis.config import ConsumerSettings
+from ignis.consumer.pools import Chunk
+from ignis.consumer.sideline_items import sideline_items
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
 from ignis.handler import Failure
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
-from ignis.workers import Chunk
-from ignis.workers.settling import sideline_items
+from ignis.upkeep import Timer, run_soon, timers_of
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -33,9 +34,15 @@ log = logging.getLogger("ignis.consumer")
 _FULL_ENOUGH = 64
 """Runs of outcomes that are worth a transaction without waiting for more."""
 
+_STAY_S = 0.5
+"""So long the thread that stores outcomes waits for more before it is free for others."""
+
+_FIRST_LOOK_S = 0.5
+"""So soon after the first message it is looked for the first time what is in hand."""
+
 
 class Acknowledger:
-    """Thread-safe: any worker adds outcomes, one thread runs `run`.
+    """Thread-safe: any worker adds outcomes, one thread at a time stores them.
 
     Args:
         queue: whose messages they are.
@@ -62,6 +69,7 @@ class Acknowledger:
         self._on_room = on_room
         self._long_held = long_held
         self._renew_at = 0.0
+        self._renew_timer: Timer | None = None
         self._failing = False
         self._said = LimitedLog(log)
         self._magazines = queue.main.store
@@ -72,10 +80,17 @@ class Acknowledger:
         self._settling = False
         self._until = 0.0
         self._work = threading.Event()
+        self._turn = threading.Lock()  # over who works it off
+        self._begun = self._at_work = False
+        self._at_end: Callable[[], None] = lambda: None
+        self._on_error: Callable[[BaseException], None] = lambda exc: None
+        self._retry_at = 0.0
         self._refused = 0  # transfers that were not made for want of room, in a row
         self.unacked = 0
         """Messages handled, or failed, and not retired yet: would be handled again if this process died now."""
         self.finishing = threading.Event()
+        self.over = threading.Event()
+        """After `finish`: everything is stored, or is not going to be."""
 
     @property
     def waiting(self) -> bool:
@@ -92,42 +107,86 @@ class Acknowledger:
         with self._lock:
             self.unacked += count
         self._done.extend(chunk.places(start, start + count))
-        self._work.set()
+        self._wake()
 
     def add_failed(self, chunk: Chunk, index: int, failure: Failure) -> None:
         with self._lock:
             self.unacked += 1
         self._failures.append((chunk, index, failure))
-        self._work.set()
+        self._wake()
 
     def add_corrupt(self, shard: int, pointer: int) -> None:
         self._corrupt.append((shard, pointer))
-        self._work.set()
+        self._wake()
 
     def settle(self) -> None:
-        """Stores what was added so far, in the caller's thread: where there is none for `run`. Raises the store's error; what
+        """Stores what was added so far, in the caller's thread: where it was not begun. Raises the store's error; what
         was not stored stays queued."""
         self._round()
 
+    # -- a shared thread, while there is anything to do
+
+    def begin(self, at_end: Callable[[], None], on_error: Callable[[BaseException], None]) -> None:
+        """From now on a shared thread stores what is added. ``at_end``: called there at the end, before `over` is set.
+        ``on_error``: called with what cannot be tried again; then nothing more is stored.
+        """
+        self._at_end, self._on_error = at_end, on_error
+        self._begun = True
+
+    def keep(self) -> None:
+        """Something is in hand: from now on it is looked for what is to be renewed. Cheap after the first time."""
+        if self._renew_timer is None and self._begun:
+            self._plan_renewal(_FIRST_LOOK_S)
+
     def finish(self, until: float) -> None:
-        """Lets `run` end once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
+        """Ends it once everything is stored. ``until``: monotonic time up to which what fails is tried again."""
         self._until = until
         self.finishing.set()
-        self._work.set()
+        self._wake()
 
-    def run(self) -> None:
-        """Until `finish`. Raises what cannot be tried again."""
-        retry_at = 0.0
+    def _wake(self) -> None:
+        self._work.set()
+        if not self._at_work and self._begun and self._take_turn():
+            run_soon(self._attend)
+
+    def _take_turn(self) -> bool:
+        with self._turn:
+            if self._at_work or self.over.is_set():
+                return False
+            self._at_work = True
+            return True
+
+    def _attend(self) -> None:
+        try:
+            self._work_off()
+        except BaseException as exc:
+            self._end()
+            self._on_error(exc)
+
+    def _end(self) -> None:
+        if self._renew_timer is not None:
+            self._renew_timer.cancel()
+        self.over.set()
+
+    def _leave(self) -> bool:
+        """Nothing was added for a while: the thread is free for others."""
+        self._at_work = False
+        # Whoever adds sets `_work` and then looks whether somebody is at work; here it is the other way round.
+        return not (self._work.is_set() and self._take_turn())
+
+    def _work_off(self) -> None:
+        """Until there is nothing to do. Raises what cannot be tried again."""
         while True:
             last = self.finishing.is_set()
             if not last:
-                self._work.wait(0.5)
+                if not self._work.wait(_STAY_S) and self._leave():
+                    return
                 if self._settings.ack_linger_s and len(self._done) < _FULL_ENOUGH:
                     self.finishing.wait(self._settings.ack_linger_s)
             self._work.clear()
             if time.monotonic() >= self._renew_at:
                 self._renew()
-            if time.monotonic() >= retry_at or last:
+            if time.monotonic() >= self._retry_at or last:
                 try:
                     self._round()
                     self._failing = False
@@ -137,15 +196,22 @@ class Acknowledger:
                     self._counts["ack_errors"] += 1
                     self._failing = True
                     self._said.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
-                    retry_at = time.monotonic() + self._settings.ack_retry_s
+                    self._retry_at = time.monotonic() + self._settings.ack_retry_s
                     self._work.set()
                     if not last:
                         self.finishing.wait(self._settings.ack_retry_s)
-                    elif exc.retryable and retry_at < self._until:
+                    elif exc.retryable and self._retry_at < self._until:
                         time.sleep(self._settings.ack_retry_s)
                         continue
             if last:
+                self._at_end()
+                self._end()
                 return
+
+    def _plan_renewal(self, delay_s: float) -> None:
+        if self._renew_timer is not None:
+            self._renew_timer.cancel()
+        self._renew_timer = timers_of(None).after(delay_s, self._wake)
 
     def _renew(self) -> None:
         """Starts the stuck time anew of what this process has been working on since the last look, or could not acknowledge
@@ -166,6 +232,8 @@ class Acknowledger:
             self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
+        if not self.finishing.is_set():
+            self._plan_renewal(period_s)
 
     def _unstored(self) -> list[tuple[int, Sequence[int]]]:
         """Outcomes that are queued here. Only this thread takes any away."""

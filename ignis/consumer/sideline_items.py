@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ignis.consumer.pools.base import Chunk
 from ignis.handler import Failure
 from ignis.message import REASON_CRASH, corrupt_record, failed_record
 from ignis.outcome import attempts_of
 from ignis.storage.base import Transfer
-from ignis.workers.base import Chunk
 
 __all__ = ["sideline_items"]
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from ignis.workers.base import Part, Worker
+from ignis.consumer.pools.base import Part, Worker
 
 __all__ = ["Feeder", "Leading", "Tray"]
 
@@ -65,7 +65,7 @@ class Tray:
             self._feeder.leading.pass_on()
 
     def take(self, most: int, wait_s: float) -> list[Part]:
-        """See `ignis.workers.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
+        """See `ignis.consumer.pools.loop.Inbox`. The thread leads meanwhile, if nobody else does."""
         if not self._parts and wait_s > 0:
             if self._feeder is None:
                 self._bell.acquire(timeout=wait_s)

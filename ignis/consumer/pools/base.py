@@ -14,7 +14,7 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ignis.errors import ClosedError, NativeError
@@ -240,6 +240,14 @@ class Worker(abc.ABC):
 class Pool(abc.ABC):
     """The workers of one consumer."""
 
+    on_ended: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a worker has ended that nobody told to: `check` sees to it."""
+
+    @property
+    def to_be_checked(self) -> bool:
+        """Whether `check` has something left to do, though nothing may be given to a worker."""
+        return False
+
     @property
     @abc.abstractmethod
     def workers(self) -> Sequence[Worker]:
@@ -254,7 +262,8 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def check(self, now_s: float) -> None:
-        """Called several times a second: enforces time-outs, replaces the dead. Raises WorkerStartError when none is left
+        """Called several times a second while anything is with the workers, and when one has ended: enforces
+        time-outs, replaces the dead. Raises WorkerStartError when none is left
         and none can start."""
 
     @abc.abstractmethod

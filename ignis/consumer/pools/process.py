@@ -16,14 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
-from ignis.handler import Failure, HandlerSpec
-from ignis.history import parsed
-from ignis.message import REASON_CRASH
-from ignis.native import Channel, process_start_time
-from ignis.outcome import Failed, overrun_failure
-from ignis.workers import child
-from ignis.workers.base import (
+from ignis.consumer.pools import child
+from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_RETURNED,
@@ -38,6 +32,13 @@ from ignis.workers.base import (
     frames_of,
     inbox_classes,
 )
+from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
+from ignis.handler import Failure, HandlerSpec
+from ignis.history import parsed
+from ignis.message import REASON_CRASH
+from ignis.native import Channel, process_start_time
+from ignis.outcome import Failed, overrun_failure
+from ignis.stacks import start_thread
 
 __all__ = ["ProcessPool"]
 
@@ -89,7 +90,7 @@ class _ProcessWorker(Worker):
             self.close()
             raise WorkerStartError(pool.spec.name, pool.spec.queue, f"no process: {exc.strerror}") from exc
         self.thread = threading.Thread(target=self._hear, name=self.name, daemon=True)
-        self.thread.start()
+        start_thread(self.thread)
 
     @property
     def label(self) -> str:

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from ignis.consumer.pools.base import Chunk, Pool, Sink, Worker, largest_part
+from ignis.consumer.pools.leading import Feeder, Tray
+from ignis.consumer.pools.loop import WorkLoop
 from ignis.errors import MessageTooLargeError
 from ignis.handler import Failure, HandlerSpec, Runner
 from ignis.message import REASON_CRASH
 from ignis.outcome import overrun_failure
-from ignis.workers.base import Chunk, Pool, Sink, Worker, largest_part
-from ignis.workers.leading import Feeder, Tray
-from ignis.workers.loop import WorkLoop
+from ignis.stacks import start_thread
 
 __all__ = ["ThreadPool"]
 
@@ -60,10 +61,12 @@ class _ThreadWorker(Worker):
         self.name = name
         self.stopping = False
         self.given_up = False
+        self.ended = False
         self._lock = threading.Lock()
         self._running: tuple[int, int, float] | None = None  # first request id, count, started
         self._tray = Tray(self, pool.feeder)
         self._largest = largest_part(pool.max_record_bytes)
+        self._pool = pool
         spec = pool.spec
         self._loop = WorkLoop(
             pool.make_runner(),
@@ -95,7 +98,10 @@ class _ThreadWorker(Worker):
         except Exception:
             log.exception("worker thread %s ended", threading.current_thread().name)
         finally:
+            self.ended = True
             self._tray.end()
+            if not self.going:
+                self._pool.on_ended()
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
@@ -181,6 +187,10 @@ class ThreadPool(Pool):
     def lost_threads(self) -> int:
         return sum(worker.thread.is_alive() for worker in self._lost)
 
+    @property
+    def to_be_checked(self) -> bool:
+        return bool(self._lost or self._leaving) or len(self._workers) < self._target
+
     def resize(self, count: int) -> None:
         self._target = count
         workers = list(self._workers)
@@ -199,7 +209,7 @@ class ThreadPool(Pool):
     def _start(self, fresh: Sequence[_ThreadWorker]) -> None:
         """Once they are among `workers`: a thread may claim at once, and what for is decided by who is there."""
         for worker in fresh:
-            worker.thread.start()
+            start_thread(worker.thread)
 
     def check(self, now_s: float) -> None:
         self._lost = [worker for worker in self._lost if worker.thread.is_alive()]
@@ -207,7 +217,7 @@ class ThreadPool(Pool):
             for worker in [*self._workers, *self._leaving]:
                 self._check_time(worker, now_s, self.spec.timeout_s)
         for worker in [*self._workers, *self._leaving]:
-            if not worker.thread.is_alive():
+            if worker.ended or not worker.thread.is_alive():
                 # It was told to, or failed in a way that no handler can cause: what it still owes goes to others.
                 worker.give_up(Failure(REASON_CRASH, "worker thread ended"))
         self._leaving = [worker for worker in self._leaving if not worker.given_up]

@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ignis.errors import ConfigError, PeerDiedError
-from ignis.handler import Failure, HandlerSpec, Runner, failure_of
-from ignis.history import extended
-from ignis.main_guard import running_again
-from ignis.message import MAX_ERROR_CHARS, as_utf8
-from ignis.native import Channel, encode_frame
-from ignis.outcome import attempts_of
-from ignis.workers.base import (
+from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
     COMMAND_RETURNED,
@@ -34,7 +27,14 @@ from ignis.workers.base import (
     COMMAND_START_FAILED,
     COMMAND_STARTED,
 )
-from ignis.workers.loop import FramesInbox, WorkLoop
+from ignis.consumer.pools.loop import FramesInbox, WorkLoop
+from ignis.errors import ConfigError, PeerDiedError
+from ignis.handler import Failure, HandlerSpec, Runner, failure_of
+from ignis.history import extended
+from ignis.main_guard import running_again
+from ignis.message import MAX_ERROR_CHARS, as_utf8
+from ignis.native import Channel, encode_frame
+from ignis.outcome import attempts_of
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -74,7 +74,7 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
 with os.fdopen({fd}, "rb") as pipe:
     sys.path[:], spec = pickle.load(pipe)
-from ignis.workers.child import entry
+from ignis.consumer.pools.child import entry
 entry(pickle.loads(spec))
 """
 _encode = msgspec.msgpack.Encoder().encode

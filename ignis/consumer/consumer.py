@@ -1,0 +1,318 @@
+"""The consumer of one queue in one process: claim, dispatch to workers, acknowledge in batches.
+
+Three parties. Who *claims* (``claims.py``, ``loop_claims.py``) takes as many messages as the workers can finish soon by their
+measured speed, and the *dispatcher* cuts them into chunks. The *workers* (``pools``) report runs of outcomes. The *acknowledger*
+turns what has gathered into one delete and one transfer to the sideline per round. A message leaves the main magazine only
+when it was handled, dropped, or accepted by the sideline; whatever goes wrong in between leaves it claimed, for the sweeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from ignis.config import ConsumerSettings
+from ignis.consumer.acknowledger import Acknowledger
+from ignis.consumer.claims import Claims, ThreadClaims
+from ignis.consumer.dispatcher import Dispatcher
+from ignis.consumer.in_hand import InHand
+from ignis.consumer.loop_claims import LoopClaims
+from ignis.consumer.pools import make_pool
+from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
+from ignis.handler import Failure, HandlerSpec, check_consumers
+from ignis.upkeep import Timer, run_soon, timers_of
+
+if TYPE_CHECKING:
+    from ignis.queue import Queue
+
+__all__ = ["FLEET", "PROCESS", "REMOVAL", "Consumer"]
+
+PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
+"""Who pauses a consumer: the application here, the queue's record, and a removal that is under way."""
+
+log = logging.getLogger("ignis.consumer")
+
+_CHECK_S = 0.05
+_SELDOM_CHECK_S = 0.5
+"""Where no time-out is to be kept and no process may die: only a thread that ended by itself is looked for."""
+
+
+class Consumer:
+    """Runs one handler on one queue. Thread-safe. Started and stopped by the application object.
+
+    Args:
+        queue: the queue.
+        spec: the handler and how to run it.
+        settings: see ``ignis.config``.
+    """
+
+    def __init__(self, queue: Queue[Any], spec: HandlerSpec, settings: ConsumerSettings) -> None:
+        self.queue = queue
+        self.spec = spec
+        self.settings = settings
+        self.counts: Counter[str] = Counter()
+        self.failed: BaseException | None = None
+        self._lock = threading.Lock()  # over times and the check
+        self._timed_s = 0.0
+        self._in_hand = InHand(self._look_after)
+        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
+        self._dispatcher = Dispatcher(
+            spec, settings, lambda: self._pool, self._in_hand, self._acker, self.counts, self.on_failed
+        )
+        claims_of = (queue, settings, self._dispatcher, self._in_hand, self.counts, self._ended_by)
+        self._claims: Claims = LoopClaims(*claims_of) if spec.pool == "async" else ThreadClaims(*claims_of)
+        self._pool_lock = threading.RLock()
+        self._pool = make_pool(
+            spec,
+            self,
+            lambda: queue.make_runner(spec),
+            codec=queue.codec.name,
+            max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
+            give_back_s=max(10 * settings.chunk_target_s, 0.25),
+            start_timeout_s=settings.worker_start_timeout_s,
+            claims=self._claims,
+        )
+        self._pool.on_ended = self._check_soon
+        self._started = False
+        self._check_timer: Timer | None = None
+        self._ready = 0
+
+    # -- life
+
+    def start(self) -> None:
+        """Starts the workers. Once. Raises WorkerStartError when no worker process can start."""
+        if self._started:
+            return
+        self._claims.begin()
+        self._acker.begin(self._give_back_rest, self._ended_by)
+        with self._pool_lock:
+            try:
+                self._pool.resize(self.concurrency)
+                self._pool.wait_started()
+            except BaseException:
+                self._pool.close(1.0)
+                self._acker.finish(0)
+                raise
+        self._started = True
+        if isinstance(self._claims, ThreadClaims) and self.spec.pool == "process":
+            self._claims.start_thread(f"ignis-fetch-{self.queue.name}")
+            self._plan_check()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Drains: no further claims; running handlers finish; what was claimed and not started is reloaded; everything
+        finished is acknowledged.
+
+        Returns True when nothing is left claimed by this consumer. What still runs after the timeout keeps its claim
+        and is left to the sweeper.
+        """
+        if not self._started:
+            return True
+        timeout = self.settings.stop_timeout_s if timeout is None else timeout
+        deadline = time.monotonic() + timeout
+        self._claims.end(max(0.1, deadline - time.monotonic()))
+        with self._pool_lock:
+            drained = self._pool.drain(max(0.0, deadline - time.monotonic()))
+        self._acker.finish(max(deadline, time.monotonic() + 1.0))
+        stored = self._acker.over.wait(max(1.0, deadline - time.monotonic()) + 1.0)
+        with self._pool_lock:
+            self._pool.close(max(1.0, deadline - time.monotonic()))
+        self._started = False
+        left = self._in_hand or self._acker.left or self._dispatcher.returned
+        clean = drained and stored and not left
+        if not clean:
+            log.warning(
+                "consumer of %s stopped with %d message(s) left to the sweeper", self.queue.name, self.in_flight
+            )
+        return clean
+
+    def kill(self) -> None:
+        """Before the process ends at once: worker processes are killed, everything claimed is left to the sweeper.
+        Callable from a signal handler."""
+        self._pool.kill()
+
+    def resize(self, count: int) -> None:
+        """Sets the number of workers. Raises ConsumerLimitError, ConfigError."""
+        check_consumers(count, self.settings.max_consumers)
+        with self._pool_lock:
+            self._dispatcher.workers = count
+            if self._started and not self._claims.stopping.is_set():
+                self._pool.resize(count)
+        self._claims.poke()
+        if self._started:
+            self._claims.wake()  # the thread that waits may be one that is to end
+
+    def pause(self, by: str = PROCESS) -> None:
+        """Stops claiming; what was claimed is finished. Returns at once, see `quiet`. Idempotent. Each that pauses it must
+        resume it."""
+        self._claims.pause(by)
+        if self._started:
+            self._claims.wake()
+
+    def resume(self, by: str = PROCESS) -> None:
+        """Claims again after `pause`, unless somebody else paused it too. Idempotent."""
+        self._claims.resume(by)
+
+    @property
+    def paused(self) -> bool:
+        return self._claims.paused
+
+    @property
+    def quiet(self) -> bool:
+        """Paused, nothing claimed, every outcome stored: this consumer may go without touching any message."""
+        if not self._claims.parked:
+            return False
+        # In the order in which a message passes: what has left the one is seen in the other.
+        return not self.in_flight and not self._acker.waiting
+
+    @property
+    def broken(self) -> bool:
+        """It ended by an error, and not because its queue was removed, which is no fault of this process."""
+        return self.failed is not None and not isinstance(self.failed, QueueNotFoundError)
+
+    @property
+    def concurrency(self) -> int:
+        """The number of workers asked for."""
+        return self._dispatcher.workers
+
+    @property
+    def in_flight(self) -> int:
+        """Messages claimed and not yet accounted for."""
+        return self._in_hand.messages
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of worker processes; empty for threads and coroutines."""
+        return list(getattr(self._pool, "pids", []))
+
+    def in_hand(self) -> dict[str, Any]:
+        """For a person who asks what this process is doing: what each worker is at, and how much is claimed."""
+        workers = []
+        for worker in list(self._pool.workers):
+            one: dict[str, Any] = {"name": worker.name, "given": worker.outstanding}
+            running = worker.running()
+            place = None if running is None else self._in_hand.place(running[0])
+            if running is not None and place is not None:
+                shard, pointer = place
+                one.update(shard=shard, pointer=pointer, messages=running[1], seconds=running[2])
+            workers.append(one)
+        return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
+
+    def totals(self) -> dict[str, Any]:
+        """What only rises, since the start."""
+        deaths = getattr(self._pool, "deaths", 0)
+        return {"timed_s": self._timed_s, "worker_deaths": deaths, **self.counts}
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start, and what is in flight now."""
+        return {
+            "concurrency": self.concurrency,
+            "workers": len(self._pool.workers),
+            "in_flight": self.in_flight,
+            "in_flight_bytes": self._in_hand.nbytes,
+            "paused": self.paused,
+            "handle_s": self._dispatcher.handle_s,
+            "lost_threads": getattr(self._pool, "lost_threads", 0),
+            "failed_starts": getattr(self._pool, "failed_starts", 0),
+            "start_error": getattr(self._pool, "start_error", None),
+            **self.totals(),
+        }
+
+    # -- the workers' reports (any thread)
+
+    def on_done(self, first_id: int, count: int) -> None:
+        chunk, start = self._in_hand.locate(first_id)
+        self._acker.add_done(chunk, start, count)
+        self._in_hand.forget(chunk, count)
+        self._claims.poke()
+
+    def on_failed(self, request_id: int, failure: Failure) -> None:
+        chunk, index = self._in_hand.locate(request_id)
+        self._acker.add_failed(chunk, index, failure)
+        self._in_hand.forget(chunk, 1)
+        self._claims.poke()
+
+    def on_returned(self, first_id: int, count: int) -> None:
+        chunk, start = self._in_hand.locate(first_id)
+        self._dispatcher.returned.append((chunk, start, start + count))
+        self._claims.returned()
+
+    def on_timing(self, messages: int, elapsed_s: float) -> None:
+        with self._lock:
+            self._timed_s += elapsed_s
+            self.counts["timed"] += messages
+        self._dispatcher.measured(elapsed_s / messages)
+
+    def _poke(self) -> None:
+        self._claims.poke()
+
+    def _give_back_rest(self) -> None:
+        """At the end: what was claimed and not started goes back to the queue's tail."""
+        returned = self._dispatcher.returned
+        pointers: dict[int, list[int]] = {}
+        for chunk, start, stop in returned:
+            for shard, some in chunk.places(start, stop):
+                pointers.setdefault(shard, []).extend(some)
+        if pointers:
+            self.counts["reloaded"] += self.queue.main.store.reload(self.queue.main.name, pointers)
+            for chunk, start, stop in returned:
+                self._in_hand.forget(chunk, stop - start)
+            returned.clear()
+
+    # -- upkeep
+
+    def _look_after(self) -> None:
+        """Something is in hand: the workers, and the age of the claims, are looked after from now on."""
+        self._acker.keep()
+        if self._check_timer is None:
+            self._plan_check()
+
+    def _plan_check(self) -> None:
+        often = self.spec.pool == "process" or (self.spec.pool == "thread" and self.spec.timeout_s is not None)
+        with self._lock:
+            if self._check_timer is None and not self._acker.finishing.is_set():
+                self._check_timer = timers_of(None).after(_CHECK_S if often else _SELDOM_CHECK_S, self._check)
+
+    def _check_soon(self) -> None:
+        """A worker ended by itself."""
+        if self._started and not self._claims.stopping.is_set():
+            run_soon(self._check)
+
+    def _check(self) -> None:
+        with self._lock:
+            if self._check_timer is not None:
+                self._check_timer.cancel()
+                self._check_timer = None
+        try:
+            if self._pool_lock.acquire(blocking=False):
+                try:
+                    if self._acker.finishing.is_set():
+                        return
+                    self._pool.check(time.monotonic())
+                    ended = self._pool.to_be_checked
+                finally:
+                    self._pool_lock.release()
+            else:
+                ended = True
+            before, self._ready = self._ready, len(self._pool.workers)
+            if self._ready > before:
+                self._claims.poke()
+        except BaseException as exc:
+            self._ended_by(exc)
+            return
+        if ended or self._in_hand or self.spec.pool == "process":
+            self._plan_check()
+
+    def _ended_by(self, exc: BaseException) -> None:
+        """What fails must be seen: the consumer is marked failed, and says so in `stats` and the log."""
+        if not (isinstance(exc, (ClosedError, WaitTimeoutError)) and self._claims.stopping.is_set()):
+            self._fail(exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        self.failed = exc
+        self._claims.fail()
+        log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
+        if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
+            self.queue.app.consumer_failed(self, exc)

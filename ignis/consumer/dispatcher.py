@@ -1,0 +1,177 @@
+"""From claims to the workers: how much is claimed, how it is cut, and who gets it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from ignis.config import ConsumerSettings
+from ignis.consumer.acknowledger import Acknowledger
+from ignis.consumer.chunking import Mixed, bytes_of, cut
+from ignis.consumer.in_hand import InHand
+from ignis.consumer.pools import Chunk, Pool, Worker
+from ignis.consumer.pools.base import CHUNK_BYTES
+from ignis.errors import MessageTooLargeError
+from ignis.handler import Failure, HandlerSpec
+from ignis.message import REASON_UNREADABLE
+from ignis.storage.base import Claim
+
+__all__ = ["Dispatcher"]
+
+_WORTH_WAKING_S = 0.001
+"""A worker gets at least this much work at a time, where there is as much."""
+
+
+class Dispatcher:
+    """Of one consumer. `wanted`, `dispatch` and `hand_out_again` are for who claims: one thread at a time.
+
+    Args:
+        spec, settings: of the handler and of the consumer.
+        pool: gives the pool of workers.
+        in_hand: where what is dispatched is noted.
+        acker: gets what is corrupt.
+        counts: where it counts.
+        on_failed: called with a message that no worker can take.
+    """
+
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        settings: ConsumerSettings,
+        pool: Callable[[], Pool],
+        in_hand: InHand,
+        acker: Acknowledger,
+        counts: Counter[str],
+        on_failed: Callable[[int, Failure], None],
+    ) -> None:
+        self.returned: deque[tuple[Chunk, int, int]] = deque()
+        """Chunk, from, to: claimed, and waiting for a worker."""
+        self.leader: Worker | None = None
+        """The worker whose thread claims."""
+        self.workers = spec.concurrency
+        """How many are asked for."""
+        self.handle_s = 0.0
+        """What a message takes, as measured."""
+        self._spec = spec
+        self._settings = settings
+        self._pool = pool
+        self._in_hand = in_hand
+        self._acker = acker
+        self._counts = counts
+        self._on_failed = on_failed
+
+    def measured(self, each_s: float) -> None:
+        # A slow message must shrink the next chunk at once; speed is trusted slowly.
+        weight = 0.5 if each_s > self.handle_s else 0.2
+        self.handle_s = each_s if not self.handle_s else self.handle_s + weight * (each_s - self.handle_s)
+
+    def _window(self) -> tuple[int, int]:
+        """(messages per chunk, most messages outstanding per worker), by the measured handling time."""
+        settings = self._settings
+        if self._spec.batch_size is not None:
+            return settings.max_chunk, 2 * self._spec.batch_size
+        if self._spec.pool == "async":
+            # One worker runs them all: at least one waiting for each that runs, more where they are quick.
+            soon = int(settings.chunk_target_s / self.handle_s) if self.handle_s else 0
+            return settings.max_chunk, 2 * max(self.workers, min(soon, settings.max_chunk))
+        if not self.handle_s:
+            return 1, 1  # one each, to measure: what a worker holds behind a slow message nobody else can have
+        chunk = int(settings.chunk_target_s / self.handle_s)
+        if chunk < 1:
+            return 1, 1  # slow handlers get the next message when they are done with the last
+        chunk = min(chunk, settings.max_chunk)
+        return chunk, 2 * chunk
+
+    def wanted(self) -> int:
+        """How many messages to claim now; 0 while the workers have enough."""
+        # What is handled and not yet retired would be handled again if this process died now: bounded as well.
+        room = self._settings.max_unacked - self._acker.unacked
+        if room <= 0 or self._in_hand.nbytes >= self._settings.max_in_flight_bytes or self.returned:
+            return 0
+        workers = self._pool().workers
+        _, window = self._window()
+        free = sum(max(0, window - worker.outstanding) for worker in workers)
+        # Claims are cheap per batch, not per message: wait until a worker is at half its window.
+        return min(free, room) if any(worker.outstanding <= window // 2 for worker in workers) else 0
+
+    def dispatch(self, claims: Sequence[Claim]) -> None:
+        """Gives what was claimed to the workers."""
+        total = sum(len(claim.pointers) for claim in claims)
+        self._counts["fetched"] += total
+        size, _ = self._window()
+        idle = sum(worker.outstanding == 0 for worker in self._pool().workers)
+        if idle > 1 and self._spec.batch_size is None:
+            # Shared out evenly, but not in crumbs: waking a worker costs more than a few quick messages.
+            least = int(_WORTH_WAKING_S / self.handle_s) if self.handle_s else 1
+            size = max(1, min(size, max(-(-total // idle), least)))
+        mixed = Mixed()
+        for claim in claims:
+            self._set_corrupt_aside(claim)
+            if len(claims) > 1 and len(claim.records) * 2 <= size and bytes_of(claim) <= CHUNK_BYTES:
+                # Messages that were published one by one are claims of one each: together they are a chunk.
+                if not mixed.takes(claim, size):
+                    self._hand_out(mixed)
+                    mixed = Mixed()
+                mixed.add(claim)
+            else:
+                if mixed.has(claim.shard):
+                    # What the shard had before this claim goes out before it: first in, first out per shard.
+                    self._hand_out(mixed)
+                    mixed = Mixed()
+                for place, records, nbytes in cut(claim, size):
+                    self._submit(self._in_hand.add([place], records, nbytes), 0, len(records))
+        self._hand_out(mixed)
+
+    def _hand_out(self, mixed: Mixed) -> None:
+        if mixed.count:
+            self._submit(self._in_hand.add(mixed.places, mixed.records, mixed.nbytes), 0, mixed.count)
+
+    def _set_corrupt_aside(self, claim: Claim) -> None:
+        """Takes the corrupt records out of the claim, for the sideline."""
+        if None in claim.records:
+            for index in reversed(range(len(claim.records))):
+                if claim.records[index] is None:
+                    self._acker.add_corrupt(claim.shard, claim.pointers[index])
+
+    def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
+        """To the worker with the least to do, or to the end of `returned`."""
+        # What waits there came first: a small chunk must not pass a large one that no worker took.
+        if self.returned or not self._offer(chunk, start, stop):
+            self.returned.append((chunk, start, stop))
+
+    def _offer(self, chunk: Chunk, start: int, stop: int) -> bool:
+        """False when no worker takes it now."""
+        try:
+            return any(worker.submit(chunk, start, stop) for worker in sorted(self._pool().workers, key=self._load))
+        except MessageTooLargeError as exc:
+            # Stored under a larger limit than this consumer has; such a record is alone in its chunk.
+            for index in range(start, stop):
+                self._on_failed(chunk.first_id + index, Failure(REASON_UNREADABLE, str(exc)))
+            return True
+
+    def hand_out_again(self) -> None:
+        """From the front of `returned`, as much as the workers take now."""
+        if len(self.returned) > 1:
+            # In the order of the claims: a worker gives back what it was at and what lay behind it, in turns with others.
+            waiting = sorted((self.returned.popleft() for _ in range(len(self.returned))), key=_claimed)
+            self.returned.extendleft(reversed(waiting))
+        while self.returned:
+            size, window = self._window()
+            if not any(worker.outstanding < window for worker in self._pool().workers):
+                return
+            chunk, start, stop = self.returned.popleft()
+            cut = min(stop, start + size)
+            if cut < stop:
+                self.returned.appendleft((chunk, cut, stop))
+            if not self._offer(chunk, start, cut):
+                self.returned.appendleft((chunk, start, cut))
+                return  # nobody has room: the others would be refused as well
+
+    def _load(self, worker: Worker) -> tuple[int, bool]:
+        """Least goes first. Of those that have as little, the one whose thread this is: it need not be woken."""
+        return worker.outstanding, worker is not self.leader
+
+
+def _claimed(returned: tuple[Chunk, int, int]) -> int:
+    chunk, start, _ = returned
+    return chunk.first_id + start

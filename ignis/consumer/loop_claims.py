@@ -1,0 +1,265 @@
+"""Claims for coroutine handlers, made on their event loop.
+
+Nothing here is a task: what a handler cancels, or the end of the loop, forgets no claimed message. A claim that the store makes
+without waiting is made by the loop itself. What would wait goes to a shared thread, and comes back to the loop: a lock that is
+held, expired records that must be retired, a store that has to ask somebody else. Where the store calls back after a load, no
+thread waits at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from typing import Any
+
+from ignis.consumer.claims import RELOOK_S, Claims
+from ignis.errors import IgnisError
+from ignis.native import set_spin
+from ignis.storage.base import FireResult
+from ignis.upkeep import run_soon
+
+__all__ = ["LoopClaims"]
+
+log = logging.getLogger("ignis.consumer")
+
+_MOST_AT_ONCE = 1_024
+_MOST_BYTES_AT_ONCE = 2 << 20
+"""Of a claim by the event loop, which runs no handler meanwhile."""
+
+
+class LoopClaims(Claims):
+    """Everything that begins with ``_step`` runs on the event loop, a claim at a time."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ident = 0  # of the loop's thread
+        self._planned = False  # a step is on its way
+        self._over = False
+        self._ended = threading.Event()
+        self._away = False  # a shared thread claims
+        self._waits_away = False  # and waits for a load first
+        self._calls_back = self._magazines.calls_back
+        self._later: asyncio.TimerHandle | None = None  # after the initial delay, or a claim that failed
+        self._relook: asyncio.TimerHandle | None = None
+        self._wish = 0  # the number of the latest call that the store was asked for
+        self._cancel: Any = None
+        self._spin_until_s = 0.0
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop on which the handlers run; it need not run yet."""
+        self._loop = loop
+        self.poke()
+
+    # -- from any thread
+
+    def poke(self) -> None:
+        if self._planned or self._loop is None:
+            return
+        self._planned = True
+        if threading.get_ident() == self._ident:
+            self._loop.call_soon(self._step)
+        else:
+            self._step_soon(self._loop)
+
+    def _step_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._step)
+
+    def wake(self) -> None:
+        self.poke()
+        if self._waits_away:
+            super().wake()
+
+    def returned(self) -> None:
+        self.poke()
+        if self._waits_away and not self.stopping.is_set():
+            super().wake()
+
+    def fail(self) -> None:
+        super().fail()
+        self.wake()
+
+    def end(self, timeout: float) -> bool:
+        self.stopping.set()
+        if self._loop is None:
+            return True
+        self.wake()
+        return self._ended.wait(timeout)
+
+    def _loaded(self, wish: int) -> None:
+        if wish == self._wish:
+            self._empty_at = None
+            self.poke()
+
+    # -- on the loop
+
+    def _step(self) -> None:
+        self._planned = False
+        self._ident = threading.get_ident()
+        if self._away or self._over:
+            return  # a claim that comes back is followed by a step
+        try:
+            try:
+                self._claim()
+            except IgnisError as exc:
+                self._passing(exc)
+                self._step_later(self._settings.idle_poll_s)
+        except BaseException as exc:
+            self._finish()
+            self._on_error(exc)
+
+    def _claim(self) -> None:
+        if self.stopping.is_set():
+            self._finish()
+            return
+        if (early_s := self._claims_from_s - time.monotonic()) > 0:
+            self._step_later(early_s)
+            return
+        if self._dispatcher.returned:
+            self._dispatcher.hand_out_again()
+        want = 0 if self._look_at_pauses() else self._dispatcher.wanted()
+        if want <= 0:
+            self._stop_listening()
+            if self._idled:
+                self._idled = False
+                if not self._calls_back:
+                    run_soon(self._rest)
+        elif self._later is not None or (self._cancel is not None and self._empty_at is not None):
+            pass  # a claim has failed a moment ago; or the store calls when there is anything
+        elif self._calls_back:
+            self._claim_here(want)
+        else:
+            self._claim_away(want)
+
+    def _claim_here(self, want: int) -> None:
+        seen = self._magazines.wait(self._name, -1, 0)
+        if seen == self._empty_at:
+            self._listen(seen)
+            return
+        result = self._magazines.try_fire(
+            self._name, min(want, self._settings.max_claim, _MOST_AT_ONCE), self._owner,
+            max_bytes=min(self._room_bytes(), _MOST_BYTES_AT_ONCE),
+        )  # fmt: skip
+        if result is None or (result.more and not result.claims):
+            self._claim_away(want)
+            return
+        self._stop_listening()
+        self._take(result, seen)
+        self._spin_until_s = time.monotonic() + self._settings.spin_us / 1e6 if self._settings.spin_us else 0.0
+        if result.more:
+            self.poke()  # in the next turn of the loop: a deep queue must not keep the handlers waiting
+        elif self._dispatcher.wanted() > 0:
+            self._listen(seen)
+
+    def _listen(self, seen: int) -> None:
+        """The queue is empty: the store calls when it is not."""
+        if self._cancel is not None:
+            return
+        if self._spin_until_s and time.monotonic() < self._spin_until_s:
+            self.poke()
+            return
+        self._idled = True
+        self._wish = wish = self._wish + 1
+        self._cancel = self._magazines.on_load(self._name, seen, lambda: self._loaded(wish))
+        if self._settings.idle_poll_s < RELOOK_S and self._loop is not None:
+            self._relook = self._loop.call_later(self._settings.idle_poll_s, self._loaded, wish)
+
+    def _stop_listening(self) -> None:
+        self._wish += 1
+        cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            cancel()
+        if self._relook is not None:
+            self._relook.cancel()
+            self._relook = None
+
+    def _step_later(self, delay_s: float) -> None:
+        if self._later is None and self._loop is not None:
+            self._later = self._loop.call_later(delay_s, self._step_now)
+
+    def _step_now(self) -> None:
+        self._later = None
+        self._step()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._stop_listening()
+        if self._later is not None:
+            self._later.cancel()
+        if self._idled and not self._calls_back:
+            run_soon(self._rest)
+        with self._lock:
+            self._parked = True
+        self._ended.set()
+
+    # -- in a shared thread
+
+    def _claim_away(self, want: int) -> None:
+        self._stop_listening()
+        self._away = True
+        empty_at, self._empty_at = self._empty_at, None
+        if self._calls_back:
+            empty_at = None
+        self._waits_away = self._idled = empty_at is not None
+        run_soon(lambda: self._fire_away(want, empty_at))
+
+    def _fire_away(self, want: int, empty_at: int | None) -> None:
+        seen, result, failed = 0, None, None
+        try:
+            if empty_at is not None:
+                self._wait_away(empty_at)
+            if empty_at is None or not (self.stopping.is_set() or self._pauses or self._dispatcher.returned):
+                seen = self._magazines.wait(self._name, -1, 0)
+                result = self._magazines.fire(
+                    self._name, min(want, self._settings.max_claim), self._owner, max_bytes=self._room_bytes()
+                )
+        except BaseException as exc:
+            failed = exc
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._step_back, seen, result, failed)
+        except RuntimeError:  # the loop has ended
+            self._give_back(result)
+
+    def _wait_away(self, empty_at: int) -> None:
+        try:
+            set_spin(self._settings.spin_us)
+            if not (self.stopping.is_set() or self._pauses or self._dispatcher.returned):
+                self._magazines.idle(self._name, empty_at, self._settings.idle_poll_s)
+        finally:
+            set_spin(0)
+            self._waits_away = False
+
+    def _step_back(self, seen: int, result: FireResult | None, failed: BaseException | None) -> None:
+        self._away = False
+        if self._over:
+            run_soon(lambda: self._give_back(result))
+            return
+        try:
+            if isinstance(failed, IgnisError):
+                self._passing(failed)
+                self._step_later(self._settings.idle_poll_s)
+            elif failed is not None:
+                raise failed
+            elif result is not None:
+                self._take(result, seen)
+        except BaseException as exc:
+            self._finish()
+            self._on_error(exc)
+            return
+        self._step()
+
+    def _give_back(self, result: FireResult | None) -> None:
+        """What was claimed and has nobody left to handle it goes back to the queue's tail."""
+        pointers: dict[int, list[int]] = {}
+        for claim in result.claims if result is not None else ():
+            pointers.setdefault(claim.shard, []).extend(claim.pointers)
+        if pointers:
+            try:
+                self._counts["reloaded"] += self._magazines.reload(self._name, pointers)
+            except IgnisError as exc:
+                log.warning("messages of %s are left to the sweeper: %s", self._name, exc)

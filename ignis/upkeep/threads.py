@@ -1,0 +1,95 @@
+"""Threads for work that may wait: there are as many as there is work at a time, and none for what is idle."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from ignis.hooks import call_user_code
+from ignis.stacks import start_thread
+
+__all__ = ["SharedThreads", "run_soon", "shared_threads"]
+
+log = logging.getLogger("ignis.upkeep")
+
+IDLE_S = 10.0
+"""A thread without work ends after so long."""
+
+
+class SharedThreads:
+    """Runs calls, each at once in a thread of its own. Thread-safe.
+
+    A thread is started when all others are at work: calls may wait for long and never hold each other up.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self._made = 0
+        self.count = 0
+        """Threads that there are."""
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Runs it soon. What it raises is logged. Raises RuntimeError when there is no thread and none can be started."""
+        with self._changed:
+            self._calls.append(call)
+            if self._idle >= len(self._calls):
+                self._changed.notify()
+                return
+            self._made += 1
+            thread = threading.Thread(target=self._run, name=f"ignis-upkeep-{self._made}", daemon=True)
+            self.count += 1
+            try:
+                start_thread(thread)
+            except BaseException as exc:
+                self.count -= 1
+                if not self.count or not isinstance(exc, RuntimeError):
+                    self._calls.pop()
+                    raise
+                # The next of the others that is free takes it.
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            call_user_code(log, "a call in a shared thread failed", call)
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._changed:
+            while not self._calls:
+                self._idle += 1
+                try:
+                    called = self._changed.wait(IDLE_S)
+                finally:
+                    self._idle -= 1
+                if not called and not self._calls:
+                    self.count -= 1
+                    return None
+            return self._calls.popleft()
+
+
+_process = [SharedThreads()]
+
+
+def shared_threads() -> SharedThreads:
+    """Those of this process."""
+    return _process[0]
+
+
+def run_soon(call: Callable[[], None]) -> None:
+    """Runs it in a shared thread; where no thread is to be had at this moment, as soon as there is one."""
+    try:
+        shared_threads().submit(call)
+    except RuntimeError:
+        from ignis.upkeep.timers import RETRY_S, timers_of
+
+        timers_of(None).after(RETRY_S, call)
+
+
+def _in_child() -> None:
+    _process[0] = SharedThreads()
+
+
+os.register_at_fork(after_in_child=_in_child)
