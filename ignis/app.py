@@ -51,7 +51,7 @@ from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
 from ignis.main_guard import check_start
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec
 from ignis.native import pool_classes
-from ignis.publisher import pending_messages
+from ignis.publisher import end_publishers, pending_messages
 from ignis.queue import Queue
 from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.stop_signals import stop_signals
@@ -617,6 +617,7 @@ class Ignis:
             if deciders is not None:
                 deciders.close()
             if store is not None:
+                end_publishers(store.magazines)
                 store.close()
 
     def close_quietly(self) -> None:

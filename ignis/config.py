@@ -327,8 +327,8 @@ class ConsumerSettings(_Settings):
     idle_poll_s: float = _setting(1.0, "longest wait between looks at an empty queue", 0.001, 1.0)
     spin_us: int = _setting(
         0,
-        "how long a thread that claims looks at an empty queue before it sleeps: a message is handled sooner, a core is busy; "
-        "on the embedded store, which looks for 20 in any case",
+        "how long who claims looks at an empty queue before it sleeps: a message is handled sooner, a core is busy; an event "
+        "loop runs its tasks meanwhile; on the embedded store, which looks for 20 in any case, and the engine store",
         0,
         100_000,
     )
@@ -767,9 +767,10 @@ def _given(
     sources: dict[str, str] = {}
     table = dict((file or {}).get(cls.section, {}))
     own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls is QueueSettings else {}
-    _merge(cls, names, values, {key: value for key, value in table.items() if key not in own}, "file")
+    shared = {key: value for key, value in table.items() if key not in own}
+    _merge(cls, names, values, shared, f"settings file, [{cls.section}]")
     if name is not None and name in own:
-        _merge(cls, names, values, own[name], f"file [{cls.section}.{name}]")
+        _merge(cls, names, values, own[name], f"settings file, [{cls.section}.{name}]")
         sources.update(dict.fromkeys(values, f"settings file, [{cls.section}] or [{cls.section}.{name}]"))
     else:
         sources.update(dict.fromkeys(values, f"settings file, [{cls.section}]"))
@@ -809,8 +810,11 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
             raise ConfigError(f"{cls.section} setting {shown(key)} ({source}) is not text")
         known = key if key in names else f"{key}_s"
         if known not in names:
+            spellings = sorted(names | {one.removesuffix("_s") for one in names})
+            near = difflib.get_close_matches(key, spellings, 1, 0.8)
             raise ConfigError(
-                f"unknown {cls.section} setting {shown(key)} ({source}); known: {', '.join(sorted(names))}"
+                f"unknown {cls.section} setting {shown(key)} ({source}); {f'is {near[0]} meant? ' if near else ''}"
+                f"known: {', '.join(sorted(names))}"
             )
         into[known] = value
 

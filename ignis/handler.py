@@ -1,6 +1,6 @@
 """Handlers: what a user registers, the context it is called with, and who calls it.
 
-What its answers mean is in `ignis.outcome`. This module has no threads and no I/O: the pools in ``ignis/workers`` call
+What its answers mean is in `ignis.outcome`. This module has no threads and no I/O: the pools in ``ignis/consumer/pools`` call
 :class:`Runner`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -60,6 +61,13 @@ _MOST = 1 << 62
 HANDLER_FORMS = ("message", "message, ctx")
 BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
+
+_UNEVALUATED: dict[str, Any] = {}
+"""How to ask for a signature without what its annotations name: since Python 3.14 these are evaluated when they are asked for."""
+if sys.version_info >= (3, 14):
+    import annotationlib
+
+    _UNEVALUATED["annotation_format"] = annotationlib.Format.STRING
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
@@ -194,9 +202,8 @@ def check_callable(fn: object, what: str, *forms: str) -> None:
     Python cannot tell the arguments of is let through."""
     if not callable(fn):
         raise ConfigError(f"{what} is not callable: {shown(fn)}")
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
+    signature = _signature(fn)
+    if signature is None:
         return
     if forms and not any(_takes(signature, form.count(",") + 1) for form in forms):
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
@@ -216,6 +223,14 @@ def check_handler(fn: object, what: str) -> None:
                 f"{what}: {getattr(plain, '__qualname__', type(plain).__qualname__)} is a generator function: a call runs "
                 f"nothing of it; a handler is {' or '.join(f'fn({one})' for one in HANDLER_FORMS)}, without yield"
             )
+
+
+def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """The arguments that ``fn`` takes; None where Python cannot tell. What their annotations name need not exist."""
+    try:
+        return inspect.signature(fn, **_UNEVALUATED)
+    except (TypeError, ValueError):
+        return None
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
@@ -465,10 +480,10 @@ def _which(record: Record, count: int) -> str:
 
 
 def _positional_count(fn: Callable[..., Any]) -> int:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
+    signature = _signature(fn)
+    if signature is None:
         return 2
+    parameters = signature.parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 2
     return sum(

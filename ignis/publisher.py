@@ -25,9 +25,10 @@ from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
+from ignis.storage.base import MagazineStore
 from ignis.storage.underway import Loading
 
-__all__ = ["Publisher", "flush_publishers", "pending_messages"]
+__all__ = ["Publisher", "end_publishers", "flush_publishers", "pending_messages"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -221,6 +222,12 @@ class Publisher(Generic[M]):
         if failed:
             raise PublishError(failed, str(first)) from first
 
+    def end(self) -> None:
+        """The application is closed before its publisher: `send` raises ClosedError. What is pending is still tried."""
+        if self._flusher is not None and self._ended is None:
+            self._ended = ClosedError(f"publisher of {self._magazine.name} is closed: its application was")
+            self._put = self._refuse
+
     def give_up(self) -> None:
         """After a `close` that ran out of time: the receipts that are pending fail with ClosedError, and the flusher ends. What
         was on its way may be stored or not."""
@@ -362,6 +369,13 @@ def flush_publishers(magazine: Magazine[Any], timeout: float | None = None) -> N
     for publisher in list(_open):
         if publisher.magazine is magazine:
             publisher.flush(timeout)
+
+
+def end_publishers(magazines: MagazineStore) -> None:
+    """The store is about to be closed for good: its publishers take nothing more. Those of a relay, which go on, are left."""
+    for publisher in list(_open):
+        if publisher.magazine.store is magazines:
+            publisher.end()
 
 
 @atexit.register

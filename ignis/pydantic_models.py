@@ -50,6 +50,8 @@ def pydantic_coders(type: Any, codec: str, strict: bool) -> Coders | None:
         raise ConfigError(f"message type {shown(type)}: models need pydantic 2.7 or newer, here is {pydantic.VERSION}")
     try:
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(type)
+        if not getattr(adapter, "pydantic_complete", True):  # a name is missing; pydantic 2.10 and newer put that off
+            adapter.rebuild(raise_errors=True)
     except Exception as exc:  # PydanticUserError, NameError of a forward reference, ...
         raise ConfigError(f"message type {shown(type)} cannot be encoded as {codec}: {_first_line(exc)}") from exc
     checks: typing.Literal["error", "none"] = "error" if strict else "none"
@@ -100,7 +102,7 @@ def _models(kind: Any, seen: set[int]) -> Iterator[Any]:
         return
     if any(one.__module__.startswith("pydantic") and one.__name__ == "BaseModel" for one in kind.__mro__):
         raise ConfigError(f"message type {shown(kind)} is a model of pydantic 1; derive it from pydantic 2's BaseModel")
-    if not (hasattr(kind, "__annotations__") and kind.__module__ != "builtins"):
+    if kind.__module__ == "builtins":
         return
     try:
         hints = typing.get_type_hints(kind, include_extras=True)

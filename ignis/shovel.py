@@ -16,8 +16,10 @@ from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, Message, returned_record
+from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer, group_pointers
 from ignis.storage.parts import in_parts
+from ignis.upkeep import Timer, timers_of
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
@@ -77,12 +79,13 @@ class Shovel:
     def __init__(self, queue: Queue[Any]) -> None:
         self._queue = queue
         self._stop = threading.Event()
-        self._changed = threading.Event()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Condition(self._lock)  # a pass of the schedule
+        self._timer: Timer | None = None
         self._once: threading.Thread | None = None
         self._owed: list[tuple[int, int]] = []
         self._running = False
+        self._passing = False
         self._said = LimitedLog(log)
         self.total = ShovelResult()
         self.returned = 0
@@ -121,7 +124,7 @@ class Shovel:
             The counts. Raises the store's error when it cannot claim at all.
         """
         _check_options(limit, where, rate, progress)
-        if self._thread is None and self._once is None:
+        if not self._running and self._once is None:
             self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
         if dry_run:
             return self._count(limit, where, progress)
@@ -167,9 +170,10 @@ class Shovel:
                 results = [self._work(budget, where, pace, progress, max_returns)]
             else:
                 with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
-                    futures = [
-                        pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
-                    ]
+                    with roomy_stacks():
+                        futures = [
+                            pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
+                        ]
                     results = [future.result() for future in futures]
         finally:
             # Only when all workers are done: one of them would meet again what another has put back, instead of what
@@ -218,13 +222,13 @@ class Shovel:
         with self._lock:
             if self._once is not None and self._once.is_alive():
                 return self._once
-            if self._thread is None:
+            if not self._running:
                 self._stop.clear()
             self._once = threading.Thread(
                 target=self._run_once_logged, args=(timeout, options), name=f"ignis-shovel-once-{self._queue.name}",
                 daemon=True,
             )  # fmt: skip
-            self._once.start()
+            start_thread(self._once)
             return self._once
 
     def _run_once_logged(self, timeout: float, options: dict[str, Any]) -> None:
@@ -239,49 +243,57 @@ class Shovel:
     def start(self) -> None:
         """Starts the schedule (``shovel_interval_s``; 0 = none). Idempotent."""
         with self._lock:
-            self._running = True
-            if self._thread is None and self._queue.settings.shovel_interval_s > 0:
+            if not self._running:
+                self._running = True
                 self._stop.clear()
-                self._thread = threading.Thread(target=self._loop, name=f"ignis-shovel-{self._queue.name}", daemon=True)
-                self._thread.start()
+                self._plan()
 
     def reschedule(self) -> None:
         """Follows a changed ``shovel_interval_s`` at once: the wait in progress begins anew."""
-        self._changed.set()
-        if self._running:
-            self.start()
+        with self._lock:
+            if self._running and not self._passing:
+                self._plan()
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and the one-shot; a pass in progress ends after its batch. Idempotent."""
         with self._lock:
             self._running = False
-            threads, self._thread, self._once = (self._thread, self._once), None, None
+            once, self._once = self._once, None
             self._stop.set()
-            self._changed.set()
-        for thread in threads:
-            if thread is not None:
-                thread.join(timeout)
+            self._unplan()
+            self._ended.wait_for(lambda: not self._passing, timeout)
+        if once is not None:
+            once.join(timeout)
 
-    def _loop(self) -> None:
-        while self._wait():
-            try:
-                result = self.run_scheduled()
-                if result.moved:
-                    log.info("shovelled %d message(s) of %s", result.moved, self._queue.name)
-            except Exception as exc:
-                log_safely(log, logging.ERROR, "shovel pass of %s failed", self._queue.name, exc_info=exc)
+    def _plan(self) -> None:
+        """The next pass. Interval 0 = by hand only."""
+        self._unplan()
+        interval_s = self._queue.settings.shovel_interval_s
+        if interval_s:
+            self._timer = timers_of(self._queue.app.clock).after(interval_s, self._scheduled)
 
-    def _wait(self) -> bool:
-        """Until the next pass is due; False when there is to be none any more."""
-        while not self._stop.is_set():
-            # Interval 0 = by hand only; the thread stays, for somebody may change that again.
-            self._changed.clear()
-            if self._stop.is_set():
-                break
-            interval_s = self._queue.settings.shovel_interval_s
-            if not self._queue.app.clock.wait(self._changed, interval_s or None):
-                return True
-        return False
+    def _unplan(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _scheduled(self) -> None:
+        with self._lock:
+            if not self._running or self._passing:
+                return
+            self._passing = True
+        try:
+            result = self.run_scheduled()
+            if result.moved:
+                log.info("shovelled %d message(s) of %s", result.moved, self._queue.name)
+        except Exception as exc:
+            log_safely(log, logging.ERROR, "shovel pass of %s failed", self._queue.name, exc_info=exc)
+        finally:
+            with self._lock:
+                self._passing = False
+                self._ended.notify_all()
+                if self._running:
+                    self._plan()
 
     # -- one pass
 

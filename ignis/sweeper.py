@@ -25,6 +25,7 @@ from ignis.hooks import log_safely
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.recovery import set_aside
+from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, group_pointers
 from ignis.sweep_clock import ClockGuard
 
@@ -126,7 +127,7 @@ class Sweeper:
         if self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._loop, name="ignis-sweeper", daemon=True)
-            self._thread.start()
+            start_thread(self._thread)
 
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and gives the leadership up; a pass in progress ends after its batch."""
@@ -223,7 +224,9 @@ class Sweeper:
         workers = max(1, min(self._settings.parallel_queues, len(records)))
         replaced: StaleEpochError | None = None
         with ThreadPoolExecutor(workers, thread_name_prefix="ignis-sweep") as pool:
-            for record, future in [(one, pool.submit(self._sweep, one, fence)) for one in records]:
+            with roomy_stacks():
+                begun = [(one, pool.submit(self._sweep, one, fence)) for one in records]
+            for record, future in begun:
                 try:
                     result.add(future.result())
                 except StaleEpochError as exc:

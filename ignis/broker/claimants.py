@@ -15,7 +15,7 @@ import msgspec
 from ignis.broker.payloads import Connect
 from ignis.errors import ConfigError
 from ignis.storage.base import Owner, Process
-from ignis.storage.embedded.owner import this_process
+from ignis.storage.process_identity import this_process
 
 __all__ = ["CLIENT_PREFIX", "OWNER_PREFIX", "broker_owner", "claimant", "owner_for"]
 

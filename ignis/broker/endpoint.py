@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ignis._version import __version__
 from ignis.broker.commands import DEFAULT_PORT
 from ignis.broker.payloads import Connect
-from ignis.storage.embedded.owner import this_process
+from ignis.storage.process_identity import this_process
 
 __all__ = ["Endpoint"]
 

@@ -66,7 +66,7 @@ from ignis.storage.checks import (
     check_record,
     ttl_milliseconds,
 )
-from ignis.storage.embedded.gate import Gate
+from ignis.storage.in_flight import Gate
 from ignis.storage.purging import PURGE_BATCH, Purged
 from ignis.storage.underway import Loading
 from ignis.urls import redacted

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ignis.hooks import call_user_code
+from ignis.stacks import start_thread
 
 __all__ = ["Threads"]
 
@@ -30,7 +31,7 @@ class Threads:
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(count)
         ]
         for thread in self._threads:
-            thread.start()
+            start_thread(thread)
 
     def submit(self, call: Callable[[], None]) -> None:
         """``call`` must not raise; what it raises all the same is logged, and the thread goes on."""

@@ -131,9 +131,13 @@ def _lock(target: Path) -> FileLock:
 
 def _replace(target: Path, data: bytes) -> None:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    temporary.unlink(missing_ok=True)  # of an editor that was killed; nobody else has the lock
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with open(descriptor, "wb") as file:
+            if os.geteuid() == 0 and target.exists():
+                found = target.stat()
+                os.fchown(descriptor, found.st_uid, found.st_gid)  # else its broker could not read it any more
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -30,8 +30,8 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none, and 4 while
     it is open.
     """
-    from ignis.storage.engine.check import Alone, check_store
-    from ignis.storage.engine.repair import repair_store
+    from ignis.storage.embedded.check import Alone, check_store
+    from ignis.storage.embedded.repair import repair_store
 
     path = Path(directory_of(urlsplit(directory)) if "://" in directory else directory)
     after = None

@@ -119,7 +119,7 @@ def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> 
         render.line("")
         rows = [[one["queue"], *map(render.number, _counted(one)), render.age(one["oldest_age_s"])] for one in depths]
         columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
-        columns += ["expired in sideline", "oldest"]
+        columns += ["sideline expired", "oldest"]
         render.table(columns, rows, right=columns[1:])
         return exit_codes.OK
     shown: dict[str, Any] = {

@@ -92,6 +92,10 @@ def find_app(target: str) -> Ignis:
     if not module_name:
         raise ConfigError(f"{target!r} names no module; write MODULE:APP, such as shop.tasks:app")
     directory = os.getcwd()
+    if "/" in module_name or (module_name.endswith(".py") and os.path.isfile(module_name)):
+        raise ConfigError(
+            f"{target!r} names a file; write MODULE:APP, such as {Path(module_name).stem}:{path or 'app'}, in its directory"
+        )
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:

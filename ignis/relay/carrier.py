@@ -11,6 +11,7 @@ from typing import Any
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, pack
 from ignis.relay.inlet import Inlet, Target
+from ignis.stacks import start_thread
 
 __all__ = ["Carrier", "Load", "Outcome"]
 
@@ -101,7 +102,7 @@ class Carrier:
             # Daemons: a store that never answers must not keep the process from ending.
             name = f"ignis-relay-load-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-            self._threads[-1].start()
+            start_thread(self._threads[-1])
         self._under_way += len(loads)
         for load in loads:
             self._todo.put(load)

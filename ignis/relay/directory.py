@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
 from ignis.file_lock import FileLock, is_locked
 from ignis.storage.os_errors import store_errors
+from ignis.storage.private_directory import make_private
 
 __all__ = ["CHANNEL_SUFFIX", "RelayDirectory"]
 
@@ -53,7 +53,7 @@ class RelayDirectory:
         self._lock = self.path / "relay.lock"
         self._state = self.path / "relay.json"
         for one in (self.path, self.channels, self.aside):
-            _make_private(one)
+            make_private(one, "relay directory")
 
     # -- the relay's lock
 
@@ -147,21 +147,3 @@ class RelayDirectory:
 
     def __repr__(self) -> str:
         return f"<RelayDirectory {self.path}>"
-
-
-def _make_private(path: Path) -> None:
-    try:
-        path.mkdir(mode=0o700, parents=False, exist_ok=True)
-        found = path.lstat()
-    except FileExistsError:
-        raise ConfigError(f"relay directory {path} is not a directory") from None
-    except OSError as exc:
-        raise StoreUnreachableError(f"relay directory {path}: {exc.strerror}") from exc
-    if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"relay directory {path} is not a directory")
-    if found.st_uid != os.geteuid():
-        raise ConfigError(f"relay directory {path} belongs to user {found.st_uid}, this process is {os.geteuid()}")
-    if found.st_mode & 0o077:
-        raise ConfigError(
-            f"relay directory {path} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}"
-        )

@@ -17,13 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
 
-from ignis.config import PublisherSettings, RelaySettings, load_file, resolve
+from ignis.config import PublisherSettings, RelaySettings, load_file, parse_bool, resolve
 from ignis.errors import (
     ClosedError,
     ConfigError,
     RegionIOError,
     RelayAbsentError,
     RelayRefusedError,
+    StoreUnreachableError,
     WaitTimeoutError,
 )
 from ignis.magazine import Magazine
@@ -52,10 +53,12 @@ _stores: weakref.WeakSet[RelayStore] = weakref.WeakSet()
 def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> RelayStore:
     """Opens ``relay:///directory``; its query and ``options`` may have any of ``[relay]`` in ``docs/settings.md``."""
     merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
-    merged.pop("create", None)
+    create = parse_bool(merged.pop("create", True), "create")
     path = unquote(parts.netloc + parts.path)
     if not path:
         raise ConfigError("a relay URL names a directory; write relay:///dev/shm/ignis")
+    if not create and path.startswith("/") and not os.path.exists(path):
+        raise StoreUnreachableError(f"no relay at {path}: there is no such directory")
     return RelayStore(path, resolve(RelaySettings, merged, load_file(None)), client_id=client_id, farm_id=farm_id)
 
 

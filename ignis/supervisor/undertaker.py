@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.recovery import Recovered, recover_owner
+from ignis.stacks import start_thread
 from ignis.storage.base import Store
 
 __all__ = ["Undertaker"]
@@ -43,7 +44,7 @@ class Undertaker:
             self._todo.append((owner, why))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="ignis-undertaker", daemon=True)
-                self._thread.start()
+                start_thread(self._thread)
             self._changed.notify_all()
 
     def wait_done(self, timeout: float) -> bool:

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
-from ignis.acknowledger import Acknowledger
 from ignis.app import Ignis
 from ignis.clock import Clock
 from ignis.config import check_whole, shown
+from ignis.consumer.acknowledger import Acknowledger
+from ignis.consumer.pools import Chunk
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
 from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
@@ -22,7 +23,6 @@ from ignis.middleware import is_coroutine_function
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
 from ignis.storage.base import MOST_FRUITLESS, Claim, group_pointers
-from ignis.workers import Chunk
 
 __all__ = ["Drained", "adrain", "drain"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from ignis.spark.places import must_have_shards
 from ignis.urls import redacted
 
 __all__ = ["Target", "declare_queue", "resolve_target"]
+
+log = logging.getLogger("ignis.spark")
 
 
 class Target(NamedTuple):
@@ -46,9 +49,10 @@ def resolve_target(description: Description, given: Target | None = None) -> Tar
     """
     store = description.store
     config = given.config if given else None
-    url = (
-        (given.url if given else "") or os.environ.get("IGNIS_URL", "") or store.url or load_file(config).get("url", "")
-    )
+    url = given.url if given else ""
+    if not url and (url := os.environ.get("IGNIS_URL", "")) and store.url not in ("", url):
+        log.warning("IGNIS_URL goes before [store]: the store is %s, not %s", redacted(url), redacted(store.url))
+    url = url or store.url or load_file(config).get("url", "")
     if not url:
         raise ConfigError("no store: give a URL, set IGNIS_URL, or write it into [store] of the description")
     if url.startswith("memory:"):
