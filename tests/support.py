@@ -16,13 +16,17 @@ T = TypeVar("T")
 
 UNREADABLE_METAS = {
     "not_utf8": b"\x81\xa1a\xa2\xff\xfe",
-    "too_deep": b"\x81\xa1a" + b"\x91" * 2_000 + b"\xc0",
+    # More than any stack has room for: since Python 3.14 that is what bounds a depth, and not a number.
+    "too_deep": b"\x81\xa1a" + b"\x91" * 100_000 + b"\xc0",
     "no_map": b"\xc1",
 }
 """What anybody who may publish can store as a message's headers."""
 
 WAIT_S = 30.0
 """Bound of every wait. Long, because no test measures time with it."""
+
+SHARED_THREADS = ("ignis-upkeep-", "ignis-timers", "ignis-watch")
+"""Of all applications of the process: they end by themselves, or stay."""
 
 
 def eventually(check: Callable[[], T], what: str = "", timeout: float = WAIT_S) -> T:
@@ -35,6 +39,19 @@ def eventually(check: Callable[[], T], what: str = "", timeout: float = WAIT_S) 
         if time.monotonic() >= deadline:
             raise AssertionError(f"not within {timeout:g} s: {what or check}; last answer {answer!r}")
         time.sleep(0.005)
+
+
+class NewThreads:
+    """The library's threads that were started since this was made. Earlier tests of the same process may have left some
+    of the same names: what is stuck on purpose cannot be ended."""
+
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
+
+    def named(self, start: str = "ignis-", *, shared: bool = False) -> list[str]:
+        """Names that begin with ``start``; without those that all applications share, unless ``shared``."""
+        names = [one.name for one in threading.enumerate() if one not in self._before]
+        return [name for name in names if name.startswith(start) and (shared or not name.startswith(SHARED_THREADS))]
 
 
 def idle(queue: Queue[Any]) -> bool:

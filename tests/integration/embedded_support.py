@@ -1,21 +1,26 @@
-"""What the tests of the embedded store share: children to kill, and LMDB behind the store's back."""
+"""What the tests of the embedded store share: children to kill, records, a lock that is held, and a disk that fails."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import signal
+import struct
+import subprocess
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import lmdb
-
-from ignis.native import Record, encode_record
+from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import Store
+from ignis.storage.embedded.log_files import Segment, parse_name
 
 WAIT_S = 30.0
 
@@ -133,22 +138,147 @@ def bodies(store: Store, magazine: str) -> list[str | None]:
     return [body(one) for _, _, one in store.magazines.scan(magazine, limit=1 << 40)]
 
 
-def restart_machine(path: Path) -> None:
-    """As if the machine had been started anew since the store was last used. Nobody may have it open."""
-    (path / "boot").write_text("another-boot")
-
-
-def stored(path: Path, environment: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values as LMDB has them. Nobody may have the store open."""
-    with lmdb.open(str(path / environment)) as env, env.begin() as txn:
-        found = [(key, value) for key, value in txn.cursor() if key.startswith(prefix)]
-    yield from found
-
-
-def overwrite(path: Path, environment: str, key: bytes, value: bytes) -> None:
-    with lmdb.open(str(path / environment)) as env, env.begin(write=True) as txn:
-        assert txn.put(key, value)
-
-
 def flip(value: bytes, index: int) -> bytes:
     return value[:index] + bytes([value[index] ^ 0x10]) + value[index + 1 :]
+
+
+def newest_segment(log: Path) -> Path:
+    """Of the directory of a durability class. The only one that is ever not flushed."""
+    found = [(named[1:], one) for one in log.iterdir() if (named := parse_name(one.name)) and named[0] == "log"]
+    return max(found)[1]
+
+
+def cut_tail(log: Path, position: int) -> None:
+    """The disk never got what the log holds from there on."""
+    segment = Segment(newest_segment(log))
+    offset = segment.offset(position)
+    segment.close()
+    size = segment.path.stat().st_size
+    assert 0 < offset <= size
+    os.truncate(segment.path, offset)
+    os.truncate(segment.path, size)
+
+
+def power_cut(store: Store, path: Path) -> Path:
+    """A copy of the store as the harshest power cut would leave it at this moment: of each log what was flushed, and no more.
+
+    Nobody but this process may have it open.
+    """
+    directory: Any = store.directory  # type: ignore[attr-defined]
+    with ExitStack() as stack:
+        directory.at_rest(stack)
+        flushed = {name: log.figures()["durable"] for name, log in directory.opened().items()}
+        subprocess.run(["cp", "-a", "--sparse=always", str(directory.path), str(path)], check=True, timeout=60)
+    for name, position in flushed.items():
+        cut_tail(path / name, position)
+        for one in (path / name).glob("control-*"):  # never flushed
+            one.unlink()
+    return path
+
+
+# In `ign_ctl_head` of that version (csrc/ignis_store_control.h).
+_VERSION, _VERSION_AT, _SEALED_AT, _LOCK_AT = 3, 8, 1152, 1216
+
+
+@contextlib.contextmanager
+def held_by_another(path: Path, durability: str) -> Iterator[Callable[[], bool]]:
+    """During the block another process holds the writers' lock of that log, and seems to be at work.
+
+    It is a child that was stopped in the middle of a call. Who waits passes it over when the lock's turn did not rise for two
+    seconds; nobody else can raise it meanwhile, so it is raised here. Gives what says whether the lock is held still.
+    """
+    ended = threading.Event()
+
+    def work(say: Callable[[str], None]) -> None:
+        store = open_at(path)
+        log = store.directory.log(durability)  # type: ignore[attr-defined]
+        number = log.declare("local/ignis/held", 1, 0)
+        content = [record("x" * 500_000)]
+        say("begins")
+        while True:
+            (first,) = log.load(number, [(0, PackedBatch.pack(content))], durable=False)
+            log.retire(number, {0: [first]}, durable=False)
+
+    with Child(work) as child:
+        assert child.line() == "begins"
+        newest = max((path / durability).glob("control-*"))
+        with newest.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as head:
+            assert struct.unpack_from("=I", head, _VERSION_AT) == (_VERSION,)
+
+            def look() -> tuple[int, int, int]:
+                (sealed,) = struct.unpack_from("=I", head, _SEALED_AT)
+                lock, _, turn = struct.unpack_from("=IIQ", head, _LOCK_AT)
+                return sealed, lock, turn
+
+            def stop() -> int:
+                for _ in range(2_000):
+                    child.kill(signal.SIGSTOP)
+                    try:
+                        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+                    except ChildProcessError:
+                        raise AssertionError(f"the child has ended: {child.lines()}") from None
+                    _, lock, turn = look()
+                    # Twice: another one may hold it, who is not stopped.
+                    time.sleep(0.005)
+                    if lock and look() == (0, lock, turn):
+                        return lock
+                    child.kill(signal.SIGCONT)
+                    time.sleep(0.0005)
+                raise AssertionError("the child was never stopped while it held the lock")
+
+            lock = stop()
+
+            def raise_turn() -> None:
+                while not ended.wait(0.01):
+                    struct.pack_into("=Q", head, _LOCK_AT + 8, look()[2] + 1)
+
+            raising = threading.Thread(target=raise_turn, daemon=True)
+            raising.start()
+            try:
+                yield lambda: look()[:2] == (0, lock)
+            finally:
+                ended.set()
+                raising.join(WAIT_S)
+
+
+def _segment_in_use(path: Path, durability: str) -> tuple[list[int], str]:
+    """This process's descriptors of the segment that is written, and its name."""
+    names: dict[str, list[int]] = {}
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{entry}")
+            if target.startswith(f"{path / durability}/log-") and not target.endswith("(deleted)"):
+                names.setdefault(target, []).append(int(entry))
+    newest = max(names)
+    return names[newest], newest
+
+
+def resting(store: Store) -> AbstractContextManager[None]:
+    """During the block the store's upkeep is not what meets a fault that is meant for somebody else."""
+    found: AbstractContextManager[None] = store.directory._maintenance.resting(WAIT_S)  # type: ignore[attr-defined]
+    return found
+
+
+def settle(store: Store) -> None:
+    """What has been declared until now is not lost with any segment."""
+    for log in store.directory.opened().values():  # type: ignore[attr-defined]
+        log.checkpoint()
+
+
+def refuse_writes(path: Path, durability: str) -> None:
+    """From now on this process's writes to the segment fail, as on a disk that has become read-only. It can be read."""
+    _replace(path, durability, os.O_RDONLY)
+
+
+def lose_segment(path: Path, durability: str) -> None:
+    """From now on this process's flushes of the segment fail, and what they were to bring to the disk is gone."""
+    _replace(path, durability, os.O_PATH)
+
+
+def _replace(path: Path, durability: str, flags: int) -> None:
+    # Nothing is put back: the store closes the descriptor when it needs it no more, and the number may be another file's then.
+    descriptors, name = _segment_in_use(path, durability)
+    worse = os.open(name, flags | os.O_CLOEXEC)
+    for one in descriptors:
+        os.dup2(worse, one, inheritable=False)
+    os.close(worse)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,12 @@ from ignis.broker.payloads import Failure, pack_send_batch, unpack
 from ignis.broker.session import Session
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.turns import Turns
-from ignis.errors import ConnectionLostError
-from ignis.native import PackedBatch, Record, encode_record
-from ignis.storage.base import FireResult
-from ignis.storage.embedded import at_once, journal
-from ignis.storage.embedded.environment import WouldWait
-from ignis.storage.embedded.steady import Steady
+from ignis.errors import ConnectionLostError, StoreBusyError
+from ignis.native import PackedBatch, Record, encode_frame, encode_record
+from ignis.storage.base import Claim, FireResult
+from ignis.storage.embedded import at_once
 from tests.broker_support import RunningBroker, Wire
-from tests.integration.embedded_support import Child, forever, open_at
+from tests.integration.embedded_support import held_by_another, lose_segment, refuse_writes, resting, settle
 from tests.support import WAIT_S, eventually
 
 pytestmark = pytest.mark.integration
@@ -33,12 +30,6 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
-
-
-@pytest.fixture(autouse=True)
-def _no_background_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds the writer lock now and then, and what meets it goes to a thread."""
-    monkeypatch.setattr(Steady, "_loop", lambda self: None)
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -55,7 +46,7 @@ def client(broker: RunningBroker) -> Iterator[SyncClient]:
         for name in ("none", "sync"):
             one.ask(asks.create_queue(name, {"shards": 2, "durability": name, "codec": "raw"}))
         for name in ("none", "sync"):
-            # Opens the environments and fills what the broker remembers: from here on the loop can do it alone.
+            # Opens the logs and fills what the broker remembers: from here on the loop can do it alone.
             one.ask(asks.send(name, encode_record(b"warm")))
             found = one.consume(name, 10, wait_s=WAIT_S)
             one.ack(name, places(found))
@@ -78,6 +69,19 @@ def turns(broker: RunningBroker) -> Turns:
     return broker.broker.applications[0].turns
 
 
+def figures(broker: RunningBroker) -> dict[str, int]:
+    """Of the log of ``sync``."""
+    store: Any = broker.broker.applications[0].store
+    found: dict[str, int] = store.directory.log("sync").figures()
+    return found
+
+
+def watch_flushes(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Callable[[], None]], None]) -> None:
+    """``watch`` is called, with what makes it, in place of each flush of what was written at once."""
+    real = at_once._Noted.flush
+    monkeypatch.setattr(at_once._Noted, "flush", lambda self: watch(lambda: real(self)))
+
+
 def batch(text: str, nbytes: int = 0) -> PackedBatch:
     return PackedBatch.pack([encode_record(text.ljust(nbytes, ".").encode())])
 
@@ -98,50 +102,30 @@ def test_small_messages_need_no_thread(broker: RunningBroker, client: SyncClient
     assert (left["pending"], left["in_flight"]) == (0, 0)
 
 
-def test_the_loop_goes_on_while_another_process_holds_the_store(path: Path) -> None:
-    reading, writing = os.pipe()
-
-    def hold(say: Any) -> None:
-        store = open_at(path)
-        store.magazines.declare("m", 1, "none")
-        say("open")
-        os.read(reading, 1)
-        environment = store.directory.data("none").env  # type: ignore[attr-defined]
-        with environment.writer(), store.directory.claims.writer():  # type: ignore[attr-defined]
-            say("held")
-            os.read(reading, 1)
-        say("released")
-        forever()
-
-    with Child(hold) as child:
-        assert child.line() == "open"
-        with RunningBroker(f"embedded://{path}") as broker, broker.client(timeout_s=WAIT_S) as client:
-            client.ask(asks.create_queue("q", {"shards": 1, "durability": "none", "codec": "raw"}))
-            client.ask(asks.send("q", encode_record(b"0")))
-            with client.subscribe("q", 16) as subscription:
-                found = subscription.receive(WAIT_S)
-                assert texts(found) == ["0"]
-                os.write(writing, b".")
-                assert child.line() == "held"
-                with Wire(broker.port) as wire:
-                    wire.greet()
-                    for number in range(1, 4):
-                        wire.send(Command.SEND, 1 + number, asks.send("q", encode_record(b"%d" % number)).payload)
-                    assert found is not None
-                    wire.send(Command.PING, 99)
-                    # Nobody's answer is there before the store is free, but the loop answers.
-                    assert wire.receive()[:2] == (Command.PONG, 99)
-                    os.write(writing, b".")
-                    assert child.line() == "released"
-                    acked = [wire.receive()[:2] for _ in range(3)]
-                    assert acked == [(Command.SEND_ACK, 1 + number) for number in range(1, 4)]
-                assert subscription.ack(places(found)) == 1
-                seen: list[str] = []
-                while len(seen) < 3:
-                    seen += texts(subscription.receive(WAIT_S))
-                assert seen == ["1", "2", "3"]
-    os.close(reading)
-    os.close(writing)
+def test_the_loop_goes_on_while_another_process_holds_the_store(
+    broker: RunningBroker, client: SyncClient, path: Path
+) -> None:
+    with client.subscribe("none", 16) as subscription:
+        client.ask(asks.send("none", encode_record(b"0")))
+        found = subscription.receive(WAIT_S)
+        assert texts(found) == ["0"]
+        assert found is not None
+        with Wire(broker.port) as wire:
+            wire.greet()
+            with held_by_another(path, "none") as held:
+                for number in range(1, 4):
+                    wire.send(Command.SEND, 1 + number, asks.send("none", encode_record(b"%d" % number)).payload)
+                wire.send(Command.PING, 99)
+                # Nobody's answer is there before the store is free, but the loop answers.
+                assert wire.receive()[:2] == (Command.PONG, 99)
+                assert held()
+            acked = {wire.receive()[:2] for _ in range(3)}
+            assert acked == {(Command.SEND_ACK, 1 + number) for number in range(1, 4)}
+        assert subscription.ack(places(found)) == 1
+        seen: list[str] = []
+        while len(seen) < 3:
+            seen += texts(subscription.receive(WAIT_S))
+        assert sorted(seen) == ["1", "2", "3"]
 
 
 def test_small_and_large_loads_of_a_magazine_keep_their_order(broker: RunningBroker, client: SyncClient) -> None:
@@ -191,38 +175,31 @@ def test_nothing_is_answered_before_it_was_flushed(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what is delivered does not wait for it."""
-    events: list[str] = []
-    real_flush, real_run, real_deliver = journal._flush, Session.answer_run, Session.deliver
-    real_note = journal.Journal.write
+    events: list[tuple[str, bool]] = []
+    real_run, real_deliver = Session.answer_run, Session.deliver
 
-    def note(self: journal.Journal, *rest: Any) -> bool:
-        events.append("written")
-        return real_note(self, *rest)
-
-    def flush(fd: int) -> None:
-        real_flush(fd)
-        events.append("flushed")
+    def note(what: str) -> None:
+        now = figures(broker)
+        events.append((what, now["durable"] == now["end"]))
 
     def answer(self: Session, count: int, frames: bytes) -> None:
-        events.append("answered")
+        note("answered")
         real_run(self, count, frames)
 
     def deliver(self: Session, request_id: int, payload: bytes) -> None:
-        events.append("delivered")
+        note("delivered")
         real_deliver(self, request_id, payload)
 
     with client.subscribe("sync", 64):
-        monkeypatch.setattr(journal, "_flush", flush)
-        monkeypatch.setattr(journal.Journal, "write", note)
         monkeypatch.setattr(Session, "answer_run", answer)
         monkeypatch.setattr(Session, "deliver", deliver)
         early = 0
         for number in range(20):
             events.clear()
             client.ask(asks.send("sync", encode_record(b"%d" % number)))
-            eventually(lambda: "delivered" in events)
-            assert "flushed" in events[: events.index("answered")], events
-            early += events.index("delivered") < events.index("answered")
+            eventually(lambda: len(events) >= 2)
+            assert ("answered", True) in events
+            early += ("delivered", False) in events
         assert early > 0
 
 
@@ -232,20 +209,19 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
     """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
     planted: list[bool] = []
 
-    def fail(self: at_once.AtOnce, committer: Any, many: Any) -> None:
-        for write, _ in many:
-            if write.taker is not None and not planted:
-                planted.append(True)
-                write.given = True
-                write.taker.give([at_once.Claim(0, range(50, 51), [encode_record(b"ghost")])])
-        raise WouldWait
+    def fail(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
+        if not planted:
+            planted.append(True)
+            write.given = True
+            taker.give([Claim(0, range(50, 51), [encode_record(b"ghost")])])
+        raise StoreBusyError("planted")
 
     with broker.client(timeout_s=WAIT_S) as consumer:
         subscription = consumer.subscribe("none", 8)
         client.ask(asks.send("none", encode_record(b"0")))
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
-        monkeypatch.setattr(at_once.AtOnce, "_write_and_claim", fail)
+        monkeypatch.setattr(at_once.AtOnce, "_give", fail)
         client.ask(asks.send("none", encode_record(b"1")))
         assert planted
         with pytest.raises(ConnectionLostError):
@@ -262,54 +238,74 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
 def test_acknowledgements_share_the_flush_of_a_load_that_is_due(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushed: list[int] = []
-    real = journal._flush
-    monkeypatch.setattr(journal, "_flush", lambda fd: (real(fd), flushed.append(fd)))
+    flushed: list[bool] = []
+
+    def watch(flush: Callable[[], None]) -> None:
+        now = figures(broker)
+        flushed.append(now["durable"] < now["end"])
+        flush()
+
     monkeypatch.setattr("ignis.broker.turns._LOADS_GO_ON_S", 2 * WAIT_S)
     monkeypatch.setattr("ignis.broker.turns._SHARES_S", 2 * WAIT_S)
     client.ask(asks.send("sync", encode_record(b"a")))
     found = client.consume("sync", 1, wait_s=WAIT_S)
     assert texts(found) == ["a"]
+    watch_flushes(monkeypatch, watch)
     thread = threading.Thread(target=lambda: client.ack("sync", places(found)), daemon=True)
-    flushed.clear()
     thread.start()
     eventually(lambda: broker.on_loop(lambda: turns(broker)._flush_timer is not None))
     client.ask(asks.send("sync", encode_record(b"b")))
     thread.join(WAIT_S)
     assert not thread.is_alive(), "answered with the load, not after its own time"
-    assert len(flushed) == 1
+    assert flushed.count(True) == 1, "the others found that all was on the disk"
 
 
 def test_a_slow_disk_is_waited_for_by_a_thread(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, slow, where = journal._flush, [True], []
+    slow, where = [True], []
 
-    def flush(fd: int) -> None:
+    def watch(flush: Callable[[], None]) -> None:
         where.append(threading.current_thread().name)
         if slow:
             slow.clear()
             time.sleep(0.2)
-        real(fd)
+        flush()
 
-    monkeypatch.setattr(journal, "_flush", flush)
+    watch_flushes(monkeypatch, watch)
     for number in range(10):
         client.ask(asks.send("sync", encode_record(b"%d" % number)))
     assert any(name.startswith("ignis-broker-store") for name in where)
 
 
-def test_a_failed_flush_is_everybodys_error(
-    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", ["write", "flush"])
+def test_a_failed_write_or_flush_is_everybodys_error(
+    path: Path, broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    def broken(fd: int) -> None:
-        raise OSError(5, "Input/output error")
+    """And the next message is stored: a failure stops nobody who comes behind it."""
+    generation = figures(broker)["generation"]
+    store: Any = broker.broker.applications[0].store
+    settle(store)
+    failing = [True]
 
-    with Wire(broker.port) as wire:
+    def watch(flush: Callable[[], None]) -> None:
+        if failing:
+            lose_segment(path, "sync")
+        flush()
+
+    with resting(store), Wire(broker.port) as wire:
+        if fails == "flush":
+            watch_flushes(monkeypatch, watch)
+        else:
+            refuse_writes(path, "sync")
         wire.greet()
-        monkeypatch.setattr(journal, "_flush", broken)
-        for request_id in range(2, 6):
-            wire.send(Command.SEND, request_id, asks.send("sync", encode_record(b"x")).payload)
+        payload = asks.send("sync", encode_record(b"x")).payload
+        wire.raw(b"".join(encode_frame(Command.SEND, request_id, payload) for request_id in range(2, 6)))
         for _ in range(4):
             command, _, payload = wire.receive()
             assert command == Command.ERROR
             assert unpack(payload, Failure)[0].code == "store_failed"
+    failing.clear()
+    client.ask(asks.send("sync", encode_record(b"y")))
+    assert figures(broker)["generation"] > generation
+    assert texts(client.consume("sync", 10, wait_s=WAIT_S)) == ["y"]

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.integration
 WORKER = """
 import sys, time
 from pathlib import Path
-import ignis, ignis.acknowledger
+import ignis, ignis.consumer.acknowledger
 from tests.support import Journal
-ignis.acknowledger.RENEWALS = 2400  # every half second
+ignis.consumer.acknowledger.RENEWALS = 2400  # every half second
 url, folder, settings = sys.argv[1], Path(sys.argv[2]), {"timeout_s": 5}
 app = ignis.Ignis(url, store=settings)
 queue = app.queue("jobs", int, shards=2)

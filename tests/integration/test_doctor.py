@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from ignis import Ignis
 from ignis.cli import main
 from ignis.errors import StoreBusyError, StoreFormatError
+from ignis.native import PackedBatch, Record, encode_record
 from ignis.native.store import Log
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord
-from ignis.storage.engine.check import Alone, check_store
-from ignis.storage.engine.log_files import SECTOR_BYTES, Segment, parse_name
+from ignis.storage.embedded.check import Alone, check_store
+from ignis.storage.embedded.log_files import ENTRY_HEADER_BYTES, SECTOR_BYTES, Segment, parse_name
 
 QUEUES = 16
 SMALL = {"max_store_bytes": 64 << 20}  # and small segments
@@ -25,7 +27,7 @@ SMALL = {"max_store_bytes": 64 << 20}  # and small segments
 def directory(tmp_path: Path) -> Path:
     """A store that was closed in good order, with entries that were flushed one by one."""
     path = tmp_path / "store"
-    with open_store(f"engine://{path}", **SMALL) as store:
+    with open_store(f"embedded://{path}", **SMALL) as store:
         for number in range(QUEUES):
             store.queues.put(QueueRecord(f"q{number}"))
     return path
@@ -69,7 +71,7 @@ def overwrite(path: Path, offset: int, data: bytes) -> None:
 
 
 def found_queues(directory: Path) -> set[str]:
-    with open_store(f"engine://{directory}", **SMALL) as store:
+    with open_store(f"embedded://{directory}", **SMALL) as store:
         return {f"q{number}" for number in range(QUEUES) if store.queues.get(f"q{number}") is not None}
 
 
@@ -84,9 +86,9 @@ def test_a_sound_store(directory: Path, capsys: pytest.CaptureFixture[str]) -> N
     before = contents(directory)
     code, document = examine(capsys, directory)
     assert (code, document["sound"], codes(document)) == (0, True, [])
-    assert document["classes"][0]["entries"] == {"key": QUEUES, "open": 1}
+    assert document["classes"][0]["entries"] == {"key": QUEUES, "open": 1, "witness": 1}
     assert contents(directory) == before
-    assert main(["doctor", f"engine://{directory}"]) == 0
+    assert main(["doctor", f"embedded://{directory}"]) == 0
     assert "sound" in capsys.readouterr().out
 
 
@@ -111,6 +113,58 @@ def test_a_damaged_entry(directory: Path, capsys: pytest.CaptureFixture[str], pl
     assert found_queues(directory) == ALL - {"q9"}
 
 
+@pytest.mark.parametrize("repaired", [False, True])
+@pytest.mark.parametrize("place", ["body", "end of a record", "shard", "length"])
+def test_a_damaged_batch(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+    repaired: bool,
+) -> None:
+    path = tmp_path / "store"
+    bodies = [f"{number}" * 40 for number in range(8)]
+    with open_store(f"embedded://{path}", **SMALL) as store:
+        store.magazines.declare("m", 1)
+        store.magazines.load("m", [(0, PackedBatch.pack([encode_record(body.encode()) for body in bodies]))], None)
+        assert store.magazines.fire("m", 2, "me", shards=[0]).total() == 2
+        store.magazines.delete("m", {0: [1]})
+    file = segment_of(path)
+    segment = Segment(file)
+    at = (
+        next(one for one in positions(file) if (entry := segment.entry_at(one)) and entry.kind == "load") - segment.base
+    )
+    segment.close()
+    at += SECTOR_BYTES
+    # Headers of the entry, the load, the part, the batch; the index; and the third record.
+    index = at + 24 + 8 + 16 + 24
+    length = file.read_bytes()[index + 3] + file.read_bytes()[index + 2] * 256
+    offset = {
+        "body": index + 64 + 2 * length + 60,
+        "end of a record": index + 3 * 8 + 2,
+        "shard": at + 33,
+        "length": at + 2,
+    }
+    overwrite(file, offset[place], b"\xee")
+    lost = {bodies[2]} if place == "body" else set()
+    _, document = examine(capsys, path, *(["--repair"] if repaired else []))
+    [problem] = document["classes"][0]["problems"]
+    assert (problem["code"], problem["readable"], problem["unreadable"]) == ("log-damaged", 8 - len(lost), len(lost))
+    if repaired:
+        assert codes(document["repaired"]) == []
+    with open_store(f"embedded://{path}", **SMALL) as store:
+        figures = store.directory.log("sync").figures()  # type: ignore[attr-defined]
+        if not repaired:
+            assert (figures["salvaged_records"], figures["damaged_records"]) == (8 - len(lost), len(lost))
+            assert "messages in them that can be read" in caplog.text
+        assert figures["damaged_bytes"] == (0 if repaired else problem["bytes"])
+        fired = store.magazines.fire("m", 8, "me", shards=[0])
+        found = [record for one in fired.claims for record in one.records]
+        assert [None if record is None else Record(record).body.decode() for record in found] == [
+            None if body in lost else body for body in bodies[2:]
+        ]
+
+
 def test_two_damaged_entries_side_by_side(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = segment_of(directory)
     at = positions(path)
@@ -125,13 +179,27 @@ def test_two_damaged_entries_side_by_side(directory: Path, capsys: pytest.Captur
 
 def test_a_tail_that_did_not_get_to_the_disk_is_no_damage(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = segment_of(directory)
-    last = positions(path)[-1]
-    overwrite(path, last + SECTOR_BYTES + 40, bytes(4))
+    last = positions(path)[-1]  # which says that what is before it was flushed
+    overwrite(path, last + SECTOR_BYTES + ENTRY_HEADER_BYTES, b"\0\0\0\x50 half of an entry")
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (0, ["tail"])
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
+    assert found_queues(directory) == ALL
+
+
+def test_the_last_entry_that_was_flushed_is_no_tail(
+    directory: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = segment_of(directory)
+    *_, last, witness = positions(path)
+    overwrite(path, last + SECTOR_BYTES + 40, b"\xff\xff")
+    code, document = examine(capsys, directory)
+    assert (code, codes(document)) == (1, ["log-damaged"])
+    [problem] = document["classes"][0]["problems"]
+    assert problem["bytes"] == witness - last
     assert found_queues(directory) == ALL - {f"q{QUEUES - 1}"}
+    assert f"{witness - last} bytes of the log are damaged" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [1, 2])
@@ -139,7 +207,7 @@ def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFi
     path = segment_of(directory)
     overwrite(path, 20, b"\xff" * wrong)
     with pytest.raises(StoreFormatError, match="no segment of the log"):
-        open_store(f"engine://{directory}", **SMALL)
+        open_store(f"embedded://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["segment-damaged"])
     code, document = examine(capsys, directory, "--repair")
@@ -163,7 +231,7 @@ def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.Capture
 
 
 def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}", **SMALL) as store:  # a second generation, with a segment of its own
+    with open_store(f"embedded://{directory}", **SMALL) as store:  # a second generation, with a segment of its own
         store.queues.put(QueueRecord("later"))
     first, _ = sorted((directory / "sync").glob("log-*"))
     assert parse_name(first.name) == ("log", 1, 1)
@@ -174,9 +242,8 @@ def test_a_segment_that_was_cut_short(directory: Path, capsys: pytest.CaptureFix
     assert document["classes"][0]["problems"][1]["offset"] == at[12] + SECTOR_BYTES
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
-    # The last of the first generation was written again by the second, which could not know that it was flushed.
-    assert found_queues(directory) == {f"q{number}" for number in [*range(11), QUEUES - 1]}
-    with open_store(f"engine://{directory}", **SMALL) as store:
+    assert found_queues(directory) == {f"q{number}" for number in range(11)}
+    with open_store(f"embedded://{directory}", **SMALL) as store:
         assert store.queues.get("later") is not None
 
 
@@ -188,23 +255,45 @@ def test_the_last_segment_was_cut_short(
     at = positions(path)
     os.truncate(path, at[12] + SECTOR_BYTES + 10)
     code, document = examine(capsys, directory)
-    assert (code, codes(document)) == (1, ["segment-short", "tail"])
+    assert (code, codes(document)) == (1, ["segment-short", "log-damaged"])  # it was known how far it was flushed
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
     assert found_queues(directory) == {f"q{number}" for number in range(11)}
     os.truncate(segment_of(directory), 4096)
-    open_store(f"engine://{directory}", **SMALL).close()
+    open_store(f"embedded://{directory}", **SMALL).close()
     assert "is damaged: 4096 of its" in caplog.text
 
 
 def test_nothing_is_left_of_the_beginning(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}", **SMALL) as store:
+    with open_store(f"embedded://{directory}", **SMALL) as store:
         store.queues.put(QueueRecord("later"))
     min((directory / "sync").glob("log-*")).unlink()
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["no-checkpoint"])
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (1, ["no-checkpoint"])
+
+
+@pytest.mark.parametrize("how", ["removed", "zeroed", "emptied"])
+def test_the_newest_segment_is_gone(directory: Path, capsys: pytest.CaptureFixture[str], how: str) -> None:
+    """An opening refuses, names it and changes nothing; the doctor says so too, and gives it up when told to."""
+    with open_store(f"embedded://{directory}", **SMALL) as store:
+        store.queues.put(QueueRecord("later"))
+    newest = segment_of(directory)
+    if how == "removed":
+        newest.unlink()
+    else:
+        overwrite(newest, 0, bytes(512 if how == "emptied" else newest.stat().st_size))
+    before = {name: data for name, data in contents(directory).items() if "control" not in name}
+    with pytest.raises(StoreFormatError, match=f"{newest.name}.*ignis doctor {directory}"):
+        open_store(f"embedded://{directory}", **SMALL)
+    assert {name: data for name, data in contents(directory).items() if "control" not in name} == before
+    code, document = examine(capsys, directory)
+    assert code == 1
+    assert ("segment-damaged" if how == "emptied" else "segment-missing") in codes(document)
+    code, document = examine(capsys, directory, "--repair")
+    assert (code, codes(document["repaired"])) == (0, [])
+    assert found_queues(directory) == ALL
 
 
 def test_what_dead_processes_left(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,12 +308,26 @@ def test_what_dead_processes_left(directory: Path, capsys: pytest.CaptureFixture
     assert (directory / "sync" / "notes").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", None])
+def test_the_files_of_the_contest_for_the_sweeper_are_the_stores_own(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Ignis(f"embedded://{directory}", store=SMALL) as app:
+        app.queue("q0").open()
+        assert app.sweep_queue("q0").swept == 0
+        assert list(directory.glob("leader-*.lock"))
+        (directory / "member-sweeper+123-abc.lock").write_bytes(b"")  # of an instance that was killed
+    (directory / "leader-notes.txt").write_bytes(b"x")
+    code, document = examine(capsys, directory)
+    assert (code, codes(document)) == (0, ["stranger"])
+    assert document["problems"][0]["file"] == "leader-notes.txt"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": ', b'{"format": 2', b'{"format": "2"}', None])
 def test_the_format_file(directory: Path, capsys: pytest.CaptureFixture[str], content: bytes | None) -> None:
     path = directory / "format"
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(StoreFormatError):
-        open_store(f"engine://{directory}", **SMALL)
+        open_store(f"embedded://{directory}", **SMALL)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["format"])
     code, document = examine(capsys, directory, "--repair")
@@ -241,38 +344,51 @@ def test_another_version_is_not_touched(directory: Path, capsys: pytest.CaptureF
 
 
 def test_a_store_that_is_open(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"engine://{directory}", **SMALL):
+    with open_store(f"embedded://{directory}", **SMALL):
         assert main(["doctor", str(directory)]) == 4
         assert "is open in a process" in capsys.readouterr().err
     with Alone(directory):
         check_store(directory)
         with pytest.raises(StoreBusyError, match="ignis doctor"):
-            open_store(f"engine://{directory}", **SMALL)
+            open_store(f"embedded://{directory}", **SMALL)
     assert found_queues(directory) == ALL
 
 
 def test_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path / "none")]) == 3
     assert not (tmp_path / "none").exists()
-    assert main(["doctor", str(tmp_path)]) == 1  # a directory, and no store
-    assert not os.listdir(tmp_path)
+    (tmp_path / "data").mkdir()
     capsys.readouterr()
+    assert main(["doctor", str(tmp_path)]) == 3  # a directory, and no store
+    assert capsys.readouterr().err == f"ignis: no store at {tmp_path}\n"
+    assert os.listdir(tmp_path) == ["data"]
 
 
-def test_a_mode_in_which_others_could_write(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory.chmod(0o777)
+def test_room_that_the_store_keeps_is_no_stranger(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ("ahead", "spare"):
+        (directory / "sync" / f"tmp-{kind}-{1:016x}-{9:016x}").write_bytes(bytes(4096))
+    code, document = examine(capsys, directory, "--repair")
+    assert (code, codes(document)) == (0, [])
+    assert found_queues(directory) == ALL
+
+
+@pytest.mark.parametrize("place", [".", "sync"])
+def test_a_mode_in_which_others_could_write(directory: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    (directory / place).chmod(0o777)
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (1, ["mode"])
     code, document = examine(capsys, directory, "--repair")
     assert (code, codes(document["repaired"])) == (0, [])
-    assert directory.stat().st_mode & 0o777 == 0o700
+    assert (directory / place).stat().st_mode & 0o777 == 0o700
 
 
 def test_a_store_over_lmdb_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its files are strangers to the doctor, who must not lay hands on them."""
-    open_store(f"embedded://{tmp_path}/store").close()
+    (tmp_path / "store" / "sync").mkdir(parents=True)
+    (tmp_path / "store" / "FORMAT").write_text('{"format": 1, "events": 1024}')
+    (tmp_path / "store" / "sync" / "data.mdb").write_bytes(bytes(8192))
     before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main(["doctor", f"{tmp_path}/store", "--repair"]) != 0
-    assert "over LMDB" in capsys.readouterr().err
+    assert "kept in LMDB" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before

@@ -1,32 +1,32 @@
-"""Writes and claims of the embedded store that never wait: `try_together`, `try_fire`, and what they leave for later."""
+"""Writes and claims of the embedded store that never wait: `try_together`, `try_fire`, and what they leave for later.
+
+What each call does by itself is in `test_embedded_messages` and in the contract suite.
+"""
 
 from __future__ import annotations
 
-import os
-import time
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ignis.errors import StoreFailedError
+from ignis.errors import StoreFailedError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.storage.base import Claim, FireResult, Store
-from ignis.storage.embedded import claims, journal
-from ignis.storage.embedded.steady import Steady
 from ignis.storage.together import Taker, Write
 from tests.integration.embedded_support import (
-    Child,
     bodies,
     body,
-    forever,
-    in_child,
+    held_by_another,
+    lose_segment,
     open_at,
     record,
-    restart_machine,
+    refuse_writes,
+    resting,
+    settle,
 )
-from tests.support import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -36,22 +36,12 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.fixture(autouse=True)
-def _flush_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No background flush: it holds the writer lock now and then."""
-    monkeypatch.setattr(Steady, "_loop", lambda self: None)
-
-
 @pytest.fixture
 def store(path: Path) -> Iterator[Store]:
     with open_at(path) as opened:
         for durability in ("sync", "none"):
             opened.magazines.declare(durability, 2, durability)
-        for durability in ("sync", "none"):
-            # Once as usual: environments are opened, names remembered, files grown.
-            opened.magazines.load_records(durability, 0, [record("first")])
-            warm = opened.magazines.fire(durability, 10, "me")
-            opened.magazines.delete(durability, places(warm))
+        settle(opened)
         yield opened
 
 
@@ -66,15 +56,9 @@ def load(magazine: str, *texts: str, shard: int = 0, taker: Taker | None = None)
     return Write(magazine, [(shard, PackedBatch.pack([record(text) for text in texts]))], 60.0, taker=taker)
 
 
-def keeper(store: Store) -> Any:
-    return store.directory.data("sync").steady  # type: ignore[attr-defined]
-
-
-def claims_left(store: Store, magazine: str) -> int:
-    directory = store.directory  # type: ignore[attr-defined]
-    info = store.magazines._find(magazine)  # type: ignore[attr-defined]
-    with directory.claims.reading() as txn:
-        return len(list(claims.claims_of(txn, info.id)))
+def figures(store: Store, durability: str = "sync") -> dict[str, int]:
+    found: dict[str, int] = store.directory.log(durability).figures()  # type: ignore[attr-defined]
+    return found
 
 
 class Someone:
@@ -95,93 +79,81 @@ class Someone:
 
 @pytest.mark.parametrize("durability", ["sync", "none"])
 def test_loads_and_deletes_are_made_together(store: Store, durability: str) -> None:
+    """One flush serves all of them."""
     magazines = store.magazines
+    magazines.load_records(durability, 0, [record("old")])
+    found = magazines.fire(durability, 1, "me")
     one, other = load(durability, "a", "b"), load(durability, "c", shard=1)
-    unflushed = magazines.try_together([one, other])
-    assert (one.done, other.done, one.error, other.error) == (True, True, None, None)
-    assert (unflushed is None) == one.durable == other.durable == (durability == "none")
-    found = magazines.try_fire(durability, 10, "me")
-    assert found is not None
-    assert sorted(str(body(data)) for claim in found.claims for data in claim.records) == ["a", "b", "c"]
-    assert [claim.pointers[0] for claim in sorted(found.claims)] == [one.firsts[0], other.firsts[0]]
+    gone = Write(durability, pointers=places(found))
+    unflushed = magazines.try_together([one, other, gone])
+    assert [(write.done, write.error) for write in (one, other, gone)] == [(True, None)] * 3
+    assert gone.count == 1
+    assert (unflushed is None) == one.durable == other.durable == gone.durable == (durability == "none")
     if unflushed is not None:
         unflushed.flush()
-    before = store.stats()["commits"]
-    gone, again = Write(durability, pointers=places(found)), load(durability, "d")
-    rest = magazines.try_together([gone, again])
-    assert (gone.count, again.done) == (3, True)
-    assert store.stats()["commits"] == int(before) + 1
-    if rest is not None:
-        rest.flush()
-    assert bodies(store, durability) == ["d"]
+        assert figures(store)["durable"] == figures(store)["end"]
+    claimed = magazines.try_fire(durability, 10, "me")
+    assert claimed is not None
+    assert sorted(str(body(data)) for claim in claimed.claims for data in claim.records) == ["a", "b", "c"]
+    assert [claim.pointers[0] for claim in sorted(claimed.claims)] == [one.firsts[0], other.firsts[0]]
 
 
-def test_an_error_of_one_write_is_no_other_ones(store: Store) -> None:
-    wrong, right = load("sync", "x", shard=9), load("sync", "y")
-    unflushed = store.magazines.try_together([wrong, right])
-    assert wrong.done
-    assert "shard 9" in str(wrong.error)
-    assert (right.done, right.error) == (True, None)
-    assert unflushed is not None
-    unflushed.flush()
-    assert bodies(store, "sync") == ["y"]
+def test_an_error_of_one_write_is_no_other_ones(path: Path) -> None:
+    with open_at(path, max_store_bytes=1 << 20) as store:
+        store.magazines.declare("m", 1)
+        store.magazines.load_records("m", 0, [record("x" * 1_000)] * 1_000)
+        found = store.magazines.fire("m", 10, "me")
+        wrong, right = load("m", "y" * 300_000), Write("m", pointers=places(found))
+        unflushed = store.magazines.try_together([wrong, right])
+        assert isinstance(wrong.error, StoreFullError)
+        assert (wrong.done, right.done, right.error, right.count) == (True, True, None, 10)
+        assert unflushed is not None
+        unflushed.flush()
+        assert len(bodies(store, "m")) == 990
 
 
 def test_what_would_have_to_wait_for_another_process_is_not_begun(store: Store, path: Path) -> None:
-    reading, writing = os.pipe()
-
-    def hold(say: Any) -> None:
-        other = open_at(path)
-        environment = other.directory.data("none").env  # type: ignore[attr-defined]
-        with environment.writer(), other.directory.claims.writer():  # type: ignore[attr-defined]
-            say("held")
-            os.read(reading, 1)
-        say("released")
-        forever()
-
-    with Child(hold) as child:
-        assert child.line() == "held"
-        write = load("none", "a")
-        assert store.magazines.try_together([write]) is None
-        assert not write.done
-        assert store.magazines.try_fire("none", 1, "me") is None
-        os.write(writing, b".")
-        assert child.line() == "released"
-    assert write.batches is not None
-    store.magazines.load("none", write.batches, write.ttl_s)
-    assert bodies(store, "none") == ["a"]
-    os.close(reading)
-    os.close(writing)
+    magazines = store.magazines
+    magazines.load_records("none", 0, [record("first")])
+    taker = Someone()
+    writes = [load("none", "a", taker=taker), Write("none", pointers={0: [1]})]
+    with held_by_another(path, "none") as held:
+        assert magazines.try_together(writes) is None
+        assert [write.done for write in writes] == [False, False]
+        assert taker.given == []
+        assert magazines.try_fire("none", 1, "me") is None
+        sync = load("sync", "other")
+        unflushed = magazines.try_together([sync])
+        assert sync.done, "another log's lock is another one"
+        assert held()
+    assert unflushed is not None
+    unflushed.flush()
+    assert writes[0].batches is not None
+    magazines.load("none", writes[0].batches, writes[0].ttl_s)
+    assert bodies(store, "none") == ["first", "a"]
 
 
-def test_while_another_thread_commits_nothing_is_begun(store: Store) -> None:
-    with store.directory.data("none").env.writer():  # type: ignore[attr-defined]
-        write = load("none", "a")
-        assert store.magazines.try_together([write]) is None
-        assert not write.done
+def test_a_flush_does_not_wait_for_who_writes(store: Store, path: Path) -> None:
+    """Though another process holds the log for as long as it likes."""
+    unflushed = store.magazines.try_together([load("sync", "a")])
+    assert unflushed is not None
+    with held_by_another(path, "sync") as held:
+        unflushed.flush()
+        assert held()
+    assert bodies(store, "sync") == ["a"]
 
 
-def test_expired_messages_are_left_to_those_who_may_wait(store: Store) -> None:
-    store.magazines.load("none", [(0, PackedBatch.pack([record("old")]))], 0.001)
-    over_s = time.time() + 0.01
-    eventually(lambda: time.time() > over_s)
-    assert store.magazines.try_fire("none", 1, "me") is None
-    assert claims_left(store, "none") == 0
-    assert store.magazines.fire("none", 1, "me").expired == 1
-
-
-def test_deletes_leave_claims_that_are_forgotten_later(store: Store) -> None:
+def test_deletes_leave_no_claims(store: Store) -> None:
     magazines = store.magazines
     for turn in range(3):
         magazines.try_together([load("none", f"{turn}")])
         found = magazines.try_fire("none", 1, "me")
         assert found is not None
+        assert magazines.claimants("none") != {}
         gone = Write("none", pointers=places(found))
         magazines.try_together([gone])
         assert gone.count == 1
-        assert claims_left(store, "none") == 1, "that of the claim before is gone, with this one"
-    assert magazines.catch_up()
-    assert claims_left(store, "none") == 0
+        assert magazines.claimants("none") == {}
     assert not magazines.catch_up()
     assert [state.in_flight for state in magazines.metadata("none")] == [0, 0]
 
@@ -197,9 +169,8 @@ def test_a_taker_has_the_messages_before_the_load_returns(store: Store, durabili
     unflushed = store.magazines.try_together([write])
     assert (write.given, write.done, write.error) == (True, True, None)
     assert taker.texts == ["a", "b"]
-    assert store.magazines.wait(durability, -1, 0) == before, "nobody else was woken"
-    nothing = store.magazines.fire(durability, 10, "me")
-    assert nothing.claims == []
+    assert store.magazines.wait(durability, before, 0) == before, "nobody else was woken"
+    assert store.magazines.fire(durability, 10, "me").claims == []
     if unflushed is not None:
         unflushed.flush()
     state = store.magazines.metadata(durability)[0]
@@ -210,132 +181,88 @@ def test_a_taker_has_the_messages_before_the_load_returns(store: Store, durabili
     assert bodies(store, durability) == []
 
 
-def test_older_messages_go_first(store: Store) -> None:
-    store.magazines.load_records("none", 0, [record("older")])
+@pytest.mark.parametrize("durability", ["sync", "none"])
+def test_what_could_not_be_stored_is_given_to_nobody(store: Store, path: Path, durability: str) -> None:
     taker = Someone()
-    write = load("none", "newer", taker=taker)
-    store.magazines.try_together([write])
-    assert (write.given, write.done) == (False, True)
-    assert taker.given == []
-    found = store.magazines.fire("none", 10, "me")
-    assert [body(one) for claim in found.claims for one in claim.records] == ["older", "newer"]
-
-
-def test_a_load_does_not_wait_for_those_who_claim(store: Store) -> None:
-    taker = Someone()
-    write = load("none", "a", taker=taker)
-    with store.directory.claims.writer():  # type: ignore[attr-defined]
-        store.magazines.try_together([write])
-    assert (write.given, write.done, write.error) == (False, True, None)
-    assert bodies(store, "none") == ["a"]
-    assert store.magazines.fire("none", 1, "me").total() == 1
-
-
-def test_what_was_given_and_could_not_be_stored_is_pending_or_nowhere(
-    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: Any, txnid: int, recorder: Any) -> bool:
-        raise StoreFailedError("injected")
-
-    taker = Someone()
-    write = load("sync", "a", taker=taker)
-    with monkeypatch.context() as patched:
-        patched.setattr(journal.Journal, "write", fail)
+    store.magazines.load_records(durability, 1, [record("there")])
+    write = load(durability, "a", taker=taker)
+    with resting(store):
+        refuse_writes(path, durability)
         assert store.magazines.try_together([write]) is None
-    assert (write.given, write.done) == (True, True)
+    assert (write.given, write.done, taker.given) == (False, True, [])
     assert isinstance(write.error, StoreFailedError)
+    assert bodies(store, durability) == ["there"]
+    # At once again as soon as somebody who may wait has made the next file.
+    store.magazines.load_records(durability, 1, [record("next")])
+    again = load(durability, "b", taker=taker)
+    unflushed = store.magazines.try_together([again])
+    assert (again.done, again.given, taker.texts) == (True, True, ["b"])
+    if unflushed is not None:
+        unflushed.flush()
     store.close()
-
-    def look(say: Any) -> None:
-        with open_at(path) as again:
-            found = again.magazines.fire("sync", 10, "me")
-            say(str([body(one) for claim in found.claims for one in claim.records]))
-
-    # The claim was not committed: if the message is there it is pending.
-    assert in_child(look)[0] in ("['a']", "[]")
+    with open_at(path) as reopened:
+        assert bodies(reopened, durability) == ["b", "there", "next"]
 
 
 # -- durability
 
 
-def test_a_write_is_on_the_disk_when_its_flush_has_returned(
-    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: list[int] = []
-    real = journal._flush
-    monkeypatch.setattr(journal, "_flush", lambda fd: (real(fd), flushed.append(fd)))
-    first, second = load("sync", "a"), load("sync", "b")
-    one, other = store.magazines.try_together([first]), store.magazines.try_together([second])
-    assert one is not None
-    assert other is not None
-    assert flushed == []
-    other.flush()
-    assert len(flushed) == 1
-    one.flush()
-    assert len(flushed) == 1, "the later flush took the earlier write along"
-    # What the journal holds is what a power cut leaves: the tree's file is that of the last steady state.
-    tree = (path / "sync" / "data.mdb").read_bytes()
-    store.close()
-    (path / "sync" / "data.mdb").write_bytes(tree)
-    restart_machine(path)
-
-    def look(say: Any) -> None:
-        with open_at(path) as again:
-            say(str(bodies(again, "sync")))
-
-    assert in_child(look) == ["['a', 'b']"]
+def as_the_disk_has_it(path: Path, copy: Path) -> Path:
+    """What a power cut leaves is in no shared memory: the files without those that are made anew at each opening."""
+    shutil.copytree(path, copy, ignore=shutil.ignore_patterns("control-*", "tmp-*", "owners"))
+    return copy
 
 
-def test_the_file_that_is_left_is_flushed_before_the_other_one_begins(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else what is appended to the other one, and acknowledged, would lie behind a gap after a power cut."""
-    book = keeper(store)._journal
-    calls: list[object] = []
-    real_flush, real_begin = journal._flush, journal.Journal._begin
-
-    def flush(fd: int) -> None:
-        calls.append(fd)
-        real_flush(fd)
-
-    def begin(self: journal.Journal, index: int, base: int) -> None:
-        calls.append("begin")
-        real_begin(self, index, base)
-
-    monkeypatch.setattr(journal, "_flush", flush)
-    monkeypatch.setattr(journal.Journal, "_begin", begin)
-    unflushed = store.magazines.try_together([load("sync", "a")])
-    left = book._fds[book._current]
-    assert keeper(store).flush(5)
-    assert calls[:2] == [left, "begin"]
-    assert unflushed is not None
-    calls.clear()
-    unflushed.flush()
-    assert calls == [], "it was flushed on the way"
-
-
-def test_after_a_flush_that_failed_nothing_is_acknowledged_or_built_upon(
-    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
+def test_a_write_is_on_the_disk_when_its_flush_has_returned(store: Store, path: Path, tmp_path: Path) -> None:
+    durable = figures(store)["durable"]
     one, other = (store.magazines.try_together([load("sync", text)]) for text in "ab")
     assert one is not None
     assert other is not None
-    with monkeypatch.context() as patched:
-        patched.setattr(journal, "_flush", broken)
+    assert figures(store)["durable"] == durable < figures(store)["end"]
+    one.flush()
+    assert figures(store)["durable"] == figures(store)["end"], "it took the later write along"
+    with resting(store):
+        lose_segment(path, "sync")
+        other.flush()  # has nothing to do, and so meets no error
+    with open_at(as_the_disk_has_it(path, tmp_path / "copy")) as again:
+        assert bodies(again, "sync") == ["a", "b"]
+
+
+def test_after_a_flush_that_failed_nothing_is_acknowledged_or_built_upon(store: Store, path: Path) -> None:
+    one, other = (store.magazines.try_together([load("sync", text)]) for text in "ab")
+    assert one is not None
+    assert other is not None
+    generation = figures(store)["generation"]
+    with resting(store):
+        lose_segment(path, "sync")
         with pytest.raises(StoreFailedError):
             one.flush()
     with pytest.raises(StoreFailedError):
         other.flush()  # the disk works again; a flush that says so would lie about what came before
-    with pytest.raises(StoreFailedError, match="reopened"):
-        store.magazines.load_records("sync", 0, [record("c")])
+    store.magazines.load_records("sync", 0, [record("c")])
+    assert figures(store)["generation"] > generation, "in a new file"
+    unflushed = store.magazines.try_together([load("sync", "d")])
+    assert unflushed is not None
+    unflushed.flush()
+    assert bodies(store, "sync") == ["c", "d"]
+    store.close()
+    with open_at(path) as again:
+        assert bodies(again, "sync") == ["c", "d"]
+        again.magazines.load_records("sync", 0, [record("e")])
+        assert bodies(again, "sync") == ["c", "d", "e"]
 
-    def load_and_look(say: Any) -> None:
-        with open_at(path) as again:
-            again.magazines.load_records("sync", 0, [record("d")])
-            say(str(bodies(again, "sync")[-1]))
 
-    # Opening made everything steady; a process that has the directory open is in `test_embedded_shared_journal`.
-    assert in_child(load_and_look) == ["d"]
+def test_what_a_flush_that_failed_left_in_memory_is_not_lost(store: Store, path: Path) -> None:
+    """Who made the next file finds it there, and says that all is well."""
+    unflushed: Any = store.magazines.try_together([load("sync", "a")])
+    generation = figures(store)["generation"]
+    with resting(store):
+        refuse_writes(path, "sync")
+        with pytest.raises(StoreFailedError):
+            store.magazines.load_records("sync", 0, [record("refused")])
+    unflushed.flush()
+    assert figures(store)["generation"] == generation + 1
+    assert bodies(store, "sync") == ["a"]
+    store.close()
+    with open_at(path) as again:
+        assert bodies(again, "sync") == ["a"]

@@ -1,4 +1,4 @@
-"""The embedded store with damaged entries in its catalogue: each costs what it stands for, and nothing else."""
+"""Damaged entries among what the embedded store keeps beside messages: each costs what it stands for, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 import ignis
-from ignis.errors import StoreFormatError
+from ignis.errors import QueueNotFoundError, StoreFormatError
+from ignis.native.store import ANY
 from ignis.storage.base import FireResult, QueueRecord
-from ignis.storage.embedded.catalogue import Scope
-from ignis.storage.embedded.locks import Step
+from ignis.storage.embedded.keys import Scope
 from ignis.storage.embedded.store import EmbeddedStore
-from tests.integration.embedded_support import body, record
+from tests.integration.embedded_support import bodies as whole
+from tests.integration.embedded_support import body, flip, record
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,7 @@ def overwrite_key(path: Path, kind: bytes, name: str, value: bytes) -> None:
     """As a store that is written by something else than this code would have it."""
     with EmbeddedStore(path) as store:
         key = Scope("local", "ignis").key(kind, name)
-        store.sync_data().committer.submit(Step(lambda txn: txn.put(key, value)))
+        assert store.directory.log("sync").change_keys([(key, ANY, value)]) is not None
 
 
 def records(*texts: str) -> list[bytes]:
@@ -40,67 +41,32 @@ def bodies(fired: FireResult) -> list[str | None]:
     return [body(one) for claim in fired.claims for one in claim.records]
 
 
-def entry(**fields: Any) -> bytes:
-    return msgspec.msgpack.encode({"id": 1, "name": "m", "shards": 2, "durability": "sync", **fields})
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        entry(shards=8.0),
-        entry(shards=True),
-        entry(shards=0),
-        entry(shards=1 << 40),
-        entry(durability="always"),
-        entry(id=-1),
-        entry(name="others"),
-        b"",
-        b"\xc1\xff\x00",
-    ],
-    ids=["float", "bool", "no shards", "too many", "durability", "id", "name", "empty", "no msgpack"],
-)
-def test_a_damaged_magazine_costs_itself_alone(path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_declaration_costs_its_own_magazine(path: Path) -> None:
+    """Its messages are nobody's then, and a new one of that name begins behind their pointers."""
     with EmbeddedStore(path) as store:
         for name in ("m", "n"):
             store.magazines.declare(name, 2)
-            store.magazines.load_records(name, 0, records("a", "b"))
+        pointers = {name: store.magazines.load_records(name, 0, records("a", "b")) for name in ("m", "n")}
         store.magazines.fire("n", 1, store.owner)
-    overwrite_key(path, b"M", "m", damaged)
-    for _ in range(2):  # the first of them is alone, and recovers
-        with caplog.at_level(logging.ERROR), EmbeddedStore(path) as store:
-            magazines = store.magazines
-            assert {"m", "n"} <= set(magazines.names())
-            assert bodies(magazines.fire("n", 10, store.owner)) in (["b"], [])
-            calls: list[tuple[Any, ...]] = [
-                (magazines.metadata, "m"),
-                (magazines.fire, "m", 1, store.owner),
-                (magazines.load_records, "m", 0, records("c")),
-                (magazines.declare, "m", 2),
-            ]
-            for call, *arguments in calls:
-                with pytest.raises(StoreFormatError, match="catalogue entry of magazine 'm' is damaged"):
-                    call(*arguments)
-            magazines.declare("new", 1)
-    assert "magazine 'm' is damaged" in caplog.text
+        store.directory.log("sync").flush()
+        store.magazines.load_records("n", 1, records("c"))  # an entry that knows of the flush of those before
+    (segment,) = (path / "sync").glob("log-*")
+    content = segment.read_bytes()
+    segment.write_bytes(flip(content, content.index(b"local/ignis/m")))
+    for _ in range(2):  # the first of them passes over the damage
+        with EmbeddedStore(path) as store:
+            assert store.magazines.names() == ["n"]
+            assert sum(state.in_flight for state in store.magazines.metadata("n")) == 1
+            assert whole(store, "n") == ["a", "b", "c"]
+            with pytest.raises(QueueNotFoundError):
+                store.magazines.metadata("m")
+            assert store.stats()["damaged_bytes"] != 0
     with EmbeddedStore(path) as store:
-        store.magazines.drop("m")
-        assert store.magazines.names() == ["n", "new"]
         store.magazines.declare("m", 2)
-        assert not any(state.load_counter for state in store.magazines.metadata("m"))
-        assert sum(state.in_flight for state in store.magazines.metadata("n")) == 2
-
-
-def test_claims_of_a_magazine_whose_entry_is_damaged_are_kept(path: Path) -> None:
-    with EmbeddedStore(path) as store:
-        store.magazines.declare("m", 1)
-        store.magazines.load_records("m", 0, records("a", "b"))
-        store.magazines.fire("m", 1, store.owner)
-        good = msgspec.msgpack.encode(store.magazines._find("m"))  # type: ignore[attr-defined]
-    overwrite_key(path, b"M", "m", b"?")
-    EmbeddedStore(path).close()
-    overwrite_key(path, b"M", "m", good)
-    with EmbeddedStore(path) as store:
-        assert bodies(store.magazines.fire("m", 10, store.owner)) == ["b"]
+        assert whole(store, "m") == []
+        assert store.magazines.load_records("m", 0, records("new")) > pointers["m"] + 1
+        assert whole(store, "m") == ["new"]
+        assert bodies(store.magazines.fire("n", 10, store.owner)) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -126,12 +92,32 @@ def test_a_damaged_queue_costs_itself_alone(path: Path, damaged: bytes, caplog: 
     assert caplog.text.count("record of queue 'bad' is damaged") == 1
 
 
-def test_the_number_of_the_next_magazine_is_not_needed_to_go_on(path: Path) -> None:
+@pytest.mark.parametrize("kind", ["lock", "epoch", "array queue"])
+def test_a_damaged_key_costs_itself_alone(path: Path, kind: str) -> None:
     with EmbeddedStore(path) as store:
-        store.magazines.declare("m", 1)
-        store.sync_data().committer.submit(Step(lambda txn: txn.put(b"N", b"?")))
-        store.sync_data().committer.submit(Step(lambda txn: txn.put(b"G?", b"")))
+        for name in ("bad", "good"):
+            store.locks.acquire(name, "me", 60)
+            store.locks.next_epoch(name)
+            store.arrays.enqueue("a", name, [b"x"])
+    letter = {"lock": b"L", "epoch": b"E", "array queue": b"A"}[kind]
     with EmbeddedStore(path) as store:
-        store.magazines.load_records("m", 0, records("a"))
-        with pytest.raises(StoreFormatError, match="next magazine id is damaged"):
-            store.magazines.declare("n", 1)
+        keys = [key for key, _ in store.keys.items(letter) if key.endswith(b"bad") or b"bad" in key]
+        assert keys
+        for key in keys:
+            assert store.directory.log("sync").change_keys([(key, ANY, b"\xc1")]) is not None
+
+    def look(name: str) -> dict[str, Any]:
+        return {
+            "lock": lambda: store.locks.acquire(name, "other", 60),
+            "epoch": lambda: store.locks.next_epoch(name),
+            "array queue": lambda: store.arrays.size("a", name),
+        }
+
+    with EmbeddedStore(path) as store:
+        for name in ("bad", "good"):
+            for what, call in look(name).items():
+                if (what, name) == (kind, "bad"):
+                    with pytest.raises(StoreFormatError, match="damaged"):
+                        call()
+                else:
+                    assert call() == {"lock": None, "epoch": 2, "array queue": 1}[what]

@@ -27,19 +27,19 @@ def test_a_store_over_lmdb_is_refused_and_not_touched(tmp_path: Path) -> None:
     (path / "boot").write_text("a-boot")
     (path / "sync" / "data.mdb").write_bytes(bytes(8192))
     before = contents(path)
-    with pytest.raises(StoreFormatError, match=r"over LMDB: open it as embedded://"):
-        open_store(f"engine://{path}")
+    with pytest.raises(StoreFormatError, match="kept in LMDB"):
+        open_store(f"embedded://{path}")
     assert contents(path) == before
 
 
 @pytest.mark.parametrize("content", [b'{"format": 99}', b"", b"{", b"[]", b'{"format": "x"}', b'{"format": true}'])
 def test_another_format_is_refused_and_not_touched(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "store"
-    open_store(f"engine://{path}").close()
+    open_store(f"embedded://{path}").close()
     (path / "format").write_bytes(content)
     before = contents(path)
     with pytest.raises(StoreFormatError, match="format"):
-        open_store(f"engine://{path}")
+        open_store(f"embedded://{path}")
     assert contents(path) == before
 
 
@@ -49,7 +49,7 @@ def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path: Path, ki
     from ignis.native.store import Log
 
     path = tmp_path / "store"
-    open_store(f"engine://{path}").close()
+    open_store(f"embedded://{path}").close()
     log = Log(str(path / "sync"))
     log.checkpoint()
     log.close()
@@ -64,7 +64,7 @@ def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path: Path, ki
     one.write_bytes(head)
     before = contents(path / "sync")
     with pytest.raises(StoreFormatError):
-        open_store(f"engine://{path}")
+        open_store(f"embedded://{path}")
     after = contents(path / "sync")
     for name in [name for name in before if name.startswith("control-")]:  # made anew at each opening
         del before[name], after[name]
@@ -74,7 +74,7 @@ def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path: Path, ki
 def test_a_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "holiday.jpg").write_bytes(b"")
     with pytest.raises(StoreFormatError, match=r"holiday\.jpg"):
-        open_store(f"engine://{tmp_path}")
+        open_store(f"embedded://{tmp_path}")
     assert list(contents(tmp_path)) == ["holiday.jpg"]
 
 
@@ -82,12 +82,12 @@ def test_looking_does_not_create(tmp_path: Path) -> None:
     path = tmp_path / "store"
     for _ in range(2):
         with pytest.raises(StoreUnreachableError, match="no store"):
-            open_store(f"engine://{path}", create=False)
+            open_store(f"embedded://{path}", create=False)
         assert not path.exists() or not list(path.iterdir())
         path.mkdir(exist_ok=True)
     path.rmdir()
-    open_store(f"engine://{path}").close()
-    open_store(f"engine://{path}", create=False).close()
+    open_store(f"embedded://{path}").close()
+    open_store(f"embedded://{path}", create=False).close()
 
 
 def test_a_directory_in_which_others_could_write(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_directory_in_which_others_could_write(tmp_path: Path) -> None:
     path.mkdir()
     path.chmod(0o770)
     with pytest.raises(ConfigError, match="others could replace files"):
-        open_store(f"engine://{path}")
+        open_store(f"embedded://{path}")
     assert contents(path) == {}
 
 
@@ -103,20 +103,20 @@ def test_processes_that_create_it_at_the_same_time(tmp_path: Path) -> None:
     path = tmp_path / "store"
 
     def use(say: object) -> None:
-        with open_store(f"engine://{path}") as store:
+        with open_store(f"embedded://{path}") as store:
             store.locks.next_epoch("s")
 
     children = [Child(use) for _ in range(5)]
     for child in children:
         with child:
             assert (child.lines(), child.join()) == ([], 0)
-    with open_store(f"engine://{path}") as store:
+    with open_store(f"embedded://{path}") as store:
         assert store.locks.epoch("s") == 5
 
 
 def test_damage_is_told_at_the_opening(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "store"
-    with open_store(f"engine://{path}") as store:
+    with open_store(f"embedded://{path}") as store:
         for _ in range(5):
             store.locks.next_epoch("s")
     segment = max((path / "sync").glob("log-*"))
@@ -124,7 +124,7 @@ def test_damage_is_told_at_the_opening(tmp_path: Path, caplog: pytest.LogCapture
     at = data.index(b"Elocal")
     data[at] ^= 1
     segment.write_bytes(data)
-    with open_store(f"engine://{path}") as store:
+    with open_store(f"embedded://{path}") as store:
         assert "bytes of the log are damaged" in caplog.text
         assert "ignis doctor" in caplog.text
         assert int(store.stats()["damaged_bytes"]) > 0

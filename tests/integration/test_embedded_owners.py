@@ -14,9 +14,9 @@ import pytest
 from ignis.errors import StoreBusyError
 from ignis.storage import open_store
 from ignis.storage.base import Owner, Process
-from ignis.storage.embedded.owner import this_process
-from ignis.storage.engine.check import Alone
-from ignis.storage.engine.owners import Owners, owner_text, process_of, stored_owner
+from ignis.storage.embedded.check import Alone
+from ignis.storage.embedded.owners import Owners, owner_text, process_of, stored_owner
+from ignis.storage.process_identity import this_process
 from tests.integration.embedded_support import Child, forever
 from tests.support import eventually
 
@@ -71,7 +71,7 @@ def test_a_child_of_fork_does_not_keep_its_parent_alive(owners: Owners, tmp_path
     """The lock belongs to the descriptor, which a child inherits: it must let go of it."""
 
     def parent(say: object) -> None:
-        store = open_store(f"engine://{tmp_path / 'store'}")
+        store = open_store(f"embedded://{tmp_path / 'store'}")
         pid = os.fork()
         if pid == 0:
             time.sleep(30)
@@ -105,8 +105,8 @@ def test_two_pid_namespaces(owners: Owners, tmp_path: Path) -> None:
         pytest.skip("no pid namespaces here: nobody has checked that stores in two of them tell who lives")
     theirs = f"""
 import os, sys, time
-from ignis.storage.embedded.owner import this_process
-from ignis.storage.engine.owners import Owners, stored_owner
+from ignis.storage.process_identity import this_process
+from ignis.storage.embedded.owners import Owners, stored_owner
 from pathlib import Path
 owners = Owners(Path({str(tmp_path)!r}), this_process())
 print(os.getpid(), stored_owner("theirs", owners.begin()), owners.dead(sys.argv[1]), flush=True)
@@ -180,7 +180,7 @@ def test_nobody_is_dead_because_the_file_was_deleted(tmp_path: Path) -> None:
         "m.load_records('m', 0, numbered(2))\nassert m.fire('m', 2, store.owner).total() == 2\n"
         "print('there', flush=True)\ninput()\n"
     )
-    url = f"engine://{tmp_path}/store"
+    url = f"embedded://{tmp_path}/store"
     with subprocess.Popen([sys.executable, "-c", script, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"there\n"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ignis.errors import StoreBusyError
 from ignis.storage import open_store
-from ignis.storage.embedded import claims
 from tests.contract.support import drain, numbered
+from tests.integration.embedded_support import open_at, power_cut
 from tests.support import eventually
 
 PURGER = """
@@ -26,27 +24,22 @@ while left != {}:
 """
 
 
-@pytest.mark.parametrize("durability", ["sync", "none"])
-def test_the_claims_cannot_be_written_after_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
-) -> None:
-    """The data's transaction is durable by then; what claims and fire pointers say is only late."""
-    with open_store(f"embedded://{tmp_path}/store") as store:
+@pytest.mark.parametrize(("durability", "left"), [("sync", 4), ("none", 8)])
+def test_a_purge_and_a_power_cut(tmp_path: Path, durability: str, left: int) -> None:
+    """A step is whole: with ``sync`` it is gone for good, elsewhere all of it comes back when it was not flushed."""
+    with open_at(tmp_path / "store") as store:
         magazines = store.magazines
         magazines.declare("m", 2, durability)
         magazines.load_records("m", 0, numbered(10))
         magazines.fire("m", 2, "me")
-
-        def fails(*args: Any) -> None:
-            raise StoreBusyError("no")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(claims, "skip_retired", fails)
-            with pytest.raises(StoreBusyError):
-                magazines.purge("m", 4)
+        store.directory.log(durability).flush()  # type: ignore[attr-defined]
+        assert magazines.purge("m", 4).waiting == 4
+        cut = power_cut(store, tmp_path / "cut")
+    with open_at(cut) as store:
+        magazines = store.magazines
         assert [one.in_flight for one in magazines.metadata("m")] == [2, 0]
-        assert drain(magazines, "m") == ["m6", "m7", "m8", "m9"]
-        assert magazines.load_records("m", 0, numbered(1)) == 11
+        assert drain(magazines, "m") == [f"m{number}" for number in range(10 - left, 10)]
+        assert magazines.load_records("m", 0, numbered(1)) > 10
         assert drain(magazines, "m") == ["m0"]
 
 

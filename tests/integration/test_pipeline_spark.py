@@ -435,8 +435,8 @@ def test_export_goes_on_after_a_crash(place: Place, step: str, when: str) -> Non
     assert (stats["pending"], stats["in_flight"]) == (0, 0)
 
 
-def test_claims_that_a_power_cut_ended(place: Place) -> None:
-    """The files are in place and nobody holds the claims: the messages leave the queue by their pointers."""
+def test_a_power_cut_when_the_files_are_in_place(place: Place) -> None:
+    """Whether the claims got to the disk or not: the messages leave the queue by their pointers."""
     publish(place, *orders(50))
     description = place.describe(export={})
     with pytest.raises(CrashError):
@@ -445,10 +445,11 @@ def test_claims_that_a_power_cut_ended(place: Place) -> None:
     store = Path(place.target.url.removeprefix("embedded://"))
     copy = store.with_name("after")
     shutil.copytree(store, copy)
-    (copy / "boot").write_text("another boot")
+    for control in copy.glob("*/control-*"):  # it is never flushed
+        control.unlink()
     place.target = Target(f"embedded://{copy}", "", "")
     stats = place.queue().stats()
-    assert (stats["pending"], stats["in_flight"]) == (50, 0)
+    assert stats["pending"] + stats["in_flight"] == 50
     assert place.export(description).written == 50
     assert place.messages() == []
     assert len(place.rows("order")) == 50

@@ -394,7 +394,7 @@ def test_records_of_another_codec_are_refused(here: Place, queue: ignis.Queue[by
 
 def test_a_store_that_is_full_makes_messages_wait(here: Place, queue: ignis.Queue[bytes]) -> None:
     store = here.store_url
-    here.store_url += "?max_store_bytes=8388608&map_size_bytes=8388608"
+    here.store_url += "?max_store_bytes=8388608"
     relay = here.start_relay()
     body = b"x" * 8_000
     publisher = queue.publisher()

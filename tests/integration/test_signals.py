@@ -136,7 +136,7 @@ def _children(pid: int) -> list[int]:
         int(child)
         for children in listed
         for child in children
-        if b"ignis.workers.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+        if b"ignis.consumer.pools.child" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
 
 

@@ -25,7 +25,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows  # no
 from ignis.spark import IgnisDataSource, finish, resume  # noqa: E402
 from ignis.spark.offsets import new_offset  # noqa: E402
 from ignis.spark.source import IgnisStreamReader  # noqa: E402
-from ignis.storage.embedded import catalogue, claims  # noqa: E402
+from ignis.storage import open_store  # noqa: E402
+from tests.integration.embedded_support import power_cut  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -305,16 +306,17 @@ class TestOffsets:
         reader.commit(two)
         assert queue.main.in_flight() == 10, "what others have claimed is theirs to finish"
 
-    def test_after_a_power_cut_undid_the_claims(self, embedded_url: str, new_app: MakeApp) -> None:
-        app = new_app(embedded_url)
-        queue = fill(app, 40)
-        reader = self.reader(embedded_url)
+    def test_after_a_power_cut_undid_the_claims(self, embedded_url: str, new_app: MakeApp, tmp_path: Path) -> None:
+        app = new_app(embedded_url + SELDOM)
+        fill(app, 40)
+        reader = self.reader(embedded_url + SELDOM)
         one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
         two = reader.latestOffset(one, ReadMaxRows(10))
         planned = self.rows(reader, one, two)
-        # What a boot does to claims; the rows up to `one` were processed and not committed.
-        forget_claims(app.store)
-        again = self.reader(embedded_url)
+        # The rows up to `one` were processed and not committed.
+        url = cut_claims(app, tmp_path / "cut")
+        queue = new_app(url).queue("q", str)
+        again = self.reader(url)
         assert self.rows(again, one, two) == planned
         three = again.latestOffset(two, ReadMaxRows(100))
         assert len(self.rows(again, two, three)) == 10
@@ -324,23 +326,26 @@ class TestOffsets:
     @pytest.mark.parametrize("durability", ["sync", "interval"])
     @pytest.mark.parametrize("killed", [False, True])
     def test_a_power_cut_does_not_make_others_messages_ours(
-        self, embedded_url: str, new_app: MakeApp, durability: str, killed: bool
+        self, embedded_url: str, new_app: MakeApp, tmp_path: Path, durability: str, killed: bool
     ) -> None:
         """What another consumer had claimed lies before the end of what was read, and nobody has processed it."""
-        app = new_app(embedded_url)
+        app = new_app(embedded_url + SELDOM)
         queue = app.queue("q", str, shards=1, durability=durability)
         queue.publish_many([f"m{number}" for number in range(40)])
-        reader = self.reader(embedded_url)
+        app.store.directory.log(durability).flush()
+        reader = self.reader(embedded_url + SELDOM)
         one = reader.latestOffset(reader.initialOffset(), ReadMaxRows(10))
         mine = set(self.rows(reader, reader.initialOffset(), one))
+        reader.commit(one)  # flushed; no claim is from here on
         others = {fired.message for fired in queue.main.fire(10)}
         two = reader.latestOffset(one, ReadMaxRows(10))
         mine |= set(self.rows(reader, one, two))
         assert len(mine) == 20
-        forget_claims(app.store)
+        url = cut_claims(app, tmp_path / "cut")
+        queue = new_app(url).queue("q", str)
         if killed:  # after it had claimed anew, and before it had looked at what that was
-            app.store.magazines.claim("q", 5, "spark:stream")
-        after = self.reader(embedded_url)
+            queue.main.store.claim("q", 5, "spark:stream")
+        after = self.reader(url)
         assert set(self.rows(after, one, two)) <= mine, "a batch that is planned again is that batch"
         left, at = [], two
         while (end := after.latestOffset(at, ReadMaxRows(7))) != at:
@@ -424,15 +429,15 @@ class TestOffsets:
 
     @pytest.mark.parametrize(("durability", "again"), [("sync", 0), ("interval", 20)])
     def test_what_a_power_cut_may_have_renumbered_is_read_again(
-        self, embedded_url: str, new_app: MakeApp, durability: str, again: int
+        self, embedded_url: str, new_app: MakeApp, tmp_path: Path, durability: str, again: int
     ) -> None:
-        app = new_app(embedded_url)
+        app = new_app(embedded_url + SELDOM)
         queue = app.queue("q", str, shards=4, durability=durability)
         queue.publish_many([f"m{number}" for number in range(20)])
-        reader = self.reader(embedded_url)
+        app.store.directory.log(durability).flush()
+        reader = self.reader(embedded_url + SELDOM)
         end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
-        forget_claims(app.store)
-        after = self.reader(embedded_url)
+        after = self.reader(cut_claims(app, tmp_path / "cut"))
         last = after.latestOffset(end, ReadMaxRows(100))
         assert len(self.rows(after, end, last)) == again
 
@@ -460,7 +465,13 @@ class TestOffsets:
             IgnisStreamReader({"url": embedded_url, "queue": "q"})
 
 
-def forget_claims(store: Any) -> None:
-    """As a boot does: fire pointers and claims are gone, the messages are not."""
-    for info in catalogue.read_all(store.directory.data("sync").env)[0]:
-        store.directory.claims.transact(lambda txn, number=info.id: claims.forget_magazine(txn, number))
+SELDOM = "?sync_interval_ms=3600000"
+"""What is not flushed by hand goes with the power."""
+
+
+def cut_claims(app: Any, path: Path) -> str:
+    """The address of the store after a power cut that undid all claims of what is there, and no message."""
+    url = f"embedded://{power_cut(app.store, path)}{SELDOM}"
+    with open_store(url) as store:
+        assert sum(one.in_flight for one in store.magazines.metadata("q")) == 0
+    return url

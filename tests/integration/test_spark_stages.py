@@ -14,7 +14,7 @@ import pytest
 from ignis.errors import ClosedError, ConfigError, InvalidNameError, QueueMismatchError, QueueNotFoundError
 from ignis.native import encode_record
 from tests.conftest import MakeApp
-from tests.integration.embedded_support import flip, overwrite, stored
+from tests.integration.embedded_support import newest_segment
 from tests.support import sidelined
 
 pytestmark = pytest.mark.integration
@@ -305,8 +305,10 @@ class TestDrain:
         app.queue("q", str, shards=1).publish_many([f"m{number}" for number in range(10)])
         app.close()
         path = Path(embedded_url.removeprefix("embedded://"))
-        ((key, value),) = stored(path, "sync", b"S")
-        overwrite(path, "sync", key, flip(value, len(value) - 1))
+        segment = newest_segment(path / "sync")
+        content = bytearray(segment.read_bytes())
+        content[content.rindex(b"m9")] ^= 0x10
+        segment.write_bytes(content)
         with drain(spark, embedded_url, "q") as drained:
             assert bodies(drained.df) == [f"m{number}" for number in range(9)]
             assert drained.df.count() == 9, "another action finds it gone"

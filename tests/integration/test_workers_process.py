@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.pools import process as process_module
 from ignis.errors import WorkerStartError
-from ignis.workers import process as process_module
 from tests.apps import jobs
 from tests.support import WAIT_S, Journal, eventually, reasons, sidelined, wait_idle
 

@@ -31,7 +31,7 @@ from ignis.errors import (
 from ignis.leader import Deciders, Leadership, make_leader
 from ignis.storage.base import QueueRecord, Store, Transfer
 from tests import zookeeper_support
-from tests.support import WAIT_S, eventually, sidelined
+from tests.support import WAIT_S, NewThreads, eventually, sidelined
 from tests.zookeeper_support import Link, Server
 
 pytestmark = pytest.mark.integration
@@ -199,6 +199,7 @@ def test_scopes_are_led_apart(server: Server, store: Store, candidate: MakeLeade
 
 
 def test_an_application_has_one_session(server: Server, store: Store, raw: Any) -> None:
+    threads = NewThreads()
     deciders = Deciders(store, LeaderSettings(zookeeper=server.address, session_timeout_s=SESSION_S))
     fences = [deciders.of(scope).lead() for scope in ("sweeper", "autoscaler")]
     assert {fence.scope for fence in fences} == {"sweeper", "autoscaler"}
@@ -212,7 +213,7 @@ def test_an_application_has_one_session(server: Server, store: Store, raw: Any) 
     assert len(owners) == 1
     deciders.close()
     deciders.close()
-    assert not [one for one in threading.enumerate() if one.name.startswith("ignis-leader")]
+    assert not threads.named("ignis-leader")
 
 
 # -- hand-over

@@ -122,8 +122,8 @@ def kill9_tests(run: Run, pairs: tuple[tuple[str, str], ...]) -> Tests:
 def app_tests(run: Run, usual: int, pools: tuple[str, ...], most: int = 0) -> Tests:
     for pool in pools:
         yield lambda pool=pool: app_kill9.app_kill9(  # type: ignore[misc]
-            min(run.of(usual), most or run.of(usual)), run.rng(f"app/{pool}"), pool=pool, deadline=run.deadline
-        )
+            min(run.of(usual), most or run.of(usual)), run.rng(f"app/{pool}"), pool=pool, deadline=run.deadline,
+        )  # fmt: skip
 
 
 def race_tests(run: Run, usual: int) -> Tests:
@@ -204,7 +204,7 @@ def kill9_command(rounds: int, seed: int | None, time_limit: float, short: bool)
         itertools.chain(
             kill9_tests(run, mixed if short else (*pairs, ("interval", ""), ("interval", "none"))),
             race_tests(run, 50),
-            app_tests(run, 100, ("thread", "process"), most=2 if short else 0),
+            app_tests(run, 100, ("thread", "process", "async"), most=2 if short else 0),
             crash_tests(5 if short else 1, mixed if short else pairs),
         )
     )

@@ -17,7 +17,7 @@ from ignis.errors import IgnisError, StoreError, StoreFailedError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import CODEC_RAW, PackedBatch, Record
 from ignis.storage import (
-    engine,  # noqa: F401 - now, in the parent: all children of a run must run one version of it
+    embedded,  # noqa: F401 - now, in the parent: all children of a run must run one version of it
     open_store,
 )
 from ignis.storage.base import MagazineStore, Store, Transfer
@@ -45,7 +45,7 @@ FOREVER_MS = 1 << 52
 
 def store_url(directory: object) -> str:
     """Of the store in that directory."""
-    return f"engine://{directory}"
+    return f"embedded://{directory}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the death of whoever wrote it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -23,7 +24,8 @@ _rng = random.Random()
 
 app = ignis.Ignis(
     os.environ["IGNIS_TORTURE_URL"],
-    consumer={"idle_poll_s": 0.05, "max_claim": 64, "max_chunk": 32},
+    # It is called after loads, and looks for itself as seldom as it may.
+    consumer={"idle_poll_s": 1.0, "max_claim": 64, "max_chunk": 32},
     sweeper={"interval_s": 0.1, "initial_delay_s": 0},
 )
 queue = app.queue(QUEUE, bytes, shards=SHARDS, durability=os.environ["IGNIS_TORTURE_DURABILITY"], shovel_interval_s=0)
@@ -33,7 +35,6 @@ class PlannedFailure(Exception):
     """Sends a message to the sideline."""
 
 
-@queue.handler(concurrency=2, pool=os.environ["IGNIS_TORTURE_POOL"])
 def handle(body: bytes) -> None:
     """Fails now and then, is slow now and then, and otherwise notes what it got."""
     luck = _rng.random()
@@ -47,3 +48,13 @@ def handle(body: bytes) -> None:
         return
     for line in id_lines(f"d -1 {time.monotonic():.6f}", [identity]):
         os.write(_log, line)
+
+
+async def handle_on_loop(body: bytes) -> None:
+    """The same in a coroutine, of which others run meanwhile."""
+    await asyncio.sleep(0.001)
+    handle(body)
+
+
+_POOL = os.environ["IGNIS_TORTURE_POOL"]
+queue.handler(handle_on_loop if _POOL == "async" else handle, concurrency=2, pool=_POOL)

@@ -148,7 +148,12 @@ def shovelling(scene: _Scene) -> Role:
 
 
 def app_kill9(
-    rounds: int, rng: random.Random, *, durability: str = "sync", pool: str = "thread", deadline: float = float("inf")
+    rounds: int,
+    rng: random.Random,
+    *,
+    durability: str = "sync",
+    pool: str = "thread",
+    deadline: float = float("inf"),
 ) -> Outcome:
     """One part after the other dies and is replaced; then everything dies and the store is drained and judged."""
     outcome = Outcome(f"app-kill9/{durability}/{pool}")

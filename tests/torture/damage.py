@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ignis.errors import IgnisError
 from ignis.native.store import Log
-from ignis.storage.engine.check import Alone, check_store
-from ignis.storage.engine.log_files import ENTRY_HEADER_BYTES, Segment
-from ignis.storage.engine.repair import repair_store
+from ignis.storage.embedded.check import Alone, check_store
+from ignis.storage.embedded.log_files import ENTRY_HEADER_BYTES, Segment
+from ignis.storage.embedded.repair import repair_store
 from tests.torture.actors import MAIN, Place, drainer, identify, pack, store_url
 from tests.torture.ledger import Ledger, make_id
 from tests.torture.process import Child, Reporter

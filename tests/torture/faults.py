@@ -87,7 +87,7 @@ class _Log:
 
 def wrap_logs(around: Callable[..., Any]) -> None:
     """Calls ``around(real, *arguments, **options)`` in place of each change, and each flush, of a log of this process."""
-    module: Any = importlib.import_module("ignis.storage.engine.directory")
+    module: Any = importlib.import_module("ignis.storage.embedded.directory")
     real_log = module.Log
     module.Log = lambda *arguments, **options: _Log(real_log(*arguments, **options), around)
 

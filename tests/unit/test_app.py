@@ -14,7 +14,7 @@ import pytest
 
 import ignis
 from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreUnreachableError
-from tests.support import WAIT_S, eventually, wait_idle
+from tests.support import WAIT_S, NewThreads, eventually, wait_idle
 
 MakeApp = Callable[..., ignis.Ignis]
 
@@ -129,11 +129,6 @@ def test_only_some_queues(memory_app: ignis.Ignis) -> None:
     eventually(lambda: len(seen) == 2)
 
 
-def ours_since(before: set[threading.Thread]) -> list[str]:
-    """Names of the library's threads that are new: an earlier test may have left one that is about to end."""
-    return [one.name for one in threading.enumerate() if one not in before and one.name.startswith("ignis-")]
-
-
 def test_a_start_that_fails_leaves_nothing_running(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = memory_app.queue("a", int), memory_app.queue("b", int)
     for queue in (good, bad):
@@ -143,12 +138,12 @@ def test_a_start_that_fails_leaves_nothing_running(memory_app: ignis.Ignis, monk
         raise StoreFailedError("EIO")
 
     monkeypatch.setattr(bad, "open", broken)
-    before = set(threading.enumerate())
+    threads = NewThreads()
     with pytest.raises(StoreFailedError):
         memory_app.start()
     assert not memory_app.running
     assert good.consumer is None
-    assert not ours_since(before)
+    assert not threads.named()
 
 
 def test_run_ends_when_asked(app: ignis.Ignis) -> None:
@@ -214,11 +209,11 @@ def test_no_thread_is_left_after_a_stop(app: ignis.Ignis) -> None:
 
     for name, fn in (("plain", lambda message: None), ("coroutine", coroutine)):
         app.queue(name, int).handler(fn, concurrency=3)
-    before = set(threading.enumerate())
+    threads = NewThreads()
     app.start()
-    assert len(ours_since(before)) > 8
+    assert len(threads.named()) >= 6, "four workers, sweeper, refresher"
     assert app.stop() is True
-    eventually(lambda: not [name for name in ours_since(before) if "store" not in name])
+    eventually(lambda: not [name for name in threads.named() if "store" not in name])
 
 
 def test_figures(app: ignis.Ignis) -> None:

@@ -10,7 +10,7 @@ from ignis.broker.claimants import CLIENT_PREFIX, OWNER_PREFIX, broker_owner, cl
 from ignis.broker.payloads import Connect
 from ignis.errors import ConfigError
 from ignis.storage.base import Owner, Process
-from ignis.storage.embedded.owner import Identity, this_process
+from ignis.storage.process_identity import Identity, this_process
 
 HERE = (socket.gethostname(), *this_process())
 
@@ -73,7 +73,7 @@ def test_a_process_that_cannot_be_seen_is_not_proved_dead(monkeypatch: pytest.Mo
     def nobody(pid: int, number: int) -> None:
         raise ProcessLookupError
 
-    monkeypatch.setattr("ignis.storage.embedded.owner.process_start_time", lambda pid: 0)
+    monkeypatch.setattr("ignis.storage.process_identity.process_start_time", lambda pid: 0)
     for kill, dead in ((refused, False), (nobody, True), (lambda pid, number: None, True)):
         monkeypatch.setattr("os.kill", kill)
         assert other.provably_dead(here) is dead

@@ -26,6 +26,7 @@ from ignis.cli import main, render
 from ignis.cli.state import LogFormatter
 from ignis.handler import Failure
 from ignis.message import failed_record
+from ignis.storage import open_store
 from ignis.storage.base import Transfer
 from tests.support import WAIT_S, eventually
 
@@ -194,8 +195,14 @@ def test_every_command_reads_the_settings_file_first(run: Run, tmp_path: Path, c
     [
         ("[queue", "", "ignis.toml: Expected"),
         ("[que]\nshards = 3", "", "unknown section [que]"),
-        ("[queue]\nshrads = 3", "", "unknown queue setting 'shrads'"),
-        ("[queue.orders]\nshrads = 3", "", "unknown queue setting 'shrads'"),
+        (
+            "[queue]\nshrads = 3",
+            "",
+            "unknown queue setting 'shrads' (settings file, [queue]); is shards meant? known: ",
+        ),
+        ("[queue.orders]\nshrads = 3", "", "unknown queue setting 'shrads' (settings file, [queue.orders]); is shards"),
+        ("[queue]\nmesage_expiry = 3", "", "is message_expiry meant?"),
+        ("[queue]\nnothing_near = 3", "", "(settings file, [queue]); known: "),
         ("[relay]\nshrads = 3", "", "unknown relay setting 'shrads'"),
         ("[sweeper]\nbatch = 0", "", "sweeper.batch = 0 is outside"),
         ("", "IGNIS_QUEUE_SHRADS", "IGNIS_QUEUE_SHRADS, which names no setting; is IGNIS_QUEUE_SHARDS meant?"),
@@ -542,6 +549,7 @@ def test_sweep(run: Run, url: str, app: Ignis) -> None:
         ("empty_one", "", "'app'"),
         ("empty_two:shop.app", "", "'shop.app'"),
         ("number_one:app", "app = 1\n", "int"),
+        ("./shop_file.py", None, "names a file; write MODULE:APP, such as shop_file:app"),
         ("handlerless:app", "import ignis\napp = ignis.Ignis({url!r})\n", "handler"),
         (
             "queueless:app",
@@ -561,6 +569,23 @@ def test_worker_that_cannot_run(
     assert result.code == 2
     assert word in result.err.splitlines()[-1]
     assert "Traceback" not in result.err
+
+
+def test_a_worker_is_given_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no module 'shop_file'" in run("worker", "shop_file.py:it").err
+    (tmp_path / "shop_file.py").write_text("")
+    result = run("worker", "shop_file.py:it")
+    assert (result.code, "such as shop_file:it, in its directory" in result.err) == (2, True)
+
+
+def test_a_relay_that_is_not_there_is_not_made_by_who_looks(run: Run, tmp_path: Path) -> None:
+    for command in ("queues", "stats", "publish orders"):
+        result = run("-u", f"relay://{tmp_path}/none", *command.split())
+        assert (result.code, f"no relay at {tmp_path}/none" in result.err) == (3, True)
+    assert not (tmp_path / "none").exists()
+    open_store(f"relay://{tmp_path}/none").close()  # a producer makes it
+    assert run("-u", f"relay://{tmp_path}/none", "stats").code == 0
 
 
 # -- as a process

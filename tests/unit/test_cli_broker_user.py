@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,22 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(path: Path, arguments:
     assert isinstance(done.exception, ConfigError)
     assert says in str(done.exception)
     assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_a_file_that_root_changes_stays_its_owners(path: Path) -> None:
+    call(path, "add", "ann", "--certificate", "--allow", "all:*")
+    os.chown(path, 65_534, 65_533)
+    assert call(path, "remove", "ann").exception is None
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (65_534, 65_533, 0o600)
+
+
+def test_a_file_that_somebody_has_put_in_the_way_is_not_written_to(path: Path) -> None:
+    before = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    before.write_text("mine")
+    before.chmod(0o666)
+    with before.open() as held:
+        assert call(path, "add", "ann", "--certificate", "--allow", "all:*").exception is None
+        assert held.read() == "mine"
+    assert path.stat().st_mode & 0o777 == 0o600

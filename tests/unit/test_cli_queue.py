@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -91,7 +92,7 @@ def test_create(run: Run, app: Ignis) -> None:
     assert (code, "durability 'none'" in err) == (2, True)
     assert run("queue", "create", "or/ders")[0] == 2
     assert run("queue", "create", "raw", "--codec", "raw")[0] == 0
-    assert app.queue("raw", bytes).publish(b"x").pointer == 1
+    assert app.queue("raw", bytes).publish(b"x").pointer >= 1
 
 
 def test_delete_refuses_a_queue_with_messages(run: Run, app: Ignis) -> None:
@@ -291,9 +292,10 @@ def test_what_messages_hold_cannot_steer_the_terminal(run: Run, app: Ignis) -> N
         ("peek", "orders"),
         ("sideline", "list", "orders"),
         ("sideline", "show", "orders", "--history"),
-        ("pipeline", "report", "orders"),
         ("consume", "orders"),
     ]
+    if importlib.util.find_spec("pyspark") is not None:
+        commands.append(("pipeline", "report", "orders"))
     for command in [*((*one, "--json") for one in commands[:3]), *commands]:
         code, out, err = run(*command)
         assert code == 0, command
@@ -329,13 +331,14 @@ def test_a_closed_standard_output_takes_nothing(url: str, app: Ignis) -> None:
 def test_a_corrupt_message_goes_to_the_sideline(run: Run, tmp_path: Path, url: str) -> None:
     with Ignis(url) as app:
         app.queue("orders", str, shards=1).publish_many(["a" * 40, "b" * 40])
-    (data,) = (one for one in (tmp_path / "store").rglob("data.mdb") if b"a" * 40 in one.read_bytes())
-    content = data.read_bytes()
-    data.write_bytes(content.replace(b"a" * 40, b"a" * 39 + b"x"))
-    code, out, err = run("consume", "orders")
-    assert (code, [json.loads(line)["body"] for line in out]) == (0, ["b" * 40])
-    assert "1 corrupt message" in err
-    with Ignis(url) as app:
+        # Under an open store: the next that opens it alone would pass over all of the entry.
+        (data,) = (one for one in (tmp_path / "store").rglob("log-*") if b"a" * 40 in one.read_bytes())
+        with data.open("r+b") as log:
+            log.seek(data.read_bytes().index(b"a" * 40))
+            log.write(b"x")
+        code, out, err = run("consume", "orders")
+        assert (code, [json.loads(line)["body"] for line in out]) == (0, ["b" * 40])
+        assert "1 corrupt message" in err
         assert [one.envelope.reason for one in app.queue("orders").sideline.peek()] == ["corrupt"]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import ignis
 from ignis.consumer import Consumer
+from ignis.consumer.dispatcher import Dispatcher
 from ignis.errors import (
     ConfigError,
     ConsumerLimitError,
@@ -227,7 +228,7 @@ def test_small_claims_and_large_ones_of_a_shard_keep_their_order(
         for n in range(start, start + 8):
             queue.publish(n, key=f"k{n % 2}")
         queue.publish_many(list(range(start + 8, start + 100)), key=lambda n: f"k{n % 2}")
-    monkeypatch.setattr(Consumer, "_window", lambda self: (16, 64))
+    monkeypatch.setattr(Dispatcher, "_window", lambda self: (16, 64))
     queue.handler(seen.append)
     app.start()
     wait_idle(queue)
@@ -240,7 +241,7 @@ def test_what_a_slow_worker_gives_back_keeps_its_order(app: ignis.Ignis, monkeyp
     seen: list[int] = []
     queue = app.queue("numbers", int, shards=1)
     queue.publish_many(list(range(400)))
-    monkeypatch.setattr(Consumer, "_window", lambda self: (16, 64))
+    monkeypatch.setattr(Dispatcher, "_window", lambda self: (16, 64))
     given_back: list[int] = []
     on_returned = Consumer.on_returned
     monkeypatch.setattr(

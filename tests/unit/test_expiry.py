@@ -158,7 +158,7 @@ def test_the_counts_outlive_the_process(embedded_url: str, new_app: MakeApp, cap
     assert main(["stats", "jobs", "-u", embedded_url, "--json"]) == 0
     assert '"expired":3' in capfd.readouterr().out.replace(" ", "")
     assert main(["stats", "-u", embedded_url]) == 0
-    assert "expired in sideline" in capfd.readouterr().out
+    assert "sideline expired" in capfd.readouterr().out
 
 
 def test_a_dropped_magazine_begins_anew(app: ignis.Ignis) -> None:

@@ -23,7 +23,6 @@ from ignis.file_lock import FileLock, is_locked
 from ignis.leader import make_leader
 from ignis.relay import Relay
 from ignis.relay.directory import RelayDirectory
-from ignis.spark.pipeline.runs import Runs
 from tests.support import WAIT_S, eventually
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -252,6 +251,9 @@ def test_an_editor_whose_lock_lost_its_name_writes_nothing(tmp_path: Path, monke
 
 
 def test_a_pipeline_whose_lock_lost_its_name_records_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from ignis.spark.pipeline.runs import Runs
+
     first, second = Runs(tmp_path, "p"), Runs(tmp_path, "p")
     with first.locked():
         run = first.begin("ingest")
@@ -265,22 +267,27 @@ def test_a_pipeline_whose_lock_lost_its_name_records_nothing(tmp_path: Path) -> 
     assert first.get("ingest", run.id) is not None
 
 
-def test_a_store_is_not_alone_because_a_file_was_deleted(tmp_path: Path, new_app: MakeApp) -> None:
-    """Who believes to be alone recovers what others work on, and says at its end that all is flushed."""
+@pytest.mark.parametrize("durability", ["sync", "none"])
+def test_a_store_is_not_alone_because_a_file_was_deleted(tmp_path: Path, new_app: MakeApp, durability: str) -> None:
+    """Who believes to be alone recovers what others work on: what they are told is stored from then on must not be lost."""
     url = f"embedded://{tmp_path}/store"
     script = (
-        "import sys, ignis; app = ignis.Ignis(sys.argv[1]); q = app.queue('q', int, durability='none')\n"
-        "q.publish(1); print('there', flush=True); input(); app.close()"
+        "import sys, ignis; app = ignis.Ignis(sys.argv[1]); q = app.queue('q', int, durability=sys.argv[2])\n"
+        "q.publish(1); print('there', flush=True); input(); q.publish(3); app.close()"
     )
-    with subprocess.Popen([sys.executable, "-c", script, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    command = [sys.executable, "-c", script, url, durability]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"there\n"
-        for path in (tmp_path / "store").glob("*lock*"):
-            path.unlink()
+        for name in ("control-*", "owners"):  # all that it has locked
+            for path in (tmp_path / "store").rglob(name):
+                path.unlink()
         app = new_app(url)
-        app.queue("q", int, durability="none").publish(2)
-        app.close()
-        assert not (tmp_path / "store/none/clean").exists(), "the other one is still at work"
+        queue = app.queue("q", int, durability=durability)
+        queue.publish(2)
         other.communicate(b"\n", WAIT_S)
+        queue.publish(4)
+        app.close()
     assert other.returncode == 0
-    assert (tmp_path / "store/none/clean").exists()
+    queue = new_app(url).queue("q", int, durability=durability)
+    assert sorted(one.message for one in queue.main.peek()) == [1, 2, 3, 4]

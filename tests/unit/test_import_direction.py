@@ -23,15 +23,14 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
     frozenset({"clock", "file_lock", "log_limit", "places", "urls"}),
-    frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stop_signals"}),
-    frozenset({"body_plan", "pydantic_models"}),
+    frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stacks", "stop_signals"}),
+    frozenset({"body_plan", "pydantic_models", "upkeep"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),
     frozenset({"array_queue", "locks", "magazine", "middleware", "outcome"}),
     frozenset({"clearing", "handler", "leader", "publisher", "sweep_clock"}),
-    frozenset({"async_publisher", "workers"}),
-    frozenset({"acknowledger", "depths", "recovery"}),
+    frozenset({"async_publisher", "depths", "recovery"}),
     frozenset({"consumer", "shovel", "sweeper"}),
     frozenset({"queue"}),
     frozenset({"autoscaler", "refresher", "template"}),
@@ -53,7 +52,7 @@ LEAVES: dict[str, frozenset[str]] = {
     "testing": frozenset(),
 }
 
-DRIVERS = ("aerospike", "kazoo", "lmdb", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
+DRIVERS = ("aerospike", "kazoo", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import pytest
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import open_store
 from ignis.storage.clock import StoreClock
-from ignis.storage.embedded import known as lmdb_known
-from ignis.storage.engine import known
-from ignis.storage.engine.known import forget_hour
+from ignis.storage.embedded import known
+from ignis.storage.embedded.known import forget_hour
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000
-STORES = [("embedded", lmdb_known), ("engine", known)]
 
 
 @pytest.mark.parametrize("remember_s", [0.001, 1, 3_600, 5_000, 86_400, 7 * 86_400, 365 * 86_400])
@@ -41,13 +38,10 @@ def load(store: Any, first: int, count: int, remember_s: float) -> int:
     return int(store.magazines.load_once("m", [(0, batch)], None, remember_s)[0].loaded)
 
 
-@pytest.mark.parametrize(("scheme", "module"), STORES)
-def test_what_is_over_is_forgotten_and_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, module: ModuleType
-) -> None:
+def test_what_is_over_is_forgotten_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [float(NOW_MS // 1000)]
-    monkeypatch.setattr(module, "_FORGOTTEN_AT_ONCE", 60)
-    with open_store(f"{scheme}://{tmp_path}/store") as store:
+    monkeypatch.setattr(known, "_FORGOTTEN_AT_ONCE", 60)
+    with open_store(f"embedded://{tmp_path}/store") as store:
         any_store: Any = store
         any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
@@ -63,25 +57,22 @@ def test_what_is_over_is_forgotten_and_removed(
         assert load(store, 0, 101, 3_600) == 1
 
 
-@pytest.mark.parametrize(("scheme", "module"), STORES)
-def test_the_hour_may_pass_before_the_lock_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, module: ModuleType
-) -> None:
+def test_the_hour_may_pass_before_the_lock_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys are made before the transaction begins; what it stores is what it would have made itself."""
     clock = [float(NOW_MS // 1000)]
-    with open_store(f"{scheme}://{tmp_path}/store") as store:
+    with open_store(f"embedded://{tmp_path}/store") as store:
         any_store: Any = store
         any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
-        real = module.id_keys
+        real = known.id_keys
 
         def later(*args: object) -> object:
             clock[0] += 3_600
             return real(*args)
 
-        monkeypatch.setattr(module, "id_keys", later)
+        monkeypatch.setattr(known, "id_keys", later)
         assert load(store, 0, 100, 7_200) == 100
-        monkeypatch.setattr(module, "id_keys", real)
+        monkeypatch.setattr(known, "id_keys", real)
         assert load(store, 50, 100, 7_200) == 50
         clock[0] += 3_599
         assert load(store, 0, 100, 7_200) == 0, "remembered as long as was asked for"
@@ -89,7 +80,7 @@ def test_the_hour_may_pass_before_the_lock_is_there(
 
 def test_another_load_of_the_same_ids_may_come_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After they were found to be new, and before they are stored: one of the two stores each."""
-    with open_store(f"engine://{tmp_path}/store") as store:
+    with open_store(f"embedded://{tmp_path}/store") as store:
         store.magazines.declare("m", 1)
         real = known.forget_hour
         others: list[int] = []

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.pools import Chunk, Worker
+from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import StoreFailedError
 from ignis.handler import Failure
-from ignis.workers import Chunk, Worker
-from ignis.workers.leading import Leading, Tray
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, Gate, eventually, wait_idle
+from tests.support import WAIT_S, Gate, NewThreads, eventually, wait_idle
 
 
 class Sink:
@@ -231,7 +231,7 @@ def test_a_batch_that_waits_for_more_gets_it(app: ignis.Ignis) -> None:
 
 @pytest.mark.parametrize("batch", [None, 4])
 def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: ignis.Ignis, batch: int | None) -> None:
-    queue = app.queue("fewer", int)
+    queue, threads = app.queue("fewer", int), NewThreads()
     seen: list[Any] = []
     queue.handler(seen.append, concurrency=4, batch_size=batch)
     app.start()
@@ -244,13 +244,8 @@ def test_fewer_threads_and_the_one_that_waited_is_among_those_that_end(app: igni
             queue.publish(count)
             wait_idle(queue)
     assert queue.consumer is not None
-    eventually(lambda: _threads_of("fewer") == 2)
+    eventually(lambda: len(threads.named("ignis-fewer-")) == 2)
     assert app.stop() is True
-
-
-def _threads_of(queue: str) -> int:
-    names = [one.name for one in threading.enumerate()]
-    return sum(name.startswith(f"ignis-{queue}-") for name in names)
 
 
 def test_a_store_that_fails_ends_the_claims_and_spins_nobody(

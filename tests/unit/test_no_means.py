@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,39 @@ from ignis.storage import open_store
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
-def test_opening_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_opening_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     real = os.open
 
     def refuse(path: Any, *args: Any, **more: Any) -> int:
-        if str(path).endswith("data.mdb"):
+        if str(path).endswith("/owners"):
             raise OSError(number, os.strerror(number))
         return real(path, *args, **more)
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StoreUnreachableError, match="environment claims"):
+    with pytest.raises(StoreUnreachableError, match="owners"):
         open_store(f"embedded://{tmp_path}/s")
     monkeypatch.undo()
     open_store(f"embedded://{tmp_path}/s").close()
+
+
+def test_opening_a_store_with_one_descriptor_more_each_time(tmp_path: Path) -> None:
+    """Until there are enough of them: whichever is the one that is lacking, it is the caller's error, and nothing stays open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    refused = 0
+    for more in range(40):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + more, hard))
+        try:
+            open_store(f"embedded://{tmp_path}/s").close()
+            break
+        except StoreUnreachableError:
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert os.dup(0) == lowest, "a descriptor was left open"
+        os.close(lowest)
+    assert 4 < refused < 39
 
 
 @pytest.mark.parametrize(

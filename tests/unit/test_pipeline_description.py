@@ -171,6 +171,24 @@ def test_the_store_is_the_arguments_the_environments_or_the_descriptions(
     assert resolve_target(bare, Target("", "", "", str(file))) == ("embedded:///d", "ignis", "local", str(file))
 
 
+def test_a_store_that_the_environment_puts_in_the_place_of_the_descriptions_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    described = parse_description(minimal(store={"url": "embedded:///c"}))
+    monkeypatch.setenv("IGNIS_URL", "ignis://ada:secret@b:1")
+    resolve_target(described)
+    assert [one.levelname for one in caplog.records] == ["WARNING"]
+    told = caplog.text
+    assert "ignis://b:1, not embedded:///c" in told
+    assert "secret" not in told
+    caplog.clear()
+    resolve_target(described, Target("embedded:///a", "", ""))  # asked for
+    monkeypatch.setenv("IGNIS_URL", "embedded:///c")
+    resolve_target(described)  # the same
+    resolve_target(parse_description(minimal()))  # nothing to go before
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("url", "words"), [("", "no store"), ("memory://x", "lives in one process")])
 def test_a_store_that_workers_cannot_open(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -134,7 +134,6 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "acknowledger",
         "app",
         "array_queue",
         "async_publisher",
@@ -142,6 +141,9 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "clock",
         "config",
         "consumer",
+        "consumer.acknowledger",
+        "consumer.claims",
+        "consumer.pools",
         "depths",
         "handler",
         "hooks",
@@ -164,7 +166,7 @@ def test_an_error_has_one_root_and_no_builtin_name(name: str) -> None:
         "sweeper",
         "template",
         "testing",
-        "workers",
+        "upkeep",
     ],
 )
 def test_every_module_lists_its_names(module: str) -> None:

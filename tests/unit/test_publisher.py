@@ -28,7 +28,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.native import shard_for_key
-from tests.support import WAIT_S, eventually
+from tests.support import WAIT_S, NewThreads, eventually
 
 
 class Door:
@@ -225,6 +225,25 @@ def test_a_store_that_hangs_does_not_hang_close(queue: ignis.Queue[Any], door: D
     assert sorted(stored(queue)) == [1, 2]
 
 
+@pytest.mark.parametrize("where", ["memory", "embedded"])
+def test_an_application_that_is_closed_before_its_publisher(tmp_path: Any, where: str) -> None:
+    """What is sent afterwards is refused, and not taken in to be lost."""
+    with ignis.Ignis("memory://") as other:
+        app = ignis.Ignis("memory://" if where == "memory" else f"embedded://{tmp_path}/store")
+        publisher, kept = app.queue("q", int).publisher(), other.queue("q", int).publisher()
+        assert publisher.send(1).result(WAIT_S)
+        app.close()
+        with pytest.raises(ClosedError, match="publisher of q is closed: its application was"):
+            publisher.send(2)
+        publisher.close()
+        assert (publisher.sent, publisher.failed, publisher.pending) == (1, 0, 0)
+        assert kept.send(3).result(WAIT_S), "another application's goes on"
+        kept.close()
+        with app.queue("q", int).publisher() as again:
+            assert again.send(4).result(WAIT_S)
+        app.close()
+
+
 def test_closed(queue: ignis.Queue[Any]) -> None:
     publisher = queue.publisher()
     publisher.close()
@@ -236,9 +255,10 @@ def test_closed(queue: ignis.Queue[Any]) -> None:
 
 
 def test_no_thread_is_left(queue: ignis.Queue[Any]) -> None:
+    threads = NewThreads()
     with queue.publisher() as publisher:
         publisher.send(1)
-    eventually(lambda: not [one for one in threading.enumerate() if one.name == "ignis-flusher-jobs"])
+    eventually(lambda: not threads.named("ignis-flusher-"))
 
 
 def test_what_is_refused_at_once(app: ignis.Ignis) -> None:

@@ -13,7 +13,7 @@ from ignis.refresher import INACTIVE, NO_HANDLER, PUBLISH_ONLY, REMOVED, RUNNING
 from ignis.storage.base import QueueRecord
 from tests.apps import templates
 from tests.conftest import MakeApp
-from tests.support import WAIT_S, Journal, eventually, wait_idle
+from tests.support import WAIT_S, Journal, NewThreads, eventually, wait_idle
 
 OFTEN = {"interval_s": 0.02, "initial_delay_s": 0, "watch_s": 0}
 BY_HAND = {"initial_delay_s": 86_400, "watch_s": 0}
@@ -284,7 +284,7 @@ def test_the_shovel_follows_its_stored_settings(store_url: str, new_app: MakeApp
 
 
 def test_an_inactive_queue_stops_and_a_reactivated_one_starts(store_url: str, new_app: MakeApp) -> None:
-    app = new_app(store_url, refresher=BY_HAND)
+    app, threads = new_app(store_url, refresher=BY_HAND), NewThreads()
     seen: list[Any] = []
     queue = app.queue("jobs", dict, shovel_interval=0.01)
     queue.handler(seen.append)
@@ -292,7 +292,8 @@ def test_an_inactive_queue_stops_and_a_reactivated_one_starts(store_url: str, ne
     put(app, "jobs", active=False)
     assert app.refresh().stopped == ["jobs"]
     assert (app.refresher.states["jobs"], queue.consumer) == (INACTIVE, None)
-    assert not [one for one in threading.enumerate() if one.name in ("ignis-shovel-jobs", "ignis-fetch-jobs")]
+    assert queue.shovel._timer is None
+    assert not threads.named("ignis-jobs-")
     queue.publish({"n": 1})
     assert app.stats()["queues"][0]["pending"] == 1, "looking at it does not wake it"
     assert app.refresh().started == [], "deactivated by hand it stays so"
@@ -439,14 +440,14 @@ def test_the_schedule_survives_a_store_that_refuses(
 
 
 def test_stopping_ends_it(memory_url: str, new_app: MakeApp) -> None:
-    app = new_app(memory_url, refresher=OFTEN)
+    app, threads = new_app(memory_url, refresher=OFTEN), NewThreads()
     handled_by(app, "orders.*")
     app.start()
     app.stop()
     app.queue("orders.eu", dict).open()
     result = app.refresh()
     assert (result.started, [queue.consumer for queue in app.queues()]) == ([], [None])
-    assert not [one for one in threading.enumerate() if one.name == "ignis-refresher"]
+    assert not threads.named("ignis-refresher")
 
 
 @pytest.mark.integration

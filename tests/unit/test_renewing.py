@@ -231,8 +231,8 @@ def test_by_hand(app: ignis.Ignis, clock: Clock) -> None:
 WORKER = """
 import sys, time
 from pathlib import Path
-import ignis, ignis.acknowledger
-ignis.acknowledger.RENEWALS = 2400  # every half second
+import ignis, ignis.consumer.acknowledger
+ignis.consumer.acknowledger.RENEWALS = 2400  # every half second
 url, folder = sys.argv[1], Path(sys.argv[2])
 app = ignis.Ignis(url)
 queue = app.queue("jobs", int, shards=1)

@@ -15,14 +15,18 @@ from ignis.errors import ClosedError, QueueMismatchError
 from tests.apps import jobs
 from tests.broker_support import running
 from tests.conftest import MakeApp
-from tests.support import Journal, eventually, wait_idle
+from tests.support import SHARED_THREADS, Journal, eventually, wait_idle
 
 CYCLES = 3
 
 
 def ours() -> set[threading.Thread]:
     """The threads of this package. One of the store's stays for the process's life once it was needed."""
-    return {one for one in threading.enumerate() if one.name.startswith("ignis") and "store" not in one.name}
+    return {
+        one
+        for one in threading.enumerate()
+        if one.name.startswith("ignis") and not one.name.startswith(SHARED_THREADS) and "store" not in one.name
+    }
 
 
 def test_start_after_close(store_url: str, new_app: MakeApp) -> None:

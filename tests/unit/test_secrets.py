@@ -60,7 +60,7 @@ def test_what_is_shown_of_a_url(url: str) -> None:
     ("url", "shown"),
     [
         ("embedded:///var/lib/x@y", "embedded:///var/lib/x@y"),
-        ("embedded:///x?map_size_bytes=5&create=false", "embedded:///x?map_size_bytes=5&create=false"),
+        ("embedded:///x?sync_interval_ms=5&create=false", "embedded:///x?sync_interval_ms=5&create=false"),
         ("memory://", "memory://"),
         ("ignis://[::1]:9710", "ignis://[::1]:9710"),
         (f"ignis://a:{SECRET}@host:9710/?timeout_s=5&token={SECRET}", "ignis://host:9710/?timeout_s=5&token=***"),

@@ -44,7 +44,7 @@ def test_both_spellings_that_may_be_meant(tmp_path: Path, monkeypatch: pytest.Mo
         (f"embedded:{tmp_path}/one", tmp_path / "one"),
     ):
         with open_store(url):
-            assert (path / "FORMAT").exists()
+            assert (path / "format").exists()
 
 
 @pytest.mark.parametrize(

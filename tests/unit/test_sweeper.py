@@ -22,7 +22,7 @@ from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.base import Fence
 from ignis.sweep_clock import ClockGuard
 from ignis.sweeper import Sweeper, SweepResult
-from tests.support import UNREADABLE_METAS, WAIT_S, eventually, reasons, sidelined
+from tests.support import UNREADABLE_METAS, WAIT_S, NewThreads, eventually, reasons, sidelined
 
 MakeApp = Callable[..., ignis.Ignis]
 
@@ -75,6 +75,24 @@ def test_what_is_stuck_goes_to_the_sideline(app: ignis.Ignis, clock: Clock) -> N
     assert record.swept_count == 40
     assert set(record.sweep_pointers) == {0, 1, 2}
     assert app.sweeper().total.swept == 40
+
+
+def test_what_is_swept_counts_when_it_comes_back(app: ignis.Ignis, clock: Clock) -> None:
+    """It went through the sideline, as what failed does. What the sweeper moves within the sideline is no return."""
+    queue = open_queue(app, shovel_interval="10m", max_returns=1)
+    queue.publish(1)
+    assert len(queue.main.fire(1)) == 1
+    clock.ahead_s = 610
+    assert app.sweeper().run_once().swept == 1
+    assert len(queue.sideline.fire(1)) == 1
+    clock.ahead_s = 10_000
+    assert app.sweeper().run_once().sideline_swept == 1
+    assert [message.returns for message in sidelined(queue)] == [0]
+    assert queue.shovel.run_scheduled().moved == 1
+    assert [fired.envelope.returns for fired in queue.main.fire(1)] == [1]
+    clock.ahead_s = 20_000
+    assert app.sweeper().run_once().swept == 1
+    assert queue.shovel.run_scheduled().waiting == 1
 
 
 def test_headers_that_cannot_be_read_stop_no_sweep(app: ignis.Ignis, clock: Clock) -> None:
@@ -529,12 +547,12 @@ def test_the_schedule(store_url: str, new_app: MakeApp, clock: Clock) -> None:
     queue.publish(1)
     queue.main.fire(1)
     clock.ahead_s = 10_000
-    sweeper = app.sweeper()
+    sweeper, threads = app.sweeper(), NewThreads()
     sweeper.start()
     sweeper.start()
     eventually(lambda: len(sidelined(queue)) == 1)
     sweeper.stop(WAIT_S)
-    assert not [one for one in threading.enumerate() if one.name == "ignis-sweeper"]
+    assert not threads.named("ignis-sweeper")
 
 
 def test_the_schedule_survives_failures_and_other_leaders(

@@ -13,7 +13,7 @@ import ignis
 from ignis.errors import ConfigError, HandlerTimeoutError, UnreadableMessageError, WaitTimeoutError
 from ignis.native import CODEC_JSON, encode_record
 from ignis.testing import Drained, ManualClock, adrain, drain, use_memory_store
-from tests.support import WAIT_S, reasons, sidelined
+from tests.support import WAIT_S, NewThreads, reasons, sidelined
 
 
 @pytest.fixture
@@ -25,10 +25,9 @@ def queue(app: ignis.Ignis) -> ignis.Queue[int]:
 @pytest.fixture(autouse=True)
 def _no_threads() -> Iterator[None]:
     """Nothing is started for it."""
-    before = {one.name for one in threading.enumerate() if one.name.startswith("ignis")}
+    threads = NewThreads()
     yield
-    after = {one.name for one in threading.enumerate() if one.name.startswith("ignis") and "store" not in one.name}
-    assert not {one for one in after - before if "flusher" not in one}
+    assert not [name for name in threads.named() if "store" not in name and "flusher" not in name]
 
 
 def test_everything_is_handled_in_this_thread(queue: ignis.Queue[int]) -> None:

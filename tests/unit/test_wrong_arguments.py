@@ -21,7 +21,6 @@ from ignis.config import SECTIONS, load_file, resolve
 from ignis.errors import ConfigError, IgnisError
 from ignis.locks import LockManager
 from ignis.storage import open_store
-from ignis.storage.embedded import catalogue
 from ignis.storage.memory import MemoryStore
 from tests.support import eventually
 
@@ -139,8 +138,18 @@ class World:
                  for key, one in content.magazines.items()},
                 dict(content.queues), dict(content.locks), {key: list(one) for key, one in content.arrays.items()},
             )  # fmt: skip
-        with store.sync_data().env.reading() as txn:  # type: ignore[attr-defined]
-            return dict(catalogue.items(txn, b""))
+        content = {}
+        for durability, log in store.directory.opened().items():  # type: ignore[attr-defined]
+            magazines = log.magazines()
+            shards = [(number, shard) for number, _, count, _ in magazines for shard in range(count)]
+            content[durability] = (
+                dict(log.keys()),
+                magazines,
+                [log.shards(number) for number, *_ in magazines],
+                [log.living(*shard, [(0, 1 << 62)]) for shard in shards],
+                [log.claims(*shard, 0, 64) for shard in shards],
+            )
+        return content
 
     def close(self) -> None:
         self.publisher.close()

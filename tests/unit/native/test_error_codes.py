@@ -40,6 +40,7 @@ EXPECTED = {
     "IGN_E_UNKNOWN": errors.QueueNotFoundError,
     "IGN_E_MISMATCH": errors.QueueMismatchError,
     "IGN_E_IN_DOUBT": errors.StoreFailedError,
+    "IGN_E_LOST": errors.StoreFormatError,
 }
 
 CODES = {name: int(value) for name, value in re.findall(r"(IGN_E_\w+) = (-\d+)", HEADER.read_text())}

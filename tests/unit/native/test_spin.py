@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +13,36 @@ import pytest
 from ignis.config import ConsumerSettings
 from ignis.errors import ConfigError
 from ignis.native import EventBoard, set_spin
+from ignis.native.store import Log
 
 
-def busy_share(spin_us: int | None, timeout_s: float) -> float:
+def on_board(timeout_s: float) -> None:
+    with EventBoard(None, 1) as board:
+        board.wait(0, board.sequence(0), timeout_s)
+
+
+def on_log(directory: Path) -> Callable[[float], None]:
+    def wait(timeout_s: float) -> None:
+        log = Log(str(directory))
+        try:
+            number = log.declare("m", 1, 0)
+            log.wait(number, log.wait(number, -1, 0), timeout_s)
+        finally:
+            log.close()
+
+    return wait
+
+
+def busy_share(spin_us: int | None, timeout_s: float, waits: Callable[[float], None] = on_board) -> float:
     """Processor time of one wait in a thread of its own, by the time that it may wait."""
     found: list[float] = []
 
     def wait() -> None:
         if spin_us is not None:
             set_spin(spin_us)
-        with EventBoard(None, 1) as board:
-            began = time.thread_time()
-            board.wait(0, board.sequence(0), timeout_s)
-            found.append((time.thread_time() - began) / timeout_s)
+        began = time.thread_time()
+        waits(timeout_s)
+        found.append((time.thread_time() - began) / timeout_s)
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -35,6 +54,13 @@ def test_a_thread_that_spins_is_busy_and_another_is_not() -> None:
     assert min(busy_share(0, 0.05) for _ in range(3)) < 0.1
     # On a machine with other work it gets less than it would take.
     assert max(busy_share(100_000, 0.05) for _ in range(20)) > 0.3
+
+
+def test_who_waits_for_a_log_spins_too(tmp_path: Path) -> None:
+    """Beside what opening it costs."""
+    log = on_log(tmp_path)
+    still = min(busy_share(0, 0.1, log) for _ in range(3))
+    assert max(busy_share(100_000, 0.1, log) for _ in range(20)) > still + 0.3
 
 
 def test_it_is_bounded() -> None:

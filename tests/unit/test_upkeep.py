@@ -1,0 +1,184 @@
+"""What all queues of a process share: threads for work that may wait, timers, and no thread for what is idle."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.clock import Clock
+from ignis.testing import ManualClock
+from ignis.upkeep import SharedThreads, Timers, run_soon, shared_threads, timers, timers_of
+from tests.conftest import MakeApp
+from tests.support import WAIT_S, NewThreads, eventually
+
+QUEUES = 20
+
+
+def test_calls_that_wait_hold_up_nobody() -> None:
+    threads, gate, entered, done = SharedThreads(), threading.Event(), threading.Semaphore(0), threading.Semaphore(0)
+
+    def waits() -> None:
+        entered.release()
+        gate.wait(WAIT_S)
+        done.release()
+
+    for _ in range(30):
+        threads.submit(waits)
+    for _ in range(30):
+        assert entered.acquire(timeout=WAIT_S)
+    assert threads.count == 30
+    gate.set()
+    for _ in range(30):
+        assert done.acquire(timeout=WAIT_S)
+
+
+def test_a_thread_that_is_free_takes_the_next_call() -> None:
+    threads, ended, idents = SharedThreads(), threading.Semaphore(0), set()
+
+    def call() -> None:
+        idents.add(threading.get_ident())
+        ended.release()
+
+    for _ in range(50):
+        threads.submit(call)
+        assert ended.acquire(timeout=WAIT_S)
+        eventually(lambda: threads._idle)
+    assert len(idents) == threads.count == 1
+
+
+def test_threads_without_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ignis.upkeep.threads.IDLE_S", 0.01)
+    threads, ran = SharedThreads(), threading.Event()
+    threads.submit(ran.set)
+    assert ran.wait(WAIT_S)
+    eventually(lambda: threads.count == 0)
+    ran.clear()
+    threads.submit(ran.set)
+    assert ran.wait(WAIT_S), "and come again"
+
+
+def test_a_call_that_raises_is_logged_and_ends_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    threads, ran = SharedThreads(), threading.Event()
+    threads.submit(lambda: 1 / 0)  # type: ignore[arg-type]
+    threads.submit(ran.set)
+    assert ran.wait(WAIT_S)
+    eventually(lambda: "ZeroDivisionError" in caplog.text)
+
+
+def no_threads(monkeypatch: pytest.MonkeyPatch, often: int) -> list[int]:
+    """No thread can be started so many times."""
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if len(refused) < often:
+            refused.append(1)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return refused
+
+
+def test_without_a_thread_to_be_had_the_call_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ran = Timers(Clock()), threading.Event()
+    clock.after(0, lambda: None)  # its own thread runs
+    monkeypatch.setattr(timers, "_shared", [clock])
+    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    time.sleep(0.05)
+    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    refused = no_threads(monkeypatch, 2)
+    run_soon(ran.set)
+    assert ran.wait(WAIT_S)
+    assert len(refused) == 2
+
+
+def test_a_thread_too_few_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that there is takes what no other could be started for."""
+    threads, gate, ran = SharedThreads(), threading.Event(), threading.Event()
+    threads.submit(lambda: gate.wait(WAIT_S) and None)
+    no_threads(monkeypatch, 1)
+    threads.submit(ran.set)
+    gate.set()
+    assert ran.wait(WAIT_S)
+    assert threads.count == 1
+
+
+def test_timers_go_off_in_the_order_of_their_times() -> None:
+    clock, made, last = Timers(Clock()), [], threading.Event()
+    for number in (5, 1, 3, 2, 4):
+        clock.after(number * 0.05, lambda number=number: made.append(number))  # type: ignore[misc]
+    clock.after(0.05, lambda: made.append(0)).cancel()
+    clock.after(0.35, last.set)
+    assert last.wait(WAIT_S)
+    assert made == [1, 2, 3, 4, 5]
+
+
+def test_timers_of_a_clock_by_hand_go_by_it() -> None:
+    by_hand = ManualClock()
+    made = threading.Event()
+    timers_of(by_hand).after(60, made.set)
+    assert not made.wait(0.1)
+    by_hand.advance(60)
+    assert made.wait(WAIT_S)
+    assert timers_of(Clock()) is timers_of(None), "and all others share the process's own"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_has_its_own() -> None:
+    ran = threading.Event()
+    run_soon(ran.set)
+    timers_of(None).after(0, lambda: None)
+    assert ran.wait(WAIT_S)
+    before, reading, writing = shared_threads(), *os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        again = threading.Event()
+        timers_of(None).after(0.01, again.set)
+        os.write(writing, b"y" if again.wait(WAIT_S) and shared_threads() is not before else b"n")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reading, 1) == b"y"
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("pool", ["thread", "async"])
+def test_an_idle_queue_has_no_thread_but_its_workers(store_url: str, new_app: MakeApp, pool: str) -> None:
+    app = new_app(store_url)
+    seen: list[int] = []
+
+    async def coroutine(message: int) -> None:
+        seen.append(message)
+
+    for number in range(QUEUES):
+        app.queue(f"q{number}", int, shards=1).handler(coroutine if pool == "async" else seen.append)
+    threads = NewThreads()
+    app.start()
+    names = threads.named(shared=True)
+    own = [name for name in names if name.startswith("ignis-q")]
+    shared = [name for name in names if not name.startswith("ignis-q") and "ignis-fetch" not in name]
+    assert len(own) == QUEUES
+    assert len(shared) < QUEUES / 2, shared
+    for queue in app.queues():
+        queue.publish(1)
+    eventually(lambda: len(seen) == QUEUES)
+    assert app.stop() is True
+
+
+def test_outcomes_of_a_queue_that_was_idle_are_stored(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that stores them had left meanwhile, and comes back."""
+    monkeypatch.setattr("ignis.consumer.acknowledger._STAY_S", 0.001)
+    queue = app.queue("jobs", int)
+    seen: list[Any] = []
+    queue.handler(seen.append)
+    app.start()
+    for number in range(40):
+        queue.publish(number)
+        eventually(lambda: queue.consumer is not None and queue.consumer.counts["handled"] == number + 1)  # noqa: B023
+        time.sleep(0.003 * (number % 3))
+    assert app.stop() is True
