@@ -162,6 +162,10 @@ wheel: dist/.built ## source distribution and wheel: contents checked, wheel ins
 	$(PY) tests/packaging/check_distributions.py dist
 	scripts/try-wheel $(PY) dist
 
+.PHONY: wheel-tests
+wheel-tests: dist/.built $(STAMPS)/build ## the tests that each wheel is tried with where it is built: from the wheel alone, in an empty environment
+	IGNIS_TEST_WHEEL=all $(PY) -m pytest -n0 -s tests/packaging/test_wheel_tests.py
+
 .PHONY: reproducible
 reproducible: $(STAMPS)/packages ## the wheel built twice, in two places: the same bytes
 	scripts/reproducible-wheel $(PY)
