@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -289,6 +290,57 @@ def test_middleware_of_coroutines() -> None:
     assert seen == ["in", "in", "handler", "out", "out"]
     assert run(handler, middleware=[answers]) == Failure("rejected", "")
     assert run(handler, middleware=[fails]) == Failure("exception", "RuntimeError: middleware")
+
+
+def test_middleware_that_forgets_the_handler_fails_the_message() -> None:
+    """Wherever it stands, of both kinds, and also where the coroutine was made and not awaited."""
+    called: list[Any] = []
+
+    def plain(message: Any) -> None:
+        called.append(message)
+
+    async def coroutine(message: Any) -> None:
+        called.append(message)
+
+    def forgets(ctx: Context, call_next: Any) -> None:
+        pass
+
+    async def forgets_too(ctx: Context, call_next: Any) -> None:
+        pass
+
+    async def never_awaits(ctx: Context, call_next: Any) -> None:
+        call_next(ctx).close()
+
+    def passes(ctx: Context, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    async def passes_too(ctx: Context, call_next: Any) -> Any:
+        return await call_next(ctx)
+
+    def answers(ctx: Context, call_next: Any) -> bool:
+        return True
+
+    def without_answer(ctx: Context, call_next: Any) -> None:
+        call_next(ctx)
+
+    for handler, layers in (
+        (plain, [forgets]),
+        (plain, [passes, forgets]),
+        (plain, [forgets, passes]),
+        (plain, [passes_too, forgets]),
+        (plain, [forgets_too, passes]),
+        (coroutine, [forgets_too]),
+        (coroutine, [passes_too, forgets_too]),
+        (coroutine, [never_awaits]),
+    ):
+        outcome = run(handler, middleware=layers)
+        assert isinstance(outcome, Failure), layers
+        assert outcome.reason == "exception"
+        assert re.match(r"HandlerNotCalledError: middleware .*(forgets|never)\S* returned None without", outcome.error)
+    assert run(plain, middleware=[answers]) is None
+    assert called == []
+    assert run(plain, middleware=[without_answer]) is None
+    assert len(called) == 1
 
 
 # -- batches
