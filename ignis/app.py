@@ -44,7 +44,8 @@ from ignis.errors import (
     QueueMismatchError,
     QueueNotFoundError,
 )
-from ignis.handler import Middleware, check_callable
+from ignis.handler import Middleware
+from ignis.handler_form import check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager

@@ -24,7 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
     frozenset({"clock", "file_lock", "log_limit", "near_names", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stacks", "stop_signals"}),
-    frozenset({"body_plan", "pydantic_models", "upkeep"}),
+    frozenset({"body_plan", "handler_form", "pydantic_models", "upkeep"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),
