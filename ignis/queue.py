@@ -24,13 +24,14 @@ from ignis.config import (
     shown,
 )
 from ignis.consumer import FLEET, PROCESS, Consumer
-from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
+from ignis.errors import ConfigError, IgnisError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
 from ignis.handler_form import check_callable
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import OnPlaced, Publisher
+from ignis.recovery import Recovered, recover_dead
 from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
@@ -574,6 +575,7 @@ class Queue(Generic[M]):
                 self.set_local_pause(stored is not None and PAUSED in stored.extra)
             self.open()
             if self.consumer is None and self.spec is not None:
+                self._take_back()
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
                 if self.app.paused:
                     consumer.pause(PROCESS)
@@ -582,6 +584,23 @@ class Queue(Generic[M]):
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
+
+    def _take_back(self) -> None:
+        """What provably dead processes had claimed goes to the sideline now: nobody need wait for the sweeper's first pass."""
+        if not self.app.sweeper_settings.dead_owners:
+            return
+        store = self.app.store
+        try:
+            record = store.queues.get(self.name)
+            found = Recovered() if record is None else recover_dead(store, record)
+        except IgnisError as exc:
+            log.warning("what dead processes held of %s is left to the sweeper: %s", self.name, exc)
+            return
+        if found.sidelined or found.returned:
+            log.warning(
+                "dead processes held messages of %s: %d are in its sideline now, %d back there",
+                self.name, found.sidelined, found.returned,
+            )  # fmt: skip
 
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
