@@ -28,10 +28,11 @@ from ignis.upkeep import Timer, run_soon, timers_of
 if TYPE_CHECKING:
     from ignis.queue import Queue
 
-__all__ = ["FLEET", "PROCESS", "REMOVAL", "Consumer"]
+__all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
-PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
-"""Who pauses a consumer: the application here, the queue's record, and a removal that is under way."""
+PROCESS, FLEET, REMOVAL, START = "process", "fleet", "removal", "start"
+"""Who pauses a consumer: the application here, the queue's record, a removal that is under way, and the start of an application
+of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
 
