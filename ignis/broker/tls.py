@@ -6,6 +6,7 @@ import os
 import ssl
 
 from ignis.errors import ConfigError
+from ignis.regular_files import check_regular
 
 __all__ = ["client_context", "server_context"]
 
@@ -62,6 +63,9 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
         raise ConfigError(f"TLS key {os.fspath(key or certificate)} has a passphrase; the key must have none")
 
     try:
+        for one in (certificate, key):
+            if one is not None:
+                check_regular(one)
         context.load_cert_chain(certificate, key, password=no_passphrase)
     except (OSError, ssl.SSLError) as exc:
         where = f"{os.fspath(certificate)}" + (f" and key {os.fspath(key)}" if key is not None else "")
@@ -70,6 +74,7 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
 
 def _load_authorities(context: ssl.SSLContext, ca: PathLike) -> None:
     try:
+        check_regular(ca)
         context.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"TLS authorities {os.fspath(ca)}: {exc.strerror or exc}") from exc

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from ignis.broker.permissions import Rule
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.regular_files import regular_only
 
 __all__ = ["Token", "User", "Users", "editing", "load_users"]
 
@@ -70,12 +70,12 @@ def load_users(path: str | os.PathLike[str]) -> Users:
     Raises ConfigError: it is not there, others may read it, or something in it makes no sense. The text never has a secret.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = regular_only(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as exc:
         raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+        if found.st_mode & 0o077:
             raise ConfigError(
                 f"users file {os.fspath(path)} has mode {found.st_mode & 0o777:o}: only its owner may read it (chmod 600)"
             )
