@@ -27,6 +27,7 @@ log = logging.getLogger("ignis.broker")
 _LOOK_AGAIN_S = 1.0
 _FREE_FAILURES_PEER = 10
 _FREE_FAILURES_USER = 50
+_NAMES_SHOWN = 5
 _REFUSED = "unknown user, or wrong password, token or certificate"
 _NO_DIGEST = "0" * 64
 
@@ -77,6 +78,7 @@ class UsersFile:
         self._nobody = hash_password("nobody has this password")
         self._users: dict[str, User] = {}
         self._by_token: dict[str, tuple[User, str]] = {}
+        self._certificates: bool | None = None
         self._seen = self._stamp()
         self._take(load_users(path))
         self._next_look = clock() + _LOOK_AGAIN_S
@@ -129,12 +131,27 @@ class UsersFile:
 
     # -- the file
 
+    def certificates_checked(self, checked: bool) -> None:
+        """Whether the broker asks its clients for certificates: if not, users who have nothing else are warned of, now and when
+        the file is read again."""
+        self._certificates = checked
+        self._warn()
+
+    def _warn(self) -> None:
+        names = [user.name for user in self._users.values() if user.certificate]
+        if names and self._certificates is False:
+            shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+            log.warning(
+                "%d user(s) may connect with a client certificate (%s), but no client is asked for one: give the broker "
+                "--tls-client-ca", len(names), shown,
+            )  # fmt: skip
+
     def _stamp(self) -> tuple[int, int, int]:
         try:
             found = os.stat(self._path)
         except OSError:
             return (0, 0, 0)
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_ctime_ns, found.st_size  # of a change of owner or mode as well
 
     def _take(self, users: Users) -> None:
         self._by_token = {token.id: (user, token.digest) for user in users.users for token in user.tokens}
@@ -157,6 +174,7 @@ class UsersFile:
                 log.error("the users as they were before stay in force: %s", exc)
             else:
                 log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
+                self._warn()
 
 
 def _address(peer: str) -> str:

@@ -21,6 +21,7 @@ from ignis.app import Ignis
 from ignis.broker.access import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.admission import Admission
 from ignis.broker.application import Application
+from ignis.broker.auth import UsersFile
 from ignis.broker.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.cluster import Cluster, make_cluster
 from ignis.broker.commands import Command
@@ -177,6 +178,8 @@ class Broker:
             await self._close()
             raise
         self._ticker = self.loop.create_task(self._tick())
+        if isinstance(self.authenticator, UsersFile):
+            self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
         log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
 
     def request_stop(self) -> None:

@@ -221,6 +221,68 @@ def test_a_file_that_others_may_read_is_refused(path: Path, tmp_path: Path) -> N
         load_users(tmp_path / "nowhere")
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+STRANGER = 65_534
+
+
+@as_root
+def test_a_file_of_another_user_is_refused(path: Path) -> None:
+    """He could say with it who may do what."""
+    add(path, User("ann", ["all:*"]))
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        load_users(path)
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        UsersFile(path)
+
+
+def test_a_file_below_a_directory_that_everybody_may_write_is_refused(path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    path.parent.chmod(0o777)
+    for refused in (load_users, UsersFile, add):
+        with pytest.raises(ConfigError, match=rf"everybody may write {path.parent}"):
+            refused(path)
+    path.parent.chmod(0o1777)
+    load_users(path)
+
+
+def test_a_named_pipe_is_no_users_file(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="is not a file"):
+        load_users(path)
+
+
+@as_root
+def test_what_root_edits_stays_its_owners(tmp_path: Path) -> None:
+    """The broker's user must be able to read it, and to edit it next."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, STRANGER, STRANGER)
+    path = home / "users.json"
+    for mode in (0o600, 0o400):
+        add(path, User(f"user{mode}", ["all:*"]))
+        for one in home.iterdir():
+            assert (one.stat().st_uid, one.stat().st_gid) == (STRANGER, STRANGER), one
+        path.chmod(0o400)
+        add(path, User(f"other{mode}", ["all:*"]))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o400, "its mode stays too"
+        assert path.stat().st_uid == STRANGER
+        path.unlink()
+    assert len(list(home.iterdir())) == 1, "the lock's file"
+
+
+@as_root
+def test_a_file_of_roots_is_not_given_away(tmp_path: Path) -> None:
+    """The owner of the directory has given it the lock's name as well."""
+    home, treasure = tmp_path / "home", tmp_path / "treasure"
+    treasure.touch(mode=0o600)
+    home.mkdir(mode=0o700)
+    os.chown(home, STRANGER, STRANGER)
+    os.link(treasure, home / "users.json.lock")
+    add(home / "users.json", User("ann", ["all:*"]))
+    assert treasure.stat().st_uid == 0
+
+
 def test_an_edit_that_fails_changes_nothing(path: Path) -> None:
     add(path, User("ann", ["all:*"]))
     before = path.read_bytes()
@@ -361,6 +423,31 @@ def test_a_changed_file_counts_for_the_next_login(
     os.unlink(path)
     clock.now += 1.01
     assert users.authenticate(Credentials(certificate="gadget")).name == "gadget"
+
+
+def test_users_by_certificate_need_a_broker_that_asks_for_one(
+    users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    users.certificates_checked(True)
+    assert not caplog.records
+    users.certificates_checked(False)
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert "(machine)" in said.getMessage()
+    assert "--tls-client-ca" in said.getMessage()
+    add(path, User("gadget", ["look:*"], certificate=True))
+    clock.now += 1.01
+    users.authenticate(Credentials(token=TOKEN.text))
+    assert "(gadget, machine)" in caplog.records[-1].getMessage()
+
+
+def test_a_change_of_mode_is_noticed(
+    users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.chmod(0o644)
+    clock.now += 1.01
+    users.authenticate(Credentials(token=TOKEN.text))
+    assert "only its owner may read it" in caplog.text
 
 
 def test_a_broker_does_not_start_without_its_users(path: Path) -> None:
