@@ -572,6 +572,9 @@ class BrokerSettings(_Settings):
     max_connections_per_address: int = _setting(
         11_000, "connections of one address (of IPv6: of one /64 network) at a time", 1, 1_000_000
     )
+    max_connections_per_user: int = _setting(
+        0, "connections of one user at a time; 0 = a quarter of those that there is room for", 0, 1_000_000
+    )
     max_unauthenticated: int = _setting(
         256, "connections that have not yet said who they are, counted from accept on", 1, 100_000
     )

@@ -354,10 +354,10 @@ class Broker:
         def begin() -> None:
             self._submit(self._password_threads, work, ended(admitted), None, ended(refused))
 
-        self._logins.enter(begin, refused, gone)
+        self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
 
     def holder(self, principal: Principal, peer: str) -> str:
-        """Under what the applications that a connection uses are counted: its user, or without users its address; of this
+        """Under what a connection and the applications that it uses are counted: its user, or without users its address; of this
         machine's own connections to an open broker nothing."""
         if not self.authenticator.open:
             return f"user {principal.name}"
@@ -473,7 +473,6 @@ class Broker:
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
         assert session.application is not None
-        self.admission.known(session.visitor)
         self._present.setdefault(self._key(session, session.application), []).append(session)
         found = self._lost.pop(self._key(session, session.application), None)
         if found is None:
