@@ -70,7 +70,7 @@ __all__ = [
     "url_named",
 ]
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+NAME_PATTERN = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}\Z")
 _OTHERS_KEYS = re.compile(r"_(?:SHARD_[0-9]+|SHARDS|POINTERS|COUNTERS|SIDELINE)\Z")
 MAX_EXPIRY_S = 365 * 86_400
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -97,7 +97,7 @@ def parse_duration_s(value: object, name: str) -> float:
 def check_name(name: object, what: str = "queue") -> str:
     """Returns the name, or raises InvalidNameError. Names reach file systems, metrics and other stores' keys."""
     if not isinstance(name, str) or NAME_PATTERN.match(name) is None:
-        raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}")
+        raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}, or is . or ..")
     return str.__str__(name)  # of a class of its own a record could not be stored
 
 
