@@ -13,6 +13,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from ignis.escaping import print_trace
+
 __all__ = ["AfterHandling", "AfterPublish", "Hooks", "call_user_code", "log_safely"]
 
 log = logging.getLogger("ignis.hooks")
@@ -45,7 +47,7 @@ def log_safely(
             logger.log(level, "%s", whole)
     except BaseException:
         with contextlib.suppress(BaseException):
-            traceback.print_exc()
+            print_trace()
 
 
 def _is_utf8(text: str) -> bool:

@@ -22,7 +22,7 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"clock", "file_lock", "log_limit", "places", "urls"}),
+    frozenset({"clock", "escaping", "file_lock", "log_limit", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stacks", "stop_signals"}),
     frozenset({"body_plan", "pydantic_models", "upkeep"}),
     frozenset({"handler_log", "message"}),

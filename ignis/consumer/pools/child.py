@@ -29,6 +29,7 @@ from ignis.consumer.pools.base import (
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.errors import ConfigError, PeerDiedError
+from ignis.escaping import escape_uncaught, print_trace
 from ignis.handler import Failure, HandlerSpec, Runner, failure_of
 from ignis.history import extended
 from ignis.main_guard import running_again
@@ -130,13 +131,14 @@ def entry(spec: ChildSpec) -> None:
     faulthandler.register(
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
+    escape_uncaught()
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
     try:
         _prepare(spec)
         queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
     except BaseException as exc:
-        traceback.print_exc()
+        print_trace(exc)
         outbox.send(encode_frame(COMMAND_START_FAILED, 0, _why(exc).encode("utf-8", "replace")), timeout=_REPORT_S)
         outbox.close()
         sys.exit(1)
