@@ -105,7 +105,7 @@ class AtOnce:
     def _give(self, write: Write, taker: Taker, found: Magazine) -> bool:
         """Loads and claims in one entry; False when older messages go first."""
         batches = write.batches or []
-        owner = self._store.stored_owner(taker.owner).encode()
+        owner = self._store.stored_owner_bytes(taker.owner)
         firsts = found.log.load(
             found.number, batches, durable=False, at_once=True, owner=owner, ms=self._directory.clock.now_ms()
         )
@@ -173,7 +173,7 @@ class AtOnce:
             found = self._catalogue.remembered(magazine)
             if found is None:
                 return None
-            stored = self._store.stored_owner(owner).encode()
+            stored = self._store.stored_owner_bytes(owner)
             try:
                 return fire(found, stored, self._directory.clock.now_ms(), min(max(max_bytes, 0), _ANY_SIZE))
             except StoreBusyError:
