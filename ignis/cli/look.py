@@ -31,11 +31,12 @@ def queues(state: State, everything: bool) -> int:
     with state.store() as store:
         records = store.queues.list(active=None if everything else True)
         found = [(record, queue_depths(store, record)) for record in records]
+        unknown = store.queues_unknown
     if state.json:
         render.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
         return exit_codes.OK
     if not found:
-        render.remark("no queues")
+        render.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
         return exit_codes.OK
     columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
     rows = []
