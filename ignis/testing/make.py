@@ -75,7 +75,7 @@ def make_context(
         batch: whether it is a list for a batch handler, of which each is a message.
         queue: its name, or the queue itself, which then encodes the message.
         message: the envelope; None = made of the body and ``envelope``.
-        attempt, resources: as a handler would find them.
+        attempt, resources: as a handler would find them; without ``resources`` those of the queue's application.
         items: what outer middleware left in ``ctx.items``.
         envelope: as for `make_message`: ``key``, ``headers``, ``attempts``, ...
 
@@ -88,7 +88,9 @@ def make_context(
         raise ConfigError(f"body = {shown(body)} is no list of messages; leave batch out for a single one")
     bodies: Sequence[Any] = body if batch else [body]
     messages = [message] if message is not None else [make_message(one, queue=of, **envelope) for one in bodies]
-    context = Context(messages, body, name, check_whole(attempt, "attempt", 1), resources or {})
+    if resources is None:
+        resources = {} if of is None else of.app.resources
+    context = Context(messages, body, name, check_whole(attempt, "attempt", 1), resources)
     context.items.update(items or {})
     return context
 

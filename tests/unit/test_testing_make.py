@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -57,8 +58,8 @@ def test_a_queue_encodes_and_checks() -> None:
         make_message({"id": 1}, queue=queue)
 
 
-def test_a_context_is_what_a_handler_gets(memory_app: ignis.Ignis) -> None:
-    queue = memory_app.queue("orders", Order)
+def test_a_context_is_what_a_handler_gets(new_app: Callable[..., ignis.Ignis]) -> None:
+    queue = new_app("memory://", resources={"db": object()}).queue("orders", Order)
     found: list[ignis.Context] = []
     queue.handler(lambda order, ctx: found.append(ctx))
     queue.publish(Order(1), key="k", headers={"h": 1})
