@@ -744,7 +744,7 @@ class Queue(Generic[M]):
 
         Args:
             ids: as `publish` returns them: text, UUIDs or 16 bytes.
-            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``attempts``,
+            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``failures``,
                 ``reason``, ``error``, and ``body`` in bytes. What cannot be read is never meant.
             sideline: of the sideline instead of the queue.
             limit: remove no more than so many.

@@ -192,7 +192,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             render.document(one)
         return
     now_s = time.time()
-    head = ["shard", "pointer", "key", "age", "attempts"]
+    head = ["shard", "pointer", "key", "age", "failures"]
     columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
     out = []
     for one in found:
@@ -204,7 +204,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             str(one["pointer"]),
             render.preview(one.get("key") or one.get("key_hex") or "-", 24),
             waited,
-            str(one.get("attempts", 0)),
+            str(one.get("failures", 0)),
         ]
         if failures:
             cells += [
@@ -216,7 +216,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         else:
             cells += [one.get("id", "-"), render.preview(body, 70)]
         out.append(cells)
-    render.table(columns, out, right=["shard", "pointer", "age", "attempts", *(["returns"] if failures else [])])
+    render.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def make_message(
     headers: Mapping[str, Any] | None = None,
     id: str | None = None,
     enqueued_at: float | None = None,
-    attempts: int = 0,
+    failures: int = 0,
     reason: str | None = None,
     error: str = "",
 ) -> Message:
@@ -36,13 +36,13 @@ def make_message(
         key, headers: as given to ``publish``.
         id: text of a UUID; None = a new one.
         enqueued_at: seconds since 1970; None = now.
-        attempts: deliveries that failed before.
+        failures: deliveries that failed before.
         reason, error: of the last of them: one of the sideline's reasons, such as ``exception``; there was one then at least.
 
     Raises InvalidMessageError, MessageTooLargeError, ConfigError.
     """
     codec: BodyCodec[Any] = _codec_of(body) if queue is None else queue.codec
-    attempts = check_whole(attempts, "attempts", 0, 0xFFFF)
+    failures = check_whole(failures, "failures", 0, 0xFFFF)
     data = encode_record(
         codec.encode_checked(body),
         flags=codec.flags,
@@ -50,7 +50,7 @@ def make_message(
         meta=encode_meta(headers),
         id=None if id is None else _id_bytes(id),
         enqueued_at_us=None if enqueued_at is None else round(enqueued_at * 1e6),
-        attempts=attempts if reason is None else max(0, attempts - 1),
+        attempts=failures if reason is None else max(0, failures - 1),
     )
     if reason is not None:
         data = failed_record(data, reason, error, crashed=reason == REASON_CRASH)
@@ -77,7 +77,7 @@ def make_context(
         message: the envelope; None = made of the body and ``envelope``.
         attempt, resources: as a handler would find them; without ``resources`` those of the queue's application.
         items: what outer middleware left in ``ctx.items``.
-        envelope: as for `make_message`: ``key``, ``headers``, ``attempts``, ...
+        envelope: as for `make_message`: ``key``, ``headers``, ``failures``, ...
 
     Raises as `make_message`.
     """

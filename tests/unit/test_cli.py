@@ -485,7 +485,7 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
         "timeout"
     ]
     shown = run("sideline", "show", "q", "--reason", "timeout", "-u", url, "--json").documents()
-    assert [(one["reason"], one["error"], one["attempts"]) for one in shown] == [("timeout", "slow", 1)]
+    assert [(one["reason"], one["error"], one["failures"]) for one in shown] == [("timeout", "slow", 1)]
     assert "slow" in run("sideline", "show", "q", "-u", url).out
     assert [(one["error"], one["worker"]) for one in shown[0]["history"]] == [("slow", "")]
     assert found["reasons"]["timeout"]["waiting"] == 1, "there is no schedule"
