@@ -831,6 +831,24 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
         into[known] = value
 
 
+EMBEDDED_OPTIONS = (
+    (
+        "sync_interval_ms",
+        "1,000",
+        "1 to 3,600,000",
+        "how long an acknowledged message of durability interval may be unsafe in a power cut",
+    ),
+    (
+        "max_store_bytes",
+        "274,877,906,944",
+        "1,048,576 to 70,368,744,177,664",
+        "most living bytes of each durability; loads over it are refused",
+    ),
+    ("write_timeout_s", "30", "0.01 to 3,600", "longest wait for the store's lock, and for recovery when it is opened"),
+    ("create", "True", "", "make the directory when there is none"),
+)
+"""Of `ignis.storage.embedded.options.StoreOptions`, for the page: name, default, range, what it does."""
+
 _EXAMPLE = """\
 url = "embedded:///var/lib/orders"
 
@@ -872,6 +890,14 @@ def reference() -> str:
             plain = isinstance(spec.default, (bool, str))
             default = str(spec.default) if plain else f"{spec.default:,}"
             lines.append(f"| `{spec.name}` | {default} | {bounds} | {meta['does']} |")
+    lines += [
+        "", "## Options of the embedded store", "",
+        "They stand in its URL, `embedded:///var/lib/orders?sync_interval_ms=200`, or in `Ignis(store={...})`, which goes before",
+        "the URL; not in the file. Whoever opens a directory first in a process decides for all of that process. Those of",
+        "`aerospike://` are in [aerospike.md](aerospike.md); `relay://` and `ignis://` take what `[relay]` and `[client]` have.",
+        "", "| option | default | range | what it does |", "| --- | --- | --- | --- |",
+        *(f"| `{name}` | {default} | {bounds} | {does} |" for name, default, bounds, does in EMBEDDED_OPTIONS),
+    ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 

@@ -544,7 +544,10 @@ class RelayRefusedError(IgnisError):
     code = "relay_refused"
 
     def __init__(self, channel: str, why: str) -> None:
-        super().__init__(f"the relay refused channel {channel}: {why}")
+        super().__init__(
+            f"the relay refused what this process sent to queue {channel.rpartition('.')[0].rpartition('.')[0] or channel!r}, "
+            f"which is put aside as {channel}: {why}"
+        )
         self.channel = channel
         self.why = why
 

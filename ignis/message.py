@@ -484,7 +484,7 @@ def failed_record(
     worker: str = "",
     took_ms: int | None = None,
 ) -> bytes:
-    """The record with its failure in the envelope: attempts + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
+    """The record with its failure in the envelope: failures + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
     calls that it is made of behind those of earlier failures, see `ignis.history`.
 
     Without ``attempts`` the failure counts as one, by this ``worker``, of this duration.
@@ -589,7 +589,7 @@ class Message:
     """One stored message: the envelope, and the body as bytes. Read-only. Thread-safe.
 
     Attributes are read from the record when asked for: ``id`` (UUIDv7 text), ``key`` (text or None),
-    ``enqueued_at_us``, ``attempts`` (failed deliveries), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
+    ``enqueued_at_us``, ``failures`` (deliveries that failed), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
     failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``returns`` (how often
     the schedule brought it back from the sideline, since a person last did), ``body``.
     """
@@ -627,7 +627,7 @@ class Message:
         return self._record.enqueued_at_us
 
     @property
-    def attempts(self) -> int:
+    def failures(self) -> int:
         return self._record.attempts
 
     @property
@@ -685,7 +685,7 @@ class Message:
             "id": self.id,
             "key": self.key,
             "enqueued_at_us": self.enqueued_at_us,
-            "attempts": self.attempts,
+            "failures": self.failures,
             "crashes": self.crashes,
             "headers": self.headers,
             "reason": self.reason,
@@ -714,7 +714,7 @@ class Message:
         return out
 
     def __repr__(self) -> str:
-        return f"<Message {self.id} key={self.key!r} attempts={self.attempts} {len(self.body)} bytes>"
+        return f"<Message {self.id} key={self.key!r} failures={self.failures} {len(self.body)} bytes>"
 
 
 def _is_json(value: Any) -> bool:

@@ -19,6 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector as BaseCollector
 
+from ignis.message import REASONS
+
 __all__ = ["Collector", "Exposition", "FigureCollector"]
 
 Stats = Mapping[str, Any]
@@ -153,7 +155,8 @@ def _value(figures: Stats, path: tuple[str, ...]) -> float | None:
     found: Any = figures
     for name in path:
         if not isinstance(found, Mapping) or name not in found:
-            return None
+            # Of a consumer that runs every figure is there, with 0: what appears with its first event shows no rise.
+            return 0.0 if found and name == path[-1] and path[0] == "consumer" != name else None
         found = found[name]
     return 0.0 if found is None else float(found)
 
@@ -171,9 +174,11 @@ def _of_queues(queues: list[Stats]) -> Iterable[Metric]:
     spent = SummaryMetricFamily("ignis_handler_duration_seconds", "Time in handlers here.", labels=["queue"])
     for one in queues:
         counts = one.get("consumer") or {}
-        for key, value in counts.items():
-            if key.startswith(_SIDELINED):
-                sidelined.add_metric([one["queue"], key.removeprefix(_SIDELINED)], value)
+        if counts:
+            every = {f"{_SIDELINED}{reason}": 0 for reason in REASONS} | dict(counts)
+            for key, value in every.items():
+                if key.startswith(_SIDELINED):
+                    sidelined.add_metric([one["queue"], key.removeprefix(_SIDELINED)], value)
         if "timed_s" in counts:
             spent.add_metric([one["queue"]], count_value=counts.get("timed", 0), sum_value=counts["timed_s"])
     yield sidelined

@@ -135,7 +135,7 @@ class Queue(Generic[M]):
                 if self._settings.durability != stored.durability:
                     raise QueueMismatchError(
                         f"queue {self.name!r} is stored with durability {stored.durability!r}, "
-                        f"asked for {self._settings.durability!r}; drain it and remove it first"
+                        f"asked for {self._settings.durability!r}; {self._remedy('durability')}"
                     )
                 asked = self._settings.codec
                 if self.type is not None and (self._codec.name == "raw") != (stored.codec == "raw"):
@@ -143,6 +143,8 @@ class Queue(Generic[M]):
                 if asked not in ("auto", stored.codec):
                     raise QueueMismatchError(
                         f"queue {self.name!r} is stored with codec {stored.codec!r}, asked for {asked!r}"
+                        f"{'' if asked == self._settings.codec else f', which messages of {_kind(self.type)} have'}; "
+                        f"{self._remedy('codec' if asked == self._settings.codec else 'type')}"
                     )
                 if self._codec.name != stored.codec:
                     self._codec = BodyCodec(self._type_for(stored.codec), stored.codec, self._settings.strict)
@@ -151,6 +153,8 @@ class Queue(Generic[M]):
                 expiry_s = min(self.app.store.message_expiry_s, self._settings.queue_expiry_s)
                 self._settings = dataclasses.replace(self._settings, message_expiry_s=expiry_s)
             magazines = self._declared()
+            if stored is not None:
+                self._warn_of_changes(stored)
             record = self._register(queues, stored)
             if self.spec is not None:
                 self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
@@ -165,9 +169,9 @@ class Queue(Generic[M]):
         than the queue's record says, and put messages there."""
         try:
             return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
-        except QueueMismatchError:
+        except QueueMismatchError as exc:
             if "shards" in given_names(QueueSettings, self._given, self.app.file, name=self.name):
-                raise
+                raise QueueMismatchError(f"{exc}; {self._remedy('shards')}") from exc
             names = (self.name, self.name + SIDELINE_SUFFIX)
             shards = max(self.app.magazines.stored_shards(name) or 0 for name in names)
             if shards <= self._settings.shards:
@@ -175,6 +179,23 @@ class Queue(Generic[M]):
             log.warning("queue %s has %d shards, its record says %d", self.name, shards, self._settings.shards)
             self._settings = dataclasses.replace(self._settings, shards=shards)
             return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
+
+    def _remedy(self, setting: str) -> str:
+        """What to do about a setting that cannot change."""
+        return f"leave {setting} out to take the queue as it is, or drain it and remove it first: ignis queue delete {self.name}"
+
+    def _warn_of_changes(self, stored: QueueRecord) -> None:
+        """What is replaced now holds for everybody who uses the queue, and not only here."""
+        changed = [
+            f"{name} from {before} to {now}"
+            for name, before in _settings_of(stored).items()
+            if name != "codec" and (now := _as_stored(name, getattr(self._settings, name))) != before
+        ]
+        if changed:
+            log.warning(
+                "queue %s is stored with other settings, which are replaced for everybody: %s",
+                self.name, ", ".join(changed),
+            )  # fmt: skip
 
     def _magazine(self, name: str) -> Magazine[M]:
         settings = self._settings
@@ -723,7 +744,7 @@ class Queue(Generic[M]):
 
         Args:
             ids: as `publish` returns them: text, UUIDs or 16 bytes.
-            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``attempts``,
+            where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``failures``,
                 ``reason``, ``error``, and ``body`` in bytes. What cannot be read is never meant.
             sideline: of the sideline instead of the queue.
             limit: remove no more than so many.
@@ -773,6 +794,17 @@ class Queue(Generic[M]):
 
     def __repr__(self) -> str:
         return f"<Queue {self.name} of {getattr(self.type, '__name__', self.type)}>"
+
+
+def _as_stored(name: str, value: Any) -> Any:
+    """As `Queue._describe` writes it."""
+    if name == "shovel_interval_s":
+        return math.ceil(value)
+    return int(value) if name.endswith("_s") else value
+
+
+def _kind(type: Any) -> str:
+    return getattr(type, "__qualname__", str(type))
 
 
 def _settings_of(stored: QueueRecord) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class ShovelResult:
 class Shovel:
     """Moves one queue's sideline back to its main magazine. Thread-safe.
 
-    Every message keeps its id, its attempts, the reason of its last failure and the rest of its time to live. A message that
+    Every message keeps its id, its failures, the reason of its last failure and the rest of its time to live. A message that
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
 
     The schedule brings a message back ``max_returns`` times, each of which is counted in its envelope; then it waits for a

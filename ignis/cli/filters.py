@@ -70,6 +70,10 @@ class Filter(NamedTuple):
             # Of such a record nothing is known but that.
             return REASON_UNREADABLE in self.reasons and self._replace(reasons=()) == Filter()
 
+    def fits(self, message: Message) -> bool:
+        """Whether a message that could be read is meant."""
+        return self._reason_fits(message) and self._fits(message)
+
     def _reason_fits(self, message: Message | None) -> bool:
         if not self.reasons:
             return True

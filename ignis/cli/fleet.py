@@ -27,6 +27,7 @@ from ignis.config import (
     resolve,
 )
 from ignis.errors import IgnisError
+from ignis.httpd import Endpoint as HttpEndpoint
 from ignis.leader import make_leader
 from ignis.log_limit import LimitedLog
 from ignis.supervisor import Supervisor, WorkerCommand
@@ -100,19 +101,24 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
             return
         queues = running_queues(app)
         if state.json:
-            owner = app.store.owner
-            render.event(
-                {"event": "started", "pid": os.getpid(), "owner": owner, "url": redacted(app.url), "queues": queues}
-            )
+            document = {
+                "event": "started", "pid": os.getpid(), "owner": app.store.owner, "url": redacted(app.url), "queues": queues,
+            }  # fmt: skip
+            if endpoint is not None:
+                document["health"] = endpoint.url
+            render.event(document)
         else:
             render.remark(
-                f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}; SIGTERM or Ctrl-C drains"
+                f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}{_shown(endpoint)}; "
+                "SIGTERM or Ctrl-C drains"
             )
 
+    endpoint: HttpEndpoint | None = None
     with contextlib.ExitStack() as closing:
         closing.callback(app.close_quietly)
         if given.health_bind is not None:
-            closing.callback(app_endpoint(given.health_bind, app, public=given.public_bind).close)
+            endpoint = app_endpoint(given.health_bind, app, public=given.public_bind)
+            closing.callback(endpoint.close)
         worker = Worker(app, given.queues or None, limits=limits, link=link, on_started=announce)
         worker.run(given.stop_timeout)
     if state.json and not supervised:
@@ -151,7 +157,8 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
         else:
             names = ", ".join(supervisor.queues)
             render.remark(
-                f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}; SIGTERM drains"
+                f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}{_shown(endpoint)}; "
+                "SIGTERM drains"
             )
 
     supervisor = Supervisor(
@@ -177,6 +184,11 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
     if state.json:
         render.event({"event": "stopped", "pid": os.getpid(), "code": code})
     return code
+
+
+def _shown(endpoint: HttpEndpoint | None) -> str:
+    """Where it listens: with port 0 nobody could know."""
+    return "" if endpoint is None else f"; {endpoint.url}/healthz"
 
 
 class _Scaling:

@@ -31,11 +31,12 @@ def queues(state: State, everything: bool) -> int:
     with state.store() as store:
         records = store.queues.list(active=None if everything else True)
         found = [(record, queue_depths(store, record)) for record in records]
+        unknown = store.queues_unknown
     if state.json:
         render.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
         return exit_codes.OK
     if not found:
-        render.remark("no queues")
+        render.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
         return exit_codes.OK
     columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
     rows = []
@@ -191,7 +192,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             render.document(one)
         return
     now_s = time.time()
-    head = ["shard", "pointer", "key", "age", "attempts"]
+    head = ["shard", "pointer", "key", "age", "failures"]
     columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
     out = []
     for one in found:
@@ -203,7 +204,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             str(one["pointer"]),
             render.preview(one.get("key") or one.get("key_hex") or "-", 24),
             waited,
-            str(one.get("attempts", 0)),
+            str(one.get("failures", 0)),
         ]
         if failures:
             cells += [
@@ -215,7 +216,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
         else:
             cells += [one.get("id", "-"), render.preview(body, 70)]
         out.append(cells)
-    render.table(columns, out, right=["shard", "pointer", "age", "attempts", *(["returns"] if failures else [])])
+    render.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:

@@ -140,9 +140,7 @@ def _show_history(row: Row) -> None:
 
 @sideline.command("shovel")
 @click.argument("queue", shell_complete=complete_queue)
-@reason_option
-@click.option("--error", metavar="TEXT", help="Only messages whose error contains this.")
-@click.option("--key", metavar="KEY", help="Only messages of this key.")
+@filter_options(failures=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Bring back no more than so many messages.")
 @click.option(
     "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="No more than N messages a second."
@@ -161,9 +159,7 @@ def _show_history(row: Row) -> None:
 def shovel_command(
     state: State,
     queue: str,
-    reasons: tuple[str, ...],
-    error: str | None,
-    key: str | None,
+    wanted: Filter,
     limit: int | None,
     rate: float | None,
     dry_run: bool,
@@ -177,14 +173,13 @@ def shovel_command(
     state.log_to_stderr("warning")
     with state.app() as app:
         queue_record(app.store, queue)
-        chosen = bool(reasons) or error is not None or key is not None
-        wanted = _Wanted(reasons, error, key, limit) if chosen else None
+        where = _AtMost(wanted, limit) if wanted.given else None
         with counted(state, "shovelling") as progress:
             result: ShovelResult = app.queue(queue).shovel.run_until_done(
                 retry_for,
                 # With a filter the limit counts what is moved, not what is looked at.
-                limit=None if wanted is not None else limit,
-                where=wanted,
+                limit=None if where is not None else limit,
+                where=where,
                 rate=rate,
                 dry_run=dry_run,
                 progress=progress,
@@ -237,22 +232,16 @@ def drop_command(state: State, queue: str, wanted: Filter, limit: int | None, dr
     return exit_codes.OK
 
 
-class _Wanted:
-    """The filter of a shovel pass: messages that meet every condition, at most ``limit``. Shared by its workers."""
+class _AtMost:
+    """The filter of a shovel pass, which lets at most ``limit`` messages through. Shared by its workers."""
 
-    def __init__(self, reasons: tuple[str, ...], error: str | None, key: str | None, limit: int | None) -> None:
-        self._reasons = frozenset(reasons)
-        self._error = error
-        self._key = key
+    def __init__(self, wanted: Filter, limit: int | None) -> None:
+        self._wanted = wanted
         self._left = limit
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> bool:
-        if self._reasons and (message.reason or UNKNOWN) not in self._reasons:
-            return False
-        if self._error is not None and self._error not in (message.error or ""):
-            return False
-        if self._key is not None and message.key != self._key:
+        if not self._wanted.fits(message):
             return False
         if self._left is None:
             return True

@@ -106,6 +106,8 @@ def queue_record(store: Store, name: str) -> QueueRecord:
     record = store.queues.get(check_name(name))
     if record is None:
         try:
+            if store.queues_unknown:
+                raise QueueNotFoundError(f"whether there is a queue {name!r} is not known: {store.queues_unknown}")
             known = ", ".join(sorted(one.name for one in store.queues.list())[:10])
         except PermissionDeniedError:  # who may only publish does not see what there is
             raise QueueNotFoundError(f"queue {name!r} does not exist") from None

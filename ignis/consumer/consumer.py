@@ -36,6 +36,12 @@ of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
 
+_COUNTED = (
+    "handled", "sidelined", "fetched", "claims", "late_acks", "ack_errors", "fetch_errors", "renewals", "renew_errors",
+    "reloaded", "expired", "timed",
+)  # fmt: skip
+"""What there is from the start: a figure that appears with its first event shows no rise."""
+
 _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
 """Where no time-out is to be kept and no process may die: only a thread that ended by itself is looked for."""
@@ -205,7 +211,7 @@ class Consumer:
     def totals(self) -> dict[str, Any]:
         """What only rises, since the start."""
         deaths = getattr(self._pool, "deaths", 0)
-        return {"timed_s": self._timed_s, "worker_deaths": deaths, **self.counts}
+        return {"timed_s": self._timed_s, "worker_deaths": deaths, **dict.fromkeys(_COUNTED, 0), **self.counts}
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and what is in flight now."""

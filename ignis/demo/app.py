@@ -56,7 +56,7 @@ def on_flight(flight: Flight, ctx: Context) -> None:
             flight.dep_delay,
             flight.arr_delay,
             flight.carrier,
-            message.attempts,
+            message.failures,
         )
     )
 

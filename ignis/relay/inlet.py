@@ -41,7 +41,7 @@ class Inlet:
         label = Label.parse(intake.label)
         if (label.client_id, label.farm_id) != (client_id, farm_id):
             raise ConfigError(
-                f"the channel is of client_id={label.client_id!r}, farm_id={label.farm_id!r}; "
+                f"the producer is of client_id={label.client_id!r}, farm_id={label.farm_id!r}; "
                 f"this relay serves {client_id!r}, {farm_id!r}"
             )
         return cls(path, intake, label)

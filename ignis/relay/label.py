@@ -38,7 +38,9 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """Raises ConfigError when it is too long for a channel's header."""
         data = msgspec.msgpack.encode(self)
         if len(data) > MAX_BYTES:
-            raise ConfigError(f"the label of queue {self.queue!r} has {len(data)} bytes, the limit is {MAX_BYTES}")
+            raise ConfigError(
+                f"the name and settings of queue {self.queue!r} take {len(data)} bytes, the limit for a relay is {MAX_BYTES}"
+            )
         return data
 
     @classmethod
@@ -47,16 +49,19 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         try:
             label = msgspec.msgpack.decode(data, type=cls)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise ConfigError(f"the channel's label cannot be read: {exc}") from exc
+            raise ConfigError(f"what the producer says of its queue cannot be read: {exc}") from exc
         if label.version != VERSION:
-            raise ConfigError(f"the channel's label has version {label.version}, this relay reads version {VERSION}")
+            raise ConfigError(
+                f"the producer is of another version of ignis (it writes version {label.version}, this relay reads {VERSION}): "
+                "run the same on both sides"
+            )
         if label.codec not in CODEC_FLAGS:
-            raise ConfigError(f"the channel's codec {label.codec!r} is not one of {', '.join(CODEC_FLAGS)}")
+            raise ConfigError(f"the producer's codec {label.codec!r} is not one of {', '.join(CODEC_FLAGS)}")
         for name, what in ((label.queue, "queue"), (label.client_id, "client_id"), (label.farm_id, "farm_id")):
             check_name(name, what)
         unknown = set(label.settings) - set(_SETTINGS)
         if unknown:
-            raise ConfigError(f"the channel's label has a setting {min(unknown)!r} that queues do not have")
+            raise ConfigError(f"the producer gave its queue a setting {min(unknown)!r} that queues do not have")
         return label
 
 

@@ -67,7 +67,10 @@ class RelayPublisher(Publisher[M]):
         return None
 
     def _still_full(self) -> WaitTimeoutError:
-        text = f"the channel stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)"
+        text = (
+            f"what waits for the relay left no room for {self._timeout_s:g} s (publisher.send_timeout_s; relay.capacity says "
+            "how much may wait)"
+        )
         return self._channels.timed_out(text)
 
     def timed_out(self, receipt: Receipt) -> WaitTimeoutError:

@@ -137,7 +137,10 @@ class RelayStore(Store):
         except RegionIOError as exc:
             if exc.errno != errno.ENOSPC:
                 raise
-            text = f"no room for a channel of {capacity} messages (relay.capacity) and {room} bytes for small ones"
+            text = (
+                f"no room in the file system for {capacity} messages that wait for the relay (relay.capacity), at "
+                f"{self.settings.bytes_per_message} bytes each (relay.bytes_per_message)"
+            )
             raise RegionIOError(exc.errno, text, str(self.directory.path)) from exc
         outbox.on_timeout = self.timed_out
         outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
@@ -163,13 +166,21 @@ class RelayStore(Store):
     def local_dir(self) -> str | None:
         return str(self.directory.path)
 
+    @property
+    def queues_unknown(self) -> str:
+        if self.directory.read_state():
+            return ""
+        path = self.directory.path
+        return f"no relay has run on {path} yet, which knows them (start: ignis relay --dir {path} --url ...)"
+
     def stats(self) -> dict[str, int | float | str]:
         present = self.directory.relay_present()
-        pid = self.directory.read_state().get("pid")
+        state = self.directory.read_state()
+        pid = state.get("pid")
         return {
             "kind": "relay",
             "directory": str(self.directory.path),
-            "relay": str(pid) if present else "absent",
+            "relay": str(pid) if present else "absent" if state else "absent: none has run here yet",
             "channels": len(self.directory.channel_files()),
         }
 

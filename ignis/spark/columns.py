@@ -20,7 +20,7 @@ from ignis.storage.columns import RecordColumns
 __all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "WHOLE_MOMENTS", "message_batch", "to_messages"]
 
 ENVELOPE_SCHEMA = (
-    "_id string, _key binary, _enqueued_at timestamp, _attempts int, _crashes int, _meta binary, _shard int, "
+    "_id string, _key binary, _enqueued_at timestamp, _failures int, _crashes int, _meta binary, _shard int, "
     "_pointer bigint"
 )
 MESSAGE_SCHEMA = f"body binary, {ENVELOPE_SCHEMA}"

@@ -113,7 +113,7 @@ class Drained:
 
     Attributes:
         df: the messages: ``body`` (binary) or, with a schema, its columns; then ``_id`` (text), ``_key`` (binary),
-            ``_enqueued_at``, ``_attempts``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``, unless they are
+            ``_enqueued_at``, ``_failures``, ``_crashes``, ``_meta`` (MessagePack), ``_shard``, ``_pointer``, unless they are
             not wanted. Every action on it reads the store anew and finds the same messages, until the commit.
         job: the name for `resume`.
         claimed: number of messages.

@@ -646,6 +646,11 @@ class Store(abc.ABC):
         """
         return remove_queue(self, name, force)
 
+    @property
+    def queues_unknown(self) -> str:
+        """Why it cannot be told which queues there are; empty where it can."""
+        return ""
+
     @abc.abstractmethod
     def stats(self) -> dict[str, int | float | str]:
         """Figures for ``ignis stats``: bytes used, limits, commits, calls per kind."""

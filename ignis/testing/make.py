@@ -24,7 +24,7 @@ def make_message(
     headers: Mapping[str, Any] | None = None,
     id: str | None = None,
     enqueued_at: float | None = None,
-    attempts: int = 0,
+    failures: int = 0,
     reason: str | None = None,
     error: str = "",
 ) -> Message:
@@ -36,13 +36,13 @@ def make_message(
         key, headers: as given to ``publish``.
         id: text of a UUID; None = a new one.
         enqueued_at: seconds since 1970; None = now.
-        attempts: deliveries that failed before.
+        failures: deliveries that failed before.
         reason, error: of the last of them: one of the sideline's reasons, such as ``exception``; there was one then at least.
 
     Raises InvalidMessageError, MessageTooLargeError, ConfigError.
     """
     codec: BodyCodec[Any] = _codec_of(body) if queue is None else queue.codec
-    attempts = check_whole(attempts, "attempts", 0, 0xFFFF)
+    failures = check_whole(failures, "failures", 0, 0xFFFF)
     data = encode_record(
         codec.encode_checked(body),
         flags=codec.flags,
@@ -50,7 +50,7 @@ def make_message(
         meta=encode_meta(headers),
         id=None if id is None else _id_bytes(id),
         enqueued_at_us=None if enqueued_at is None else round(enqueued_at * 1e6),
-        attempts=attempts if reason is None else max(0, attempts - 1),
+        attempts=failures if reason is None else max(0, failures - 1),
     )
     if reason is not None:
         data = failed_record(data, reason, error, crashed=reason == REASON_CRASH)
@@ -75,9 +75,9 @@ def make_context(
         batch: whether it is a list for a batch handler, of which each is a message.
         queue: its name, or the queue itself, which then encodes the message.
         message: the envelope; None = made of the body and ``envelope``.
-        attempt, resources: as a handler would find them.
+        attempt, resources: as a handler would find them; without ``resources`` those of the queue's application.
         items: what outer middleware left in ``ctx.items``.
-        envelope: as for `make_message`: ``key``, ``headers``, ``attempts``, ...
+        envelope: as for `make_message`: ``key``, ``headers``, ``failures``, ...
 
     Raises as `make_message`.
     """
@@ -88,7 +88,9 @@ def make_context(
         raise ConfigError(f"body = {shown(body)} is no list of messages; leave batch out for a single one")
     bodies: Sequence[Any] = body if batch else [body]
     messages = [message] if message is not None else [make_message(one, queue=of, **envelope) for one in bodies]
-    context = Context(messages, body, name, check_whole(attempt, "attempt", 1), resources or {})
+    if resources is None:
+        resources = {} if of is None else of.app.resources
+    context = Context(messages, body, name, check_whole(attempt, "attempt", 1), resources)
     context.items.update(items or {})
     return context
 

@@ -66,7 +66,7 @@ def test_a_message_of_java_has_an_envelope(java: Java, app: ignis.Ignis) -> None
     first, again = queue.main.peek()[0].envelope, queue.main.peek()[0].envelope
     assert first.id == again.id
     assert before_us <= first.enqueued_at_us <= time.time() * 1_000_000
-    assert (first.attempts, first.codec, first.key) == (0, "json", None)
+    assert (first.failures, first.codec, first.key) == (0, "json", None)
 
 
 def test_java_consumes_what_was_published_here(java: Java, app: ignis.Ignis) -> None:

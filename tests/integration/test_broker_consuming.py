@@ -212,7 +212,7 @@ def test_nack_sets_aside_with_a_reason(client: SyncClient) -> None:
     record = aside.claims[0].records[0]
     assert record is not None
     message = Message(Record(record))
-    assert (message.reason, message.error, message.attempts, message.body) == ("exception", "no such order", 1, b"a")
+    assert (message.reason, message.error, message.failures, message.body) == ("exception", "no such order", 1, b"a")
     with pytest.raises(BadRequestError, match="sideline"):
         client.ask(asks.nack("q_SIDELINE", places(aside), sideline=True))
     with pytest.raises(BadRequestError, match="reason"):

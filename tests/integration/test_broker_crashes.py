@@ -132,7 +132,7 @@ def test_the_orderly_end_of_a_client_or_a_broker_counts_nothing(url: str) -> Non
         unfinished.close(0.1)
     with running(url) as broker, broker.client(timeout_s=WAIT_S) as client:
         (message,) = messages(client, "q")
-        assert (message.body, message.crashes, message.attempts) == (b"a", 0, 0)
+        assert (message.body, message.crashes, message.failures) == (b"a", 0, 0)
 
 
 def test_a_client_that_comes_back_in_time_counts_nothing(url: str) -> None:

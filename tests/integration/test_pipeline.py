@@ -44,7 +44,7 @@ CONSUME = """
     @queue.handler(concurrency=2)
     def handle(n, ctx):
         note(n)
-        return n % 50 != 0 or ctx.message.attempts > 0
+        return n % 50 != 0 or ctx.message.failures > 0
 
     app.run()
     app.close()

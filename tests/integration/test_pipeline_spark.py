@@ -342,7 +342,7 @@ def orders(count: int) -> list[dict[str, Any]]:
 def test_messages_become_partitioned_files(place: Place) -> None:
     publish(place, *orders(1_000), keys=[f"k{number % 7}" for number in range(1_000)])
     sent = {message.id for message in place.messages()}
-    summary = place.export(place.describe(export={"partition_by": ["kind"], "envelope": ["id", "key", "attempts"]}))
+    summary = place.export(place.describe(export={"partition_by": ["kind"], "envelope": ["id", "key", "failures"]}))
     assert (summary.read, summary.written, summary.rejected, summary.taken_back) == (1_000, 1_000, {}, 0)
     files = list(Path(summary.path).rglob("*.parquet"))
     assert (summary.files, summary.bytes) == (len(files), sum(file.stat().st_size for file in files))
@@ -350,7 +350,7 @@ def test_messages_become_partitioned_files(place: Place) -> None:
     assert place.rows("order", "n", "kind") == sorted(
         ((one["order"], one["n"], one["kind"]) for one in orders(1_000)), key=str
     )
-    rows = place.rows("_id", "_key", "_attempts")
+    rows = place.rows("_id", "_key", "_failures")
     assert {row[0] for row in rows} == sent
     assert {row[1:] for row in rows} == {(f"k{number}", 0) for number in range(7)}
     stats = place.queue().stats()

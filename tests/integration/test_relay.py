@@ -306,12 +306,16 @@ def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[by
     for call in calls:
         with pytest.raises(errors.PublishOnlyError, match="open the store"):
             call()
-    assert store.stats()["relay"] == "absent"
+    assert store.stats()["relay"] == "absent: none has run here yet"
+    assert "no relay has run on" in store.queues_unknown
     [figures] = queue.app.stats()["queues"]
     assert (figures["published"], "pending" in figures) == (0, False), "what this process counted"
     CollectorRegistry().register(Collector(queue.app.stats))  # which asks at once
-    here.start_relay()
-    assert store.stats()["relay"] != "absent"
+    process = here.start_relay()
+    assert store.stats()["relay"] == str(process.pid)
+    assert store.queues_unknown == ""
+    stop(process)
+    assert store.stats()["relay"] == "absent"
 
 
 def test_another_application_needs_a_directory_of_its_own(here: Place) -> None:

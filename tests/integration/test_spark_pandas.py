@@ -45,9 +45,9 @@ def test_publish_read_and_parse(spark: Any, embedded_url: str, new_app: MakeApp)
         assert sorted(row.id for row in got) == list(range(200))
         assert all(row.name == f"n{row.id}" and bytes(row._key) == b"%d" % (row.id % 5) for row in got)
         assert {row._corrupt_record for row in got} == {None}
-        same = drained.df.select("_id", "_enqueued_at", "_pointer", "_key", "_meta", "_attempts").collect()
+        same = drained.df.select("_id", "_enqueued_at", "_pointer", "_key", "_meta", "_failures").collect()
         assert sorted(
-            messages.select("_id", "_enqueued_at", "_pointer", "_key", "_meta", "_attempts").collect()
+            messages.select("_id", "_enqueued_at", "_pointer", "_key", "_meta", "_failures").collect()
         ) == sorted(same)
         assert drained.commit().retired == 200
 

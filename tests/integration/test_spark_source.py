@@ -54,7 +54,7 @@ class TestBatch:
         df = read(spark, embedded_url)
         assert texts(df) == sorted(f"m{number}" for number in range(100))
         assert df.columns == [
-            "body", "_id", "_key", "_enqueued_at", "_attempts", "_crashes", "_meta", "_shard", "_pointer",
+            "body", "_id", "_key", "_enqueued_at", "_failures", "_crashes", "_meta", "_shard", "_pointer",
         ]  # fmt: skip
         assert (queue.main.pending(), queue.main.in_flight()) == (100, 0)
 

@@ -198,7 +198,7 @@ class TestDrain:
         (row,) = drained.df.collect()
         assert (bytes(row.body), bytes(row._key)) == (b"hello", b"k")
         assert row._id == where.id
-        assert (row._shard, row._pointer, row._attempts, row._crashes) == (where.shard, where.pointer, 0, 0)
+        assert (row._shard, row._pointer, row._failures, row._crashes) == (where.shard, where.pointer, 0, 0)
         assert b"trace" in bytes(row._meta)
         assert drained.claimed == 1
         assert drained.commit() == Committed(1, 0)

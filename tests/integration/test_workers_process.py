@@ -76,7 +76,7 @@ def test_outcomes(app: ignis.Ignis, journal: Journal) -> None:
     assert {do: message.reason for do, message in found.items()} == {do: why for do, why in OUTCOMES.items() if why}
     assert found["raise"].error == "RuntimeError: job 5 failed"
     assert found["exit"].error == "SystemExit: 3"
-    assert (found["die"].crashes, found["die"].attempts) == (1, 1)
+    assert (found["die"].crashes, found["die"].failures) == (1, 1)
     assert "signal SIGKILL" in (found["die"].error or "")
     assert all(message.crashes == 0 for do, message in found.items() if do != "die")
     counts = journal.counts()

@@ -100,11 +100,11 @@ def test_total_queue(store_url: str, new_app: MakeApp, pool: str, seed: int) -> 
         if number % 97 == 0:
             time.sleep(0.003)
         account.see(number)
-        if number % 31 == 0 and not ctx.message.attempts:
+        if number % 31 == 0 and not ctx.message.failures:
             raise RuntimeError
         if number % 37 == 0:
             raise IgnoredError
-        return bool(number % 41 or ctx.message.attempts)
+        return bool(number % 41 or ctx.message.failures)
 
     async def handle_async(number: int, ctx: ignis.Context) -> bool:
         return handle(number, ctx)

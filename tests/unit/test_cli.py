@@ -532,7 +532,7 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
         "timeout"
     ]
     shown = run("sideline", "show", "q", "--reason", "timeout", "-u", url, "--json").documents()
-    assert [(one["reason"], one["error"], one["attempts"]) for one in shown] == [("timeout", "slow", 1)]
+    assert [(one["reason"], one["error"], one["failures"]) for one in shown] == [("timeout", "slow", 1)]
     assert "slow" in run("sideline", "show", "q", "-u", url).out
     assert [(one["error"], one["worker"]) for one in shown[0]["history"]] == [("slow", "")]
     assert found["reasons"]["timeout"]["waiting"] == 1, "there is no schedule"
@@ -549,6 +549,9 @@ def test_sideline(run: Run, url: str, app: Ignis) -> None:
     assert run(*dry, "--key", "nobody", "--json").document()["moved"] == 0
     assert run(*dry, "--reason", "timeout", "--error", "Key", "--json").document()["kept"] == 5
     assert run("sideline", "shovel", "q", "--rate", "0", "-u", url).code == 2
+    assert run(*dry, "--older-than", "1d", "--json").document()["moved"] == 0
+    assert run(*dry, "--id", shown[0]["id"], "--json").document()["moved"] == 1
+    assert run(*dry, "--id", "x").code == 2
     moved = run("sideline", "shovel", "q", "--reason", "exception", "--limit", "2", "-u", url, "--json", "--rate", "99")
     assert moved.code == 0
     assert (moved.document()["moved"], moved.document()["kept"]) == (2, 3)

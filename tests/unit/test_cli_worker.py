@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -92,6 +94,29 @@ def test_handles_and_drains(tmp_path: Path, url: str, start: Start) -> None:
         queue = app.queue("q", str)
         assert (queue.main.pending(), queue.main.in_flight(), queue.sideline.pending()) == (0, 0, 0)
     assert sorted(seen(tmp_path)) == sorted([*map(str, range(100)), "hang"])
+
+
+@pytest.mark.parametrize("more", [[], ["--processes", "1"]])
+def test_it_says_where_it_listens(tmp_path: Path, url: str, more: list[str]) -> None:
+    """Also for people: with port 0 nobody could know."""
+    (tmp_path / "shop.py").write_text(MODULE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ignis", "worker", "shop", "--url", url, "--health-bind", "0", *more],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith(f"ignis worker {process.pid}"))
+        found = re.search(r"; (http://127\.0\.0\.1:[1-9]\d*/healthz); ", line)
+        assert found is not None, line
+        with urllib.request.urlopen(found[1], timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_S)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path, url: str, start: Start) -> None:

@@ -64,7 +64,7 @@ def test_outcomes(app: ignis.Ignis, journal: Journal, pool: str) -> None:
         None: "unreadable",
     }
     for do, message in found.items():
-        assert (message.attempts, message.crashes, message.key) == (1, 0, do)
+        assert (message.failures, message.crashes, message.key) == (1, 0, do)
         assert message.meta["handler"] in ("act", "act_async")
         assert message.failed_at_ms
     assert found["raise"].error == "RuntimeError: job 5 failed"
@@ -123,7 +123,7 @@ def test_attempts(app: ignis.Ignis, journal: Journal, pool: str) -> None:
         ["try 1 1", *(f"try 2 {a}" for a in (1, 2, 3)), *(f"try 3 {a}" for a in (1, 2, 3))]
     )
     [message] = sidelined(queue)
-    assert (message.reason, message.error, message.attempts) == ("exception", "RuntimeError: attempt 3", 1)
+    assert (message.reason, message.error, message.failures) == ("exception", "RuntimeError: attempt 3", 1)
 
 
 @pytest.mark.parametrize("pool", POOLS)

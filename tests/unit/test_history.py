@@ -58,7 +58,7 @@ def test_each_attempt_of_a_delivery_is_kept(app: ignis.Ignis, journal: Journal, 
     wait_idle(queue)
     [message] = sidelined(queue)
     assert [one.error for one in message.history] == [f"RuntimeError: attempt {n}" for n in (1, 2, 3)]
-    assert message.attempts == 1, "one delivery"
+    assert message.failures == 1, "one delivery"
 
 
 @pytest.mark.parametrize("pool", POOLS)

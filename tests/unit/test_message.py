@@ -149,7 +149,7 @@ def test_envelope() -> None:
     assert uuid.UUID(message.id).version == 7
     assert message.key is not None
     assert message.key.encode("utf-8", "surrogateescape") == b"k\xff"
-    assert (message.attempts, message.crashes, message.codec) == (0, 0, "json")
+    assert (message.failures, message.crashes, message.codec) == (0, 0, "json")
     assert message.headers == {"trace": "t1"}
     assert (message.reason, message.error, message.failed_at_ms) == (None, None, None)
     assert message.enqueued_at_us > 1_600_000_000_000_000
@@ -163,17 +163,17 @@ def test_a_failure_is_written_into_the_envelope() -> None:
     first, message = Message.from_bytes(before), Message.from_bytes(once)
     for name in ("id", "key", "body", "enqueued_at_us", "headers"):
         assert getattr(first, name) == getattr(message, name) == getattr(twice, name)
-    assert (message.attempts, message.crashes, message.reason, message.error) == (1, 0, "exception", "RuntimeError: x")
+    assert (message.failures, message.crashes, message.reason, message.error) == (1, 0, "exception", "RuntimeError: x")
     assert message.meta["handler"] == "on_order"
     assert message.failed_at_ms is not None
-    assert (twice.attempts, twice.crashes, twice.reason) == (2, 1, "crash")
+    assert (twice.failures, twice.crashes, twice.reason) == (2, 1, "crash")
     assert twice.error == "y" * MAX_ERROR_CHARS
 
 
 def test_counters_of_failures_do_not_overflow() -> None:
     data = encode_record(b"", attempts=0xFFFF, crashes=0xFFFF)
     message = Message.from_bytes(failed_record(data, "crash", crashed=True))
-    assert (message.attempts, message.crashes) == (0xFFFF, 0xFFFF)
+    assert (message.failures, message.crashes) == (0xFFFF, 0xFFFF)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x09not a record"], ids=["empty", "envelope"])
@@ -240,7 +240,7 @@ def test_headers_that_cannot_be_read_end_nobody(kind: str) -> None:
     with pytest.raises(UnreadableMessageError, match=f"envelope of {len(meta)} bytes"):
         _ = Message.from_bytes(data).headers
     failed = Message.from_bytes(failed_record(data, "crash", "why", handler="h", crashed=True))
-    assert (failed.reason, failed.attempts, failed.crashes, failed.key) == ("unreadable", 1, 1, "k")
+    assert (failed.reason, failed.failures, failed.crashes, failed.key) == ("unreadable", 1, 1, "k")
     assert failed.error is not None
     assert failed.error.endswith("(then crash: why)")
     assert failed.meta["unread"] == meta, "nothing is lost"

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import ignis
+from ignis.message import REASONS
 from ignis.metrics import Collector, Exposition
 from ignis.supervisor.totals import Totals
 from tests.support import WAIT_S, eventually, wait_idle
@@ -63,6 +64,29 @@ def test_the_figures_of_an_application(app: ignis.Ignis) -> None:
     assert after["ignis_store", (("figure", "loads"),)] >= 1
     names = {family.name for family in text_string_to_metric_families(exposition.text().decode())}
     assert names == NAMES
+
+
+def test_a_consumers_figures_are_there_from_its_start(memory_app: ignis.Ignis) -> None:
+    """With 0: one that appears with its first event shows no rise."""
+    queue = memory_app.queue("jobs", int)
+    queue.handler(lambda message: None)
+    families = Collector(memory_app.stats).collect()
+    samples = {(one.name, *one.labels.values()) for family in families for one in family.samples}
+    assert ("ignis_consumed_total", "jobs") not in samples, "none runs here"
+    memory_app.start()
+    found = {
+        (one.name, *one.labels.values()): one.value
+        for family in Collector(memory_app.stats).collect()
+        for one in family.samples
+    }
+    for name in (
+        "ignis_consumed_total", "ignis_claims_total", "ignis_late_acknowledgements_total", "ignis_claim_errors_total",
+        "ignis_acknowledgement_errors_total", "ignis_timeout_count",
+    ):  # fmt: skip
+        assert found[name, "jobs"] == 0, name
+    for reason in REASONS:
+        assert found["ignis_sidelined_total", "jobs", reason] == 0
+    assert memory_app.queue("jobs").stats()["consumer"]["handled"] == 0
 
 
 def test_buffers_in_use_by_class(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_history_that_makes_a_record_too_large_is_left_out() -> None:
     assert transfer_in_parts([Transfer(0, n, failed, 0) for n in range(3)], store.transfer) == 3
     for record in store.records:
         message = Message.from_bytes(record)
-        assert (message.reason, message.attempts, message.history, message.body) == ("exception", 8, (), b"x" * 1_000)
+        assert (message.reason, message.failures, message.history, message.body) == ("exception", 8, (), b"x" * 1_000)
         assert message.error is not None
         assert message.error.startswith("KeyError: 7")
 
@@ -89,7 +89,7 @@ def test_where_there_is_room_for_no_more_than_before_nothing_of_the_failure_goes
     assert transfer_in_parts([Transfer(0, pointer, failed, 0) for pointer in range(3)], store.transfer) == 3
     for record in store.records:
         message = Message.from_bytes(record)
-        assert (len(record), message.attempts, message.reason, message.headers) == (len(plain), 1, None, {"kind": "a"})
+        assert (len(record), message.failures, message.reason, message.headers) == (len(plain), 1, None, {"kind": "a"})
 
     full = Store(len(plain))
     assert transfer_in_parts([Transfer(0, pointer, failed, 0) for pointer in range(50)], full.transfer) == 50

@@ -95,22 +95,49 @@ def test_a_queue_without_a_type_takes_the_stored_codec(store_url: str, new_app: 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"durability": "none"}, "stored with durability 'sync', asked for 'none'"),
-        ({"codec": "msgpack"}, "stored with codec 'json', asked for 'msgpack'"),
+        (
+            {"durability": "none"},
+            "stored with durability 'sync', asked for 'none'; leave durability out .* or drain it and remove it first",
+        ),
+        (
+            {"codec": "msgpack"},
+            "stored with codec 'json', asked for 'msgpack'; leave codec out .*: ignis queue delete orders",
+        ),
+        (
+            {"shards": 1},
+            "asked for 1.*; leave shards out .* or drain it and remove it first: ignis queue delete orders",
+        ),
     ],
 )
 def test_a_stored_queue_opened_otherwise(store_url: str, new_app: MakeApp, settings: dict[str, Any], says: str) -> None:
     first, second = new_app(store_url), new_app(store_url)
-    first.queue("orders", Order).publish(Order("o1", 1))
+    first.queue("orders", Order, shards=4).publish_many(
+        [Order(f"o{n}", 1) for n in range(20)], key=lambda order: order.id
+    )
     with pytest.raises(QueueMismatchError, match=says):
         second.queue("orders", Order, **settings).publish(Order("o2", 2))
+
+
+def test_settings_that_are_replaced_are_warned_of(
+    store_url: str, new_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    new_app(store_url).queue("orders", Order, shards=2, stuck_after="10m", max_returns=3).open()
+    new_app(store_url).queue("orders", Order).open()
+    new_app(store_url).queue("orders", Order, shards=2, stuck_after=600).open()
+    assert not caplog.records, "nothing was changed"
+    new_app(store_url).queue("orders", Order, shards=4, stuck_after="20m", shovel_interval=0.5).open()
+    [said] = [one.getMessage() for one in caplog.records]
+    assert "queue orders is stored with other settings, which are replaced for everybody" in said
+    assert said.endswith("shards from 2 to 4, stuck_after_s from 600 to 1200, shovel_interval_s from 600 to 1")
 
 
 def test_a_stored_queue_opened_with_another_kind_of_message(store_url: str, new_app: MakeApp) -> None:
     first, second = new_app(store_url), new_app(store_url)
     first.queue("text", str).publish("x")
     first.queue("objects", dict).publish({})
-    with pytest.raises(QueueMismatchError, match="stored with codec 'raw', asked for 'json'"):
+    with pytest.raises(
+        QueueMismatchError, match=r"codec 'raw', asked for 'json', which messages of dict have; leave type out"
+    ):
         second.queue("text", dict).open()
     with pytest.raises(QueueMismatchError, match="stored with codec 'json', asked for 'raw'"):
         second.queue("objects", bytes).open()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ignis.config import SECTIONS, QueueSettings, check_sections, load_file, reference, resolve
+import pytest
+
+from ignis.config import EMBEDDED_OPTIONS, SECTIONS, QueueSettings, check_sections, load_file, reference, resolve
+from ignis.errors import ConfigError
+from ignis.storage.embedded.options import RANGES, StoreOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -21,6 +25,20 @@ def test_the_page_has_every_setting_in_columns() -> None:
         for spec in dataclasses.fields(cls):
             row = next(line for line in lines if line.startswith(f"| `{spec.name}` |"))
             assert row.count("|") == 5, row
+
+
+def test_the_options_of_the_embedded_store_are_as_they_are_said() -> None:
+    said = {name: (default, bounds) for name, default, bounds, _ in EMBEDDED_OPTIONS}
+    assert list(said) == [spec.name for spec in dataclasses.fields(StoreOptions)]
+    for name, (default, bounds) in said.items():
+        value = getattr(StoreOptions(), name)
+        assert default == (str(value) if isinstance(value, bool) else f"{value:,g}" if value < 1e6 else f"{value:,}")
+        if bounds:
+            low, high = (float(one.replace(",", "")) for one in bounds.split(" to "))
+            assert (low, high) == RANGES[name]
+            assert StoreOptions.of({name: str(int(high))})
+            with pytest.raises(ConfigError):
+                StoreOptions.of({name: str(int(high) + 1)})
 
 
 def test_the_example_is_a_settings_file(tmp_path: Path) -> None:

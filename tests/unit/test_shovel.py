@@ -41,7 +41,7 @@ def test_messages_come_back_as_they_were(app: ignis.Ignis) -> None:
     assert [one.message for one in fired] == [0, 1, 2]
     for one, was in zip(fired, before, strict=True):
         now = one.envelope
-        for name in ("id", "key", "body", "headers", "enqueued_at_us", "attempts", "reason", "error"):
+        for name in ("id", "key", "body", "headers", "enqueued_at_us", "failures", "reason", "error"):
             assert getattr(now, name) == getattr(was, name)
     assert (queue.sideline.pending(), queue.sideline.in_flight()) == (0, 0)
 
@@ -58,7 +58,7 @@ def test_to_and_fro_counts_the_attempts(app: ignis.Ignis) -> None:
     app.start()
     for attempts in (1, 2):
         wait_idle(queue)
-        assert [message.attempts for message in sidelined(queue)] == [attempts]
+        assert [message.failures for message in sidelined(queue)] == [attempts]
         queue.shovel.run_once()
     wait_idle(queue)
     told.set()
@@ -240,7 +240,7 @@ def test_the_schedule_brings_a_message_back_so_often_and_then_it_waits(
     passes = queue.sideline.metadata()
     assert called == [7] * (most + 1)
     [message] = sidelined(queue)
-    assert (message.returns, message.attempts, len(message.history)) == (most, most + 1, most + 1)
+    assert (message.returns, message.failures, len(message.history)) == (most, most + 1, most + 1)
     assert queue.stats()["shovel"] == {"moved": most, "returned": most, "kept": 0, "refused": 0, "waiting": 1}
     assert [one.load_pointer for one in queue.sideline.metadata()] == [one.load_pointer for one in passes]
     said = [one for one in caplog.records if "wait for a person" in one.getMessage()]

@@ -65,7 +65,7 @@ def test_what_is_stuck_goes_to_the_sideline(app: ignis.Ignis, clock: Clock) -> N
     for message in sidelined(queue):
         was = before[int(message.body)]
         assert (message.id, message.key, message.headers) == (was.id, was.key, {"h": 1})
-        assert (message.reason, message.attempts, message.crashes) == ("abandoned", 1, 0)
+        assert (message.reason, message.failures, message.crashes) == ("abandoned", 1, 0)
         assert message.error is not None
         assert message.error.startswith(f"claimed by {app.store.owner}: not finished after 600 s")
     assert len(sidelined(queue)) == 40

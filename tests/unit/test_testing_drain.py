@@ -36,7 +36,7 @@ def test_everything_is_handled_in_this_thread(queue: ignis.Queue[int]) -> None:
     @queue.handler(concurrency=8)
     def handle(message: int, ctx: ignis.Context) -> None:
         threads.add(threading.get_ident())
-        assert ctx.message.attempts == 0
+        assert ctx.message.failures == 0
 
     queue.publish_many(range(100))
     assert drain(queue) == Drained(done=100)
@@ -60,7 +60,7 @@ def test_an_exception_is_raised_once_its_message_is_in_the_sideline(queue: ignis
     assert info.traceback[-1].name == "handle"
     assert seen == [0, 1]
     (message,) = sidelined(queue)
-    assert (message.reason, message.attempts) == ("exception", 1)
+    assert (message.reason, message.failures) == ("exception", 1)
     assert message.error is not None
     assert "a check in the handler" in message.error
     assert drain(queue) == Drained(done=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,20 +34,20 @@ def test_a_body_is_encoded_by_its_type(body: Any, codec: str, stored: bytes) -> 
     message = make_message(body)
     assert (message.codec, message.body) == (codec, stored)
     assert uuid.UUID(message.id).version == 7
-    assert (message.key, message.headers, message.attempts, message.reason) == (None, {}, 0, None)
+    assert (message.key, message.headers, message.failures, message.reason) == (None, {}, 0, None)
 
 
 def test_an_envelope_is_as_given() -> None:
     id = str(uuid.uuid4())
-    message = make_message(b"", key="k", headers={"h": [1]}, id=id, enqueued_at=1.5, attempts=3)
+    message = make_message(b"", key="k", headers={"h": [1]}, id=id, enqueued_at=1.5, failures=3)
     assert (message.id, message.key, message.headers) == (id, "k", {"h": [1]})
-    assert (message.enqueued_at_us, message.attempts, message.crashes) == (1_500_000, 3, 0)
+    assert (message.enqueued_at_us, message.failures, message.crashes) == (1_500_000, 3, 0)
 
 
 def test_a_message_that_has_failed() -> None:
-    message = make_message(1, attempts=2, reason="crash", error="signal 9")
-    assert (message.reason, message.error, message.attempts, message.crashes) == ("crash", "signal 9", 2, 1)
-    assert make_message(1, reason="timeout").attempts == 1
+    message = make_message(1, failures=2, reason="crash", error="signal 9")
+    assert (message.reason, message.error, message.failures, message.crashes) == ("crash", "signal 9", 2, 1)
+    assert make_message(1, reason="timeout").failures == 1
 
 
 def test_a_queue_encodes_and_checks() -> None:
@@ -57,8 +58,8 @@ def test_a_queue_encodes_and_checks() -> None:
         make_message({"id": 1}, queue=queue)
 
 
-def test_a_context_is_what_a_handler_gets(memory_app: ignis.Ignis) -> None:
-    queue = memory_app.queue("orders", Order)
+def test_a_context_is_what_a_handler_gets(new_app: Callable[..., ignis.Ignis]) -> None:
+    queue = new_app("memory://", resources={"db": object()}).queue("orders", Order)
     found: list[ignis.Context] = []
     queue.handler(lambda order, ctx: found.append(ctx))
     queue.publish(Order(1), key="k", headers={"h": 1})
@@ -67,7 +68,7 @@ def test_a_context_is_what_a_handler_gets(memory_app: ignis.Ignis) -> None:
     made = make_context(Order(1), queue=queue, key="k", headers={"h": 1}, id=real.message.id)
     for name in ("body", "queue", "attempt", "resources", "items"):
         assert getattr(made, name) == getattr(real, name), name
-    for name in ("id", "key", "headers", "body", "codec", "attempts"):
+    for name in ("id", "key", "headers", "body", "codec", "failures"):
         assert getattr(made.message, name) == getattr(real.message, name), name
 
 
@@ -85,8 +86,8 @@ def test_a_context_for_middleware_and_batches() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="id = 'x' is not the text of a UUID"):
         make_message(1, id="x")
-    with pytest.raises(ConfigError, match="attempts = -1"):
-        make_message(1, attempts=-1)
+    with pytest.raises(ConfigError, match="failures = -1"):
+        make_message(1, failures=-1)
     with pytest.raises(ConfigError, match="body = 'ab' is no list"):
         make_context("ab", batch=True)
     with pytest.raises(ConfigError, match="not both"):

@@ -41,7 +41,7 @@ __all__ = [
     "parse_description",
 ]
 
-ENVELOPE = ("id", "key", "enqueued_at", "attempts", "crashes", "shard", "pointer")
+ENVELOPE = ("id", "key", "enqueued_at", "failures", "crashes", "shard", "pointer")
 """What an export can keep of a message beside its body."""
 
 P = TypeVar("P", bound="_Part")
@@ -160,7 +160,7 @@ class Export(_Part, frozen=True):
     partition_by: Names = ()
     null_like: Literal["escape", "put_aside"] = "escape"
     quarantine: str = "quarantine"
-    envelope: tuple[Literal["id", "key", "enqueued_at", "attempts", "crashes", "shard", "pointer"], ...] = ("id", "key")
+    envelope: tuple[Literal["id", "key", "enqueued_at", "failures", "crashes", "shard", "pointer"], ...] = ("id", "key")
     limit: Count = 0
     target_file_mb: Annotated[int, msgspec.Meta(ge=1, le=4_096)] = 128
     rows_per_file: Count = 0

@@ -31,7 +31,7 @@ _ESCAPED_EMPTY = "%00"
 _SPARK_ESCAPES = r"""[\x01-\x1f\x7f"#%'*/:=?\\{\[\]^]"""
 _MOST_NAME_BYTES = 255
 _ENVELOPE_TYPES = {
-    "id": "string", "key": "string", "enqueued_at": "timestamp", "attempts": "int", "crashes": "int", "shard": "int",
+    "id": "string", "key": "string", "enqueued_at": "timestamp", "failures": "int", "crashes": "int", "shard": "int",
     "pointer": "bigint",
 }  # fmt: skip
 

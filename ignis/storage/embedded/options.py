@@ -10,9 +10,9 @@ from ignis.config import parse_bool, parse_number, shown
 from ignis.errors import ConfigError
 from ignis.storage.checks import checked_options
 
-__all__ = ["StoreOptions"]
+__all__ = ["RANGES", "StoreOptions"]
 
-_RANGES: dict[str, tuple[float, float]] = {
+RANGES: dict[str, tuple[float, float]] = {
     "sync_interval_ms": (1, 3_600_000),
     "max_store_bytes": (1 << 20, 1 << 46),
     "write_timeout_s": (0.01, 3_600),
@@ -47,7 +47,7 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     if kind is bool:
         return parse_bool(value, what)
     parsed = parse_number(value, what, kind)
-    low, high = _RANGES[name]
+    low, high = RANGES[name]
     if not low <= parsed <= high:
         raise ConfigError(f"{what} = {shown(value)} is outside {low:g} to {high:g}")
     return parsed
