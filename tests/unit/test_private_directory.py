@@ -10,6 +10,8 @@ import pytest
 
 from ignis.errors import ConfigError
 from ignis.relay.directory import RelayDirectory
+from ignis.spark.pipeline.files import _make_private
+from ignis.spark.pipeline.runs import Runs
 from ignis.storage import open_store
 from ignis.storage.embedded.check import check_store
 from ignis.storage.embedded.repair import repair_store
@@ -37,7 +39,12 @@ def relay(place: Path) -> None:
     RelayDirectory(place)
 
 
-DOORS = [open_embedded, look_only, private, relay]
+def records(place: Path) -> None:
+    with Runs(place.parent, place.name).locked():
+        pass
+
+
+DOORS = [open_embedded, look_only, private, relay, records]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -161,3 +168,17 @@ def test_root_looks_at_the_store_of_somebody_else_and_does_not_repair_it(tmp_pat
     with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}: repair it as that user"):
         repair_store(report)
     assert (place / "format").read_bytes() == b""
+
+
+@as_root
+def test_a_pipeline_may_write_into_the_directory_of_somebody_else(tmp_path: Path) -> None:
+    """That is on purpose; one that everybody may write is not."""
+    other = tmp_path / "other"
+    other.mkdir()
+    os.chown(other, STRANGER, STRANGER)
+    _make_private(str(other / "day" / "part"))
+    assert (other / "day").stat().st_mode & 0o777 == 0o700
+    other.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"everybody may write {other}"):
+        _make_private(str(other / "day" / "other"))
+    assert not (other / "day" / "other").exists()
