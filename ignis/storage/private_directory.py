@@ -71,18 +71,19 @@ def check_file(path: str | os.PathLike[str], what: str, owners: Collection[int] 
         raise ConfigError(f"{what} {os.fspath(path)} has mode {mode & 0o7777:o}: everybody may write it; chmod o-w it")
 
 
-def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:
+def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] | None = ()) -> None:
     """Checks every directory from the root to the path, links followed, as far as there are any.
 
     Args:
         path: a directory or a file. Who may write it is its opener's to check.
         what: names it in errors, which name the directory that is not safe, and the remedy.
-        owners: users who are trusted as well as root and this process's own.
+        owners: users who are trusted as well as root and this process's own; None = whoever owns a directory on the way, for
+            what is put into another user's directory on purpose.
 
     Raises:
         ConfigError: another user could replace the path, or a part of it.
     """
-    trusted = {0, os.geteuid(), *owners}
+    trusted = None if owners is None else {0, os.geteuid(), *owners}
     goal = os.fspath(path)
     if not goal.startswith("/"):
         goal = os.path.join(os.getcwd(), goal)
@@ -116,7 +117,7 @@ def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] =
         ahead += target.split("/")[::-1]
 
 
-def _check_directory(path: str, found: os.stat_result, trusted: Collection[int], what: str, goal: str) -> None:
+def _check_directory(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
     _check_owner(path, found, trusted, what, goal)
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise ConfigError(
@@ -126,8 +127,8 @@ def _check_directory(path: str, found: os.stat_result, trusted: Collection[int],
         )
 
 
-def _check_owner(path: str, found: os.stat_result, trusted: Collection[int], what: str, goal: str) -> None:
-    if found.st_uid not in trusted and not _unmapped(found.st_uid):
+def _check_owner(path: str, found: os.stat_result, trusted: Collection[int] | None, what: str, goal: str) -> None:
+    if trusted is not None and found.st_uid not in trusted and not _unmapped(found.st_uid):
         raise ConfigError(
             f"{what} {goal} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its place or "
             f"in that of what is in it; this process is user {os.geteuid()}. Run as that user, have root give it away "

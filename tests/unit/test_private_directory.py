@@ -10,9 +10,10 @@ import pytest
 
 from ignis.errors import ConfigError
 from ignis.relay.directory import RelayDirectory
+from ignis.spark.pipeline.files import _make_private
+from ignis.spark.pipeline.runs import Runs
 from ignis.storage import open_store
-from ignis.storage.embedded.check import check_store
-from ignis.storage.embedded.repair import repair_store
+from ignis.storage.embedded.check import Alone, check_store
 from ignis.storage.private_directory import check_file, check_way, make_private, make_way
 
 STRANGER = 65_534
@@ -37,7 +38,12 @@ def relay(place: Path) -> None:
     RelayDirectory(place)
 
 
-DOORS = [open_embedded, look_only, private, relay]
+def records(place: Path) -> None:
+    with Runs(place.parent, place.name).locked():
+        pass
+
+
+DOORS = [open_embedded, look_only, private, relay, records]
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -149,15 +155,31 @@ def test_doctor_says_that_a_store_could_be_replaced(tmp_path: Path) -> None:
 
 
 @as_root
-def test_root_looks_at_the_store_of_somebody_else_and_does_not_repair_it(tmp_path: Path) -> None:
-    """Its owner could have put links where root would write."""
+@pytest.mark.parametrize("trap", ["fifo", "link"])
+def test_the_doctor_does_not_look_at_the_store_of_somebody_else(tmp_path: Path, trap: str) -> None:
+    """Its owner could have it wait, read what is another's, or repair that."""
     place = tmp_path / "store"
     open_embedded(place)
-    (place / "format").write_bytes(b"")
-    for path in (tmp_path, place, *place.rglob("*")):
-        os.chown(path, STRANGER, STRANGER)
-    report = check_store(place)
-    assert [problem.code for problem in report.problems] == ["format"]
-    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}: repair it as that user"):
-        repair_store(report)
-    assert (place / "format").read_bytes() == b""
+    (place / "format").unlink()
+    if trap == "fifo":
+        os.mkfifo(place / "format")
+    else:
+        (place / "format").symlink_to("/dev/zero")
+    os.chown(place, STRANGER, STRANGER)
+    for look in (lambda: check_store(place), Alone(place).__enter__):
+        with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}: look at it as that user"):
+            look()
+
+
+@as_root
+def test_a_pipeline_may_write_into_the_directory_of_somebody_else(tmp_path: Path) -> None:
+    """That is on purpose; one that everybody may write is not."""
+    other = tmp_path / "other"
+    other.mkdir()
+    os.chown(other, STRANGER, STRANGER)
+    _make_private(str(other / "day" / "part"))
+    assert (other / "day").stat().st_mode & 0o777 == 0o700
+    other.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"everybody may write {other}"):
+        _make_private(str(other / "day" / "other"))
+    assert not (other / "day" / "other").exists()

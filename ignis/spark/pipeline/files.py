@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ignis.errors import ConfigError, IgnisError
 from ignis.regular_files import regular_only
 from ignis.spark._pyspark import SparkSession
+from ignis.storage.private_directory import check_way
 
 __all__ = ["File", "Files", "literal"]
 
@@ -239,7 +240,9 @@ def _blocks(file: Any, size_bytes: int) -> Iterator[bytes]:
 
 
 def _make_private(folder: str) -> None:
-    """Makes the folder, and those above it that are not there, for this user alone."""
+    """Makes the folder, and those above it that are not there, for this user alone. Raises ConfigError below one in which
+    everybody could put another in its place."""
+    check_way(folder, "folder of the pipeline", owners=None)
     missing = []
     while not os.path.isdir(folder):
         missing.append(folder)

@@ -22,6 +22,7 @@ from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
 from ignis.regular_files import read_bytes
 from ignis.spark.pipeline.files import File
+from ignis.storage.private_directory import check_way
 
 __all__ = ["Run", "Runs"]
 
@@ -76,11 +77,14 @@ class Runs:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out. Raises LockHeldError when one is at work; a dead one holds nothing. Within, what writes a
+        """Keeps other processes out. Raises ConfigError where another user could replace the folder, LockHeldError when one is at
+        work; a dead one holds nothing. Within, what writes a
         record raises it too once the lock's file was removed or replaced, for then another may be at work."""
-        for folder in (self.folder.parent, self.folder):
-            if not folder.exists():
-                folder.mkdir(0o700, parents=True, exist_ok=True)
+        for _ in range(2):  # what was made, too
+            check_way(self.folder, "folder of the pipeline's records")
+            for folder in (*reversed(self.folder.parents), self.folder):
+                if not folder.exists():
+                    folder.mkdir(0o700, exist_ok=True)
         path = self.folder / "lock"
         lock = FileLock.take(path)
         if lock is None:

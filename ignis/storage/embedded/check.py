@@ -117,7 +117,7 @@ class Report:
 class Alone:
     """Nobody has the store open, and nobody opens it, as long as the block lasts.
 
-    Raises StoreBusyError, StoreUnreachableError.
+    Raises StoreBusyError, StoreUnreachableError, and ConfigError for the store of another user.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -126,6 +126,7 @@ class Alone:
 
     def __enter__(self) -> Alone:
         with store_errors(str(self._path)):
+            _check_owner(self._path.parent)
             try:
                 self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
@@ -149,11 +150,13 @@ class Alone:
 def check_store(directory: Path) -> Report:
     """Reads all of the store in that directory, which nobody may have open (`Alone`).
 
-    Raises StoreUnreachableError when there is none, StoreFormatError when it is of another version.
+    Raises StoreUnreachableError when there is none, StoreFormatError when it is of another version, ConfigError when it is
+    another user's.
     """
     with store_errors(str(directory)):
         if not directory.is_dir():
             raise StoreUnreachableError(f"no store at {directory}")
+        _check_owner(directory)
         refuse_former(directory)
         report = Report(str(directory))
         names = sorted(os.listdir(directory))
@@ -161,6 +164,19 @@ def check_store(directory: Path) -> Report:
         _check_directory(report, directory, names, classes)
         report.classes += (_check_class(directory / name, name) for name in classes)
     return report
+
+
+def _check_owner(directory: Path) -> None:
+    """Raises ConfigError for a directory of another user, root not left out: its owner may have put links and named pipes
+    there, for whoever looks to read, to wait at, or to repair what they name."""
+    try:
+        owner = os.stat(directory).st_uid
+    except FileNotFoundError:
+        return  # which is said elsewhere
+    if owner != os.geteuid():
+        raise ConfigError(
+            f"store directory {directory} belongs to user {owner}: look at it as that user, such as with sudo -u '#{owner}'"
+        )
 
 
 def _check_directory(report: Report, directory: Path, names: list[str], classes: list[str]) -> None:
@@ -179,7 +195,7 @@ def _check_directory(report: Report, directory: Path, names: list[str], classes:
         if mode & 0o022:
             report.problems.append(Problem("mode", place, f"mode {mode:o}: others could replace files; chmod go-w it"))
     try:
-        check_way(directory, "store directory", owners=(os.stat(directory).st_uid,))
+        check_way(directory, "store directory")
     except ConfigError as exc:
         report.problems.append(Problem("place", ".", str(exc)))
     for name in names:
