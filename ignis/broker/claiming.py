@@ -13,10 +13,9 @@ from ignis.broker import permitting
 from ignis.broker.claimants import owner_for
 from ignis.broker.commands import Command
 from ignis.broker.delivery import packed
-from ignis.broker.holding import Held, Run, as_pointers, runs_of
+from ignis.broker.holding import Held, Run, as_pointers, runs_in, runs_of
 from ignis.broker.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
 from ignis.broker.requests import Reply
-from ignis.native.wire import unpack_runs
 
 if TYPE_CHECKING:
     from ignis.broker.session import Session
@@ -78,9 +77,7 @@ def _renew_claims(session: Session, payload: bytes, bound: int) -> Reply:
     if not (owner is session.owner and to_owner in (None, session.owner)):
         # Another's, such as a job's: more than consuming takes.
         permitting.check_queue(session, Command.RENEW.name, head.magazine)
-    lost = _magazines(session).renew_claims(
-        head.magazine, as_pointers(unpack_runs(payload, at)), owner, to_owner=to_owner
-    )
+    lost = _magazines(session).renew_claims(head.magazine, as_pointers(runs_in(payload, at)), owner, to_owner=to_owner)
     return _value(lost_runs(lost))
 
 
@@ -93,7 +90,7 @@ def _resume(session: Session, payload: bytes, bound: int) -> Reply:
     claimed.add(
         head.magazine, [(one.shard, one.first, one.last + 1) for one in magazines.held(head.magazine, session.owner)]
     )
-    mine.add(head.magazine, claimed.take(head.magazine, unpack_runs(payload, at)))
+    mine.add(head.magazine, claimed.take(head.magazine, runs_in(payload, at)))
     orphans = claimed.take_all().get(head.magazine, [])
     if orphans:
         magazines.reload(head.magazine, as_pointers(orphans))

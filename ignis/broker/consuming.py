@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ignis.broker.commands import Command
@@ -12,8 +13,9 @@ from ignis.broker.holding import Held, Run, as_pointers, runs_of
 from ignis.broker.management import sideline
 from ignis.broker.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
 from ignis.broker.protocol import Request
+from ignis.broker.steps import MOST_RUNS, Work
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
-from ignis.native.wire import unpack_runs
+from ignis.native.wire import count_runs, runs_between, unpack_runs
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -228,23 +230,22 @@ class Consuming:
 
     def _ack(self, request: Request) -> None:
         head, at = unpack(request.payload, Named)
-        self._take_up(
-            request, head.name, unpack_runs(request.payload, at), lambda mine: self._retire(request, head, mine)
-        )
+        self._take_up(request, head.name, at, lambda mine: self._retire(request, head, mine))
 
-    def _take_up(self, request: Request, magazine: str, runs: list[Run], then: Callable[[list[Run]], None]) -> None:
+    def _take_up(self, request: Request, magazine: str, at: int, then: Callable[[list[Run]], None]) -> None:
         """Goes on with what the client holds of the runs, which it holds no longer. What its connection does not hold may have
         been delivered to it by a broker that died: that is so if the store has it claimed in its name."""
-        session, application = self._session, self._application
+        session = self._session
+        count = count_runs(request.payload, at)
+        if count > MOST_RUNS:
+            session.in_pieces(self._take_up_in_pieces(request, magazine, at, count, then))
+            return
+        runs = unpack_runs(request.payload, at)
         mine = session.take(magazine, runs)
         rest = _difference(runs, mine)
         if not rest:
             then(mine)
             return
-
-        def look(_: None) -> list[Run]:
-            lost = application.store.magazines.renew_claims(magazine, as_pointers(rest), session.owner)
-            return _difference(rest, [run for shard, many in lost.items() for run in runs_of(shard, many)])
 
         def found(more: list[Run]) -> None:
             self._next_look()
@@ -256,9 +257,32 @@ class Consuming:
             self._next_look()
             refuse(exc)
 
-        self._looks.append(lambda: session.broker.call(look, found, None, failed))
+        self._looks.append(lambda: session.broker.call(partial(self._claimed, magazine), found, rest, failed))
         if len(self._looks) == 1:
             self._looks[0]()
+
+    def _claimed(self, magazine: str, runs: list[Run]) -> list[Run]:
+        """What of the runs the store has claimed in the client's name. In a thread of the store's."""
+        lost = self._application.store.magazines.renew_claims(magazine, as_pointers(runs), self._session.owner)
+        return _difference(runs, [run for shard, many in lost.items() for run in runs_of(shard, many)])
+
+    def _take_up_in_pieces(
+        self, request: Request, magazine: str, at: int, count: int, then: Callable[[list[Run]], None]
+    ) -> Work:
+        """`_take_up` of a long list."""
+        session = self._session
+        mine: list[Run] = []
+        try:
+            for first in range(0, count, MOST_RUNS):
+                runs = runs_between(request.payload, at, first, min(count, first + MOST_RUNS))
+                taken = session.take(magazine, runs)
+                mine += taken
+                rest = _difference(runs, taken)
+                mine += (yield partial(self._claimed, magazine, rest)) if rest else (yield None) or ()
+        except Exception as exc:
+            self._refused(request, magazine, mine)(exc)
+        else:
+            then(mine)
 
     def _next_look(self) -> None:
         """One at a time: a client that names what it does not hold takes one thread of the store's, and not all of them."""
@@ -301,7 +325,17 @@ class Consuming:
         session = self._session
 
         def failed(exc: BaseException) -> None:
+            if len(runs) > MOST_RUNS and not session.closed:
+                session.in_pieces(hold_in_pieces(exc))
+                return
             session.hold(magazine, runs)
+            if not session.closed:
+                session.refuse(request.request_id, exc)
+
+        def hold_in_pieces(exc: BaseException) -> Work:
+            for first in range(0, len(runs), MOST_RUNS):
+                session.hold(magazine, runs[first : first + MOST_RUNS])
+                yield None
             if not session.closed:
                 session.refuse(request.request_id, exc)
 
@@ -313,17 +347,15 @@ class Consuming:
             raise BadRequestError(f"action {head.action!r} is not requeue or sideline")
         if not 0 <= head.delay_ms <= 86_400_000:
             raise BadRequestError(f"delay_ms = {head.delay_ms} is outside 0 to 86400000")
-        self._take_up(
-            request, head.queue, unpack_runs(request.payload, at), lambda mine: self._refuse(request, head, mine)
-        )
+        self._take_up(request, head.queue, at, lambda mine: self._refuse(request, head, mine))
 
     def _refuse(self, request: Request, head: Nack, mine: list[Run]) -> None:
         application, session = self._application, self._session
         if not mine:
             session.result(request.request_id, 0)
             return
-        count = sum(stop - start for _, start, stop in mine)
         if head.action == "requeue" and head.delay_ms:
+            count = sum(stop - start for _, start, stop in mine)
             application.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
             session.result(request.request_id, count)
             application.poke(head.queue)

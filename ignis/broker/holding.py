@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
-from ignis.native.wire import pack_pointers, unpack_runs
+from ignis.broker.steps import MOST_RUNS
+from ignis.native.wire import count_runs, pack_pointers, runs_between, unpack_runs
 from ignis.storage.runs import Runs
 from ignis.storage.runs import runs_of as pairs_of
 
-__all__ = ["Held", "Run", "as_pointers", "runs_of"]
+__all__ = ["Held", "Run", "as_pointers", "runs_in", "runs_of"]
 
 Run = tuple[int, int, int]
 """(shard, first pointer, behind the last)."""
@@ -20,6 +21,16 @@ def runs_of(shard: int, pointers: Sequence[int]) -> list[Run]:
     if isinstance(pointers, (Runs, range)):
         return [(shard, start, stop) for start, stop in pairs_of(pointers)]
     return unpack_runs(pack_pointers({shard: pointers}))
+
+
+def runs_in(payload: bytes, at: int) -> list[Run]:
+    """The runs of a request, in a thread that others share the interpreter with: it lets them in between. Raises
+    MalformedFrameError."""
+    runs: list[Run] = []
+    count = count_runs(payload, at)
+    for first in range(0, count, MOST_RUNS):
+        runs += runs_between(payload, at, first, min(count, first + MOST_RUNS))
+    return runs
 
 
 def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ignis.array_queue import ArrayQueue
 from ignis.broker.access import Principal
 from ignis.broker.commands import Command
-from ignis.broker.holding import as_pointers
+from ignis.broker.holding import as_pointers, runs_in
 from ignis.broker.payloads import (
     AbandonedRequest,
     ArrayRequest,
@@ -43,7 +43,7 @@ from ignis.errors import (
     QueueNotFoundError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.native.wire import unpack_runs, unpack_send_batch
+from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import KEEP_TTL, Fence, LockRecord, LockTable, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
@@ -123,7 +123,7 @@ def _declare(asked: Asked) -> Reply:
 
 def _reload(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Reload)
-    runs = unpack_runs(asked.payload, at)
+    runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.magazine, runs))
 
@@ -148,14 +148,14 @@ def _load_once(asked: Asked) -> Reply:
 
 def _delete(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
-    runs = unpack_runs(asked.payload, at)
+    runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
     return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
 
 
 def _delete_waiting(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
-    runs = unpack_runs(asked.payload, at)
+    runs = runs_in(asked.payload, at)
     return _value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
 
 
@@ -169,7 +169,7 @@ def _purge(asked: Asked) -> Reply:
 def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
     head, at = unpack(asked.payload, Named)
-    found = asked.app.store.magazines.peek(head.name, as_pointers(unpack_runs(asked.payload, at)))
+    found = asked.app.store.magazines.peek(head.name, as_pointers(runs_in(asked.payload, at)))
     rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
     return _value(_fitting(rows, asked.bound))
 

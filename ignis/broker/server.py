@@ -35,6 +35,7 @@ from ignis.broker.protocol import BrokerMachine
 from ignis.broker.receiving import Receiving
 from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.session import Session
+from ignis.broker.steps import Steps
 from ignis.broker.threads import Threads
 from ignis.broker.unread import Unread
 from ignis.broker.watching import Watchers
@@ -123,6 +124,7 @@ class Broker:
         self.loop: asyncio.AbstractEventLoop
         self.watchers = Watchers(self.settings.watch_threads)
         self.metrics = BrokerMetrics(self)
+        self.steps = Steps(self)
         self.cluster: Cluster
         self._store_options = dict(store or {})
         self._config = config
@@ -246,7 +248,7 @@ class Broker:
     @property
     def _idle(self) -> bool:
         """Nothing is at the store, or on its way there."""
-        return not self._calls and all(one.turns.idle for one in self._applications.values())
+        return not self._calls and self.steps.idle and all(one.turns.idle for one in self._applications.values())
 
     def _close_stores(self) -> None:
         if hasattr(self, "cluster"):

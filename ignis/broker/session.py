@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import ssl
+from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from ignis.broker import permitting
@@ -19,6 +20,7 @@ from ignis.broker.payloads import Connect, Connected, pack, unpack
 from ignis.broker.peers import common_name, keep_alive
 from ignis.broker.protocol import BrokerMachine, Request, State, ids_of
 from ignis.broker.sending import Sending
+from ignis.broker.steps import MOST_RUNS, Work
 from ignis.errors import (
     BrokerError,
     ConfigError,
@@ -79,6 +81,10 @@ class Session(asyncio.BufferedProtocol):
         self._starved = False
         """A delivery was held back: ask again when there is room."""
         self._closing = False
+        self._pieces = 0
+        """Long requests that are being carried out, see `steps`."""
+        self._behind: deque[Request] = deque()
+        """What came behind them, which keeps its order."""
         self.consuming = Consuming(self)
         self._sending = Sending(self)
         self._calling = Calling(self)
@@ -332,6 +338,9 @@ class Session(asyncio.BufferedProtocol):
         command = request.command
         if self._closing:
             return
+        if self._pieces:
+            self._behind.append(request)
+            return
         if command == Command.CONNECT:
             self._greet(request)
             return
@@ -350,6 +359,26 @@ class Session(asyncio.BufferedProtocol):
                 self._calling.put(request)
         except Exception as exc:
             self.refuse(request.request_id, exc)
+
+    def in_pieces(self, work: Work) -> None:
+        """Long work for one request. What the client asks for behind it waits, and no more is read, until it is done."""
+        application = self.application
+        assert application is not None
+        self._pieces += 1
+        application.calls += 1
+        self.pause("pieces")
+
+        def done() -> None:
+            self._pieces -= 1
+            application.calls -= 1
+            if self.closed:
+                self._behind.clear()
+            while self._behind and not self._pieces:
+                self._take(self._behind.popleft())
+            if not self._pieces:
+                self.resume("pieces")
+
+        self.broker.steps.begin(work, done)
 
     def refuse_all(self, request: Request, exc: BaseException) -> None:
         """ERROR for every request that one item stands for."""
@@ -441,8 +470,15 @@ class Session(asyncio.BufferedProtocol):
 
     def let_go(self, magazine: str, runs: list[Run]) -> None:
         """The client accounted for these."""
-        if self.take(magazine, runs) and self.application is not None:
+        if len(runs) > MOST_RUNS:
+            self.in_pieces(self._let_go_in_pieces(magazine, runs))
+        elif self.take(magazine, runs) and self.application is not None:
             self.application.poke(magazine)
+
+    def _let_go_in_pieces(self, magazine: str, runs: list[Run]) -> Work:
+        for first in range(0, len(runs), MOST_RUNS):
+            self.let_go(magazine, runs[first : first + MOST_RUNS])
+            yield None
 
     # -- the handshake
 

@@ -87,12 +87,14 @@ class Turns:
 
         ``may_wait``: a moment, for a flush to share. Not for a client that has more to do and may be waiting for the answer.
         """
-        deleting = _Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait)
-        count = sum(stop - start for _, start, stop in runs)
-        if len(runs) > _MOST_RUNS or count > _MOST_MESSAGES or not self._application.quick:
-            self._delete_in_thread(deleting)
+        if (
+            len(runs) > _MOST_RUNS
+            or not self._application.quick
+            or sum(stop - start for _, start, stop in runs) > _MOST_MESSAGES
+        ):
+            self._delete_in_thread(magazine, runs, done, failed)
             return
-        self._deletes.append(deleting)
+        self._deletes.append(_Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait))
         self._plan()
 
     @property
@@ -152,7 +154,7 @@ class Turns:
     def _deleted(self, one: _Deleting, finishing: list[Callable[[BaseException | None], None]]) -> None:
         write = one.write
         if not write.done:
-            self._delete_in_thread(one)
+            self._delete_in_thread(write.magazine, one.runs, one.done, one.failed)
             return
         self.at_once += 1
 
@@ -168,13 +170,13 @@ class Turns:
         else:
             finishing.append(finish)
 
-    def _delete_in_thread(self, one: _Deleting) -> None:
-        magazine = one.write.magazine
-
+    def _delete_in_thread(
+        self, magazine: str, runs: list[Run], done: Callable[[int], None], failed: Callable[[BaseException], None]
+    ) -> None:
         def delete(runs: list[Run]) -> int:
             return self._application.store.magazines.delete(magazine, as_pointers(runs))
 
-        self._broker.call(delete, one.done, one.runs, one.failed)
+        self._broker.call(delete, done, runs, failed)
 
     # -- the flush
 

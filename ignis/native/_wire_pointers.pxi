@@ -84,6 +84,40 @@ def unpack_runs(data, size_t offset=0):
         PyBuffer_Release(&view)
 
 
+def count_runs(data, size_t offset=0) -> int:
+    """How many runs `unpack_runs` would give. Raises what it raises."""
+    cdef Py_buffer view
+    cdef uint32_t count = 0
+    whole(data, offset, &view, "pointers")
+    try:
+        code = ign_wire_pointers_open(<const uint8_t *>view.buf + offset, <size_t>view.len - offset, &count)
+        if code != IGN_OK:
+            raise damaged(code, "pointers")
+        return count
+    finally:
+        PyBuffer_Release(&view)
+
+
+def runs_between(bytes data not None, size_t offset, size_t first, size_t stop) -> list:
+    """Runs ``first`` to ``stop - 1`` of `unpack_runs`, without looking at the others.
+
+    Raises MalformedFrameError: there are not so many, or one of them is empty or beyond the last pointer.
+    """
+    cdef ign_wire_run run
+    cdef size_t size = <size_t>len(data), i
+    cdef const uint8_t *src = <const uint8_t *>PyBytes_AS_STRING(data) + offset
+    cdef list out
+    if offset > size or size - offset < 4 or first > stop or stop > (size - offset - 4) // IGN_WIRE_RUN_BYTES:
+        raise damaged(IGN_E_TRUNCATED, "pointers")
+    out = PyList_New(<Py_ssize_t>(stop - first))
+    for i in range(first, stop):
+        ign_wire_pointers_get(src, <uint32_t>i, &run)
+        if run.count == 0 or run.first > IGN_WIRE_POINTER_MAX:
+            raise damaged(IGN_E_TOO_LARGE, "pointers")
+        put_item(out, <Py_ssize_t>(i - first), (run.shard, run.first, run.first + run.count))
+    return out
+
+
 # -- claims -------------------------------------------------------------------------------------------------------------
 
 def pack_claims(claims) -> bytes:

@@ -21,6 +21,7 @@ cdef extern from "ignis_wire.h" nogil:
         IGN_WIRE_CLAIM_BYTES
         IGN_WIRE_CLAIM_RUN_BYTES
         IGN_WIRE_MAX_POINTERS
+    const uint64_t IGN_WIRE_POINTER_MAX
 
     ctypedef struct ign_wire_group:
         uint8_t *segment

@@ -75,7 +75,7 @@ def test_silence_of_one_address_does_not_lock_out_another(
 
 @pytest.mark.parametrize("uvloop", [True, False], ids=["uvloop", "asyncio"])
 def test_a_handshake_that_is_never_begun_or_never_ended(memory_url: str, tls: TlsFiles, uvloop: bool) -> None:
-    settings = {"handshake_timeout_s": 0.3}
+    settings = {"handshake_timeout_s": 1.5}
     options: dict[str, Any] = {"settings": settings, "uvloop": uvloop, "tls": server_context(*tls.server)}
     with running(memory_url, **options) as broker:
         with silent(broker.port, 4) as sockets:
@@ -89,7 +89,7 @@ def test_a_handshake_that_is_never_begun_or_never_ended(memory_url: str, tls: Tl
 
 def test_who_ends_tls_without_an_answer_keeps_no_place(memory_url: str, tls: TlsFiles) -> None:
     """The end of a TLS connection waits for the other side, which may never say anything."""
-    settings = {"handshake_timeout_s": 0.3, "write_timeout_s": 300}
+    settings = {"handshake_timeout_s": 1.5, "write_timeout_s": 300}
     options: dict[str, Any] = {"settings": settings, "tls": server_context(*tls.server)}
     with running(memory_url, **options) as broker, silent(broker.port, 1) as (plain,):
         # Past the handshake, and then nothing is read.

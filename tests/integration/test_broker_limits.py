@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def broker(memory_url: str) -> Iterator[RunningBroker]:
-    settings = {"handshake_timeout_s": 0.3, "max_pending": 4, "max_outbound_bytes": 1 << 16}
+    settings = {"handshake_timeout_s": 1.5, "max_pending": 4, "max_outbound_bytes": 1 << 16}
     with RunningBroker(memory_url, settings=settings) as one:
         with one.client() as client:
             client.ask(asks.create_queue("q", {"shards": 2, "codec": "raw"}))

@@ -151,6 +151,8 @@ TAKES: dict[str, tuple[str, ...]] = {
     "encode_send_acks": ("bytes", "int", "int"),
     "pack_pointers": ("pairs",),
     "unpack_runs": ("buffer", "int"),
+    "count_runs": ("buffer", "int"),
+    "runs_between": ("bytes", "int", "int", "int"),
     "pack_claims": ("claims",),
     "unpack_claims": ("claimbytes", "int"),
 }
