@@ -319,13 +319,8 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
         rc = ign_store_enter(store, &g);
         if (rc != IGN_OK)
             return rc;
-        rc = ign_store_error(store->io->same_place(store->io));
-        if (rc != IGN_OK) {
-            ign_store_leave(store, g);
-            return rc;
-        }
         bool in_hand = false;
-        rc = ign_store_lock(store, g, at_once);
+        rc = ign_store_lock_to_write(store, g, at_once);
         if (rc == IGN_OK) {
             g->since = atomic_load_explicit(&g->ctl.head->maintain_turn, memory_order_seq_cst);
             g->patient = patience > 0;

@@ -138,8 +138,8 @@ static int write_image(ign_store *store, const ign_ctl *ctl, int file, uint64_t 
                 .image_crc = ign_crc32c(0, ctl->arena, (size_t)bytes), .layout = IGN_CTL_VERSION};
     h.crc = header_crc(&h);
     int rc = io->allocate(io, file, IGN_LOG_SECTOR + bytes);
-    for (uint64_t at = 0; rc == 0 && at < bytes; at += PIECE)
-        rc = io->write(io, file, ctl->arena + at, (size_t)(bytes - at < PIECE ? bytes - at : PIECE), IGN_LOG_SECTOR + at);
+    if (rc == 0)
+        rc = ign_store_write_out(io, file, ctl->arena, bytes, IGN_LOG_SECTOR);
     if (rc == 0)
         rc = io->write(io, file, &h, sizeof h, 0);
 #ifndef IGN_MUTANT_CHECKPOINT_UNFLUSHED

@@ -144,6 +144,9 @@ static int find_generation(ign_store *store, ign_generation **found)
         }
         if (rc == IGN_OK) {
             g->number = g->ctl.head->generation;
+            ign_store_file_name(g->name, "control", g->number, 0);
+            if (io->identify == NULL || io->identify(io, g->ctl.file, &g->identity) != 0)
+                g->identity = (ign_store_identity){0};
             *found = g;
             return IGN_OK;
         }

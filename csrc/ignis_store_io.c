@@ -25,6 +25,8 @@
 #define F_OFD_GETLK 92
 #endif
 
+enum { IGN_STORE_PATH_MAX = 1024 };
+
 typedef struct os_io {
     ign_store_io io; /* first: the functions get it back */
     int directory;
@@ -124,6 +126,17 @@ static int os_write(ign_store_io *io, int file, const void *from, size_t bytes, 
     return 0;
 }
 
+static void os_push(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
+{
+    (void)io;
+#ifdef __linux__
+    (void)sync_file_range(file, (off_t)at, (off_t)bytes,
+                          SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+#else
+    (void)file, (void)at, (void)bytes;
+#endif
+}
+
 static int os_flush(ign_store_io *io, int file)
 {
     (void)io;
@@ -177,6 +190,34 @@ static int os_same_place(ign_store_io *io)
     if (stat(p->path, &st) != 0)
         return errno == ENOENT || errno == ENOTDIR ? ESTALE : errno;
     return st.st_dev == p->device && st.st_ino == p->inode ? 0 : ESTALE;
+}
+
+static int os_identify(ign_store_io *io, int file, ign_store_identity *identity)
+{
+    (void)io;
+    struct stat st;
+    if (fstat(file, &st) != 0)
+        return errno;
+    *identity = (ign_store_identity){.device = (uint64_t)st.st_dev, .inode = (uint64_t)st.st_ino};
+    return 0;
+}
+
+static bool os_leads_to(ign_store_io *io, const char *name, const ign_store_identity *identity, uint64_t *bytes)
+{
+    os_io *p = (os_io *)io;
+    struct stat st;
+    char path[IGN_STORE_PATH_MAX];
+    size_t length = strlen(p->path), name_bytes = strlen(name) + 1;
+    if (length + 1 + name_bytes > sizeof path)
+        return false;
+    memcpy(path, p->path, length);
+    path[length] = '/';
+    memcpy(path + length + 1, name, name_bytes);
+    /* With another name it may be found in a directory that was put in the place of ours. */
+    if (stat(path, &st) != 0 || st.st_nlink != 1 || (uint64_t)st.st_dev != identity->device || (uint64_t)st.st_ino != identity->inode)
+        return false;
+    *bytes = (uint64_t)st.st_size;
+    return true;
 }
 
 /* Mappings, and what the handler of SIGBUS knows of them. */
@@ -279,6 +320,19 @@ static void os_wake(ign_store_io *io, _Atomic uint32_t *word)
     ign_futex_wake_all(word);
 }
 
+int ign_store_write_out(ign_store_io *io, int file, const void *from, uint64_t bytes, uint64_t at)
+{
+    enum { PIECE = 1 << 18 };
+    int rc = 0;
+    for (uint64_t done = 0; rc == 0 && done < bytes; done += PIECE) {
+        uint64_t part = bytes - done < PIECE ? bytes - done : PIECE;
+        rc = io->write(io, file, (const uint8_t *)from + done, (size_t)part, at + done);
+        if (rc == 0 && io->push != NULL)
+            io->push(io, file, at + done, part);
+    }
+    return rc;
+}
+
 int ign_store_io_open(const char *directory, ign_store_io **io)
 {
     size_t length = strlen(directory) + 1;
@@ -299,8 +353,8 @@ int ign_store_io_open(const char *directory, ign_store_io **io)
     p->inode = st.st_ino;
     p->io = (ign_store_io){
         .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read,
-        .write = os_write, .flush = os_flush, .allocate = os_allocate, .link_new = os_link_new,
-        .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .map = os_map,
+        .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .link_new = os_link_new,
+        .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .identify = os_identify, .leads_to = os_leads_to, .map = os_map,
         .unmap = os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,
         .random = os_random, .wait = os_wait, .wake = os_wake,
     };

@@ -20,6 +20,11 @@
 typedef struct ign_store_io ign_store_io;
 typedef void ign_store_name_fn(void *arg, const char *name);
 
+/* What tells a file from all others of the machine. */
+typedef struct ign_store_identity {
+    uint64_t device, inode;
+} ign_store_identity;
+
 struct ign_store_io {
     int (*list)(ign_store_io *io, ign_store_name_fn *each, void *arg);
     int (*open)(ign_store_io *io, const char *name, bool create, int *file); /* create: EEXIST when it is there */
@@ -28,12 +33,17 @@ struct ign_store_io {
     int (*named)(ign_store_io *io, int file, bool *yes);             /* whether a name leads to it still */
     int (*read)(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at);
     int (*write)(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at);
+    void (*push)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* what was written there is sent to the disk; NULL: nothing */
     int (*flush)(ign_store_io *io, int file);                        /* fdatasync */
     int (*allocate)(ign_store_io *io, int file, uint64_t bytes);     /* the file has that size, and room on the disk */
     int (*link_new)(ign_store_io *io, const char *from, const char *to); /* a second name; EEXIST when `to` is there */
     int (*remove)(ign_store_io *io, const char *name);
     int (*flush_names)(ign_store_io *io);                            /* fsync of the directory */
     int (*same_place)(ign_store_io *io);                             /* ESTALE: the path leads to another directory now */
+    int (*identify)(ign_store_io *io, int file, ign_store_identity *identity);
+    /* `same_place`, `named` and `size` in one: does the path of the directory with that name lead to that file, and how large is it? Where
+     * it is NULL, or says no, they are asked one by one. */
+    bool (*leads_to)(ign_store_io *io, const char *name, const ign_store_identity *identity, uint64_t *bytes);
     int (*map)(ign_store_io *io, int file, uint64_t reserve, void **memory); /* shared; the file may grow into it */
     void (*unmap)(ign_store_io *io, void *memory, uint64_t reserve);
     int (*lock)(ign_store_io *io, int file, uint64_t byte);          /* EAGAIN: another open file has it */
@@ -55,6 +65,9 @@ struct ign_store_io {
 #else
 #define IGN_STEP(io) ((void)(io))
 #endif
+
+/* Writes much, in pieces that are sent to the disk one by one: who flushes another file meanwhile waits for one of them, not for all. */
+int ign_store_write_out(ign_store_io *io, int file, const void *from, uint64_t bytes, uint64_t at);
 
 /* The real machine over one directory, which must exist. */
 int ign_store_io_open(const char *directory, ign_store_io **io); /* 0 or an errno */

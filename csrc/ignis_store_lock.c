@@ -60,11 +60,8 @@ static int acquire(ign_store *store, ign_generation *g, bool at_once)
 }
 
 /* A control file that somebody cut: pages that are gone would end the call, but half a page reads as zeros. */
-static bool was_cut(ign_store *store, ign_generation *g)
+static bool is_shorter(ign_store *store, ign_generation *g, uint64_t bytes)
 {
-    uint64_t bytes = 0;
-    if (store->io->size(store->io, g->ctl.file, &bytes) != 0)
-        return false;
     uint64_t had = atomic_load_explicit(&g->control_bytes, memory_order_relaxed);
 #ifdef IGN_MUTANT_CUT_UNSEEN
     had = 0;
@@ -81,6 +78,12 @@ static bool was_cut(ign_store *store, ign_generation *g)
     return false;
 }
 
+static bool was_cut(ign_store *store, ign_generation *g)
+{
+    uint64_t bytes = 0;
+    return store->io->size(store->io, g->ctl.file, &bytes) == 0 && is_shorter(store, g, bytes);
+}
+
 /* Who opens the store looks for the name: without it nobody seems to live here, and what is written from then on is read by nobody. */
 bool ign_store_has_ended(ign_store *store, ign_generation *g)
 {
@@ -94,10 +97,9 @@ bool ign_store_has_ended(ign_store *store, ign_generation *g)
     return ign_store_sealed(g);
 }
 
-int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
+/* The state is looked at next, and is there. */
+static int lock(ign_store *store, ign_generation *g, bool at_once)
 {
-    if (was_cut(store, g) || ign_store_has_ended(store, g))
-        return IGN_E_STALE;
     int rc = acquire(store, g, at_once);
     if (rc != IGN_OK)
         return rc;
@@ -116,6 +118,23 @@ int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
     if (rc != IGN_OK)
         ign_store_unlock(store, g);
     return rc;
+}
+
+int ign_store_lock(ign_store *store, ign_generation *g, bool at_once)
+{
+    if (was_cut(store, g) || ign_store_has_ended(store, g))
+        return IGN_E_STALE;
+    return lock(store, g, at_once);
+}
+
+int ign_store_lock_to_write(ign_store *store, ign_generation *g, bool at_once)
+{
+    ign_store_io *io = store->io;
+    uint64_t bytes;
+    if (io->leads_to != NULL && g->identity.inode != 0 && io->leads_to(io, g->name, &g->identity, &bytes) && !ign_store_sealed(g))
+        return is_shorter(store, g, bytes) ? IGN_E_STALE : lock(store, g, at_once);
+    int rc = ign_store_error(io->same_place(io));
+    return rc != IGN_OK ? rc : ign_store_lock(store, g, at_once);
 }
 
 void ign_store_unlock(ign_store *store, ign_generation *g)

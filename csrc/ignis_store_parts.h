@@ -29,6 +29,8 @@ struct ign_generation {
     ign_ctl ctl;
     unsigned users;        /* threads in a call; the store's own */
     uint64_t number;
+    char name[IGN_STORE_NAME_MAX]; /* of its control file */
+    ign_store_identity identity;   /* ... which is found under that name; zeros: not known */
     uint32_t slot, word;   /* our slot, and what stands in a lock that we hold */
     uint8_t *stage;        /* the entry that is being written; for whoever holds the lock */
     uint64_t stage_bytes;
@@ -78,6 +80,8 @@ bool ign_store_alive(ign_store *store, ign_generation *generation, uint32_t word
 
 /* ignis_store_lock.c. IGN_OK: ours, and the state is whole. IGN_E_STALE: sealed. IGN_E_BUSY. */
 int ign_store_lock(ign_store *store, ign_generation *generation, bool at_once);
+/* The same for who writes: also the directory must be where it was, else IGN_E_MOVED. */
+int ign_store_lock_to_write(ign_store *store, ign_generation *generation, bool at_once);
 /* Sealed, or its control file has no name any more: whoever opens the store now finds nobody in it, so nothing that is written in it from
  * here on is confirmed. */
 bool ign_store_has_ended(ign_store *store, ign_generation *generation);

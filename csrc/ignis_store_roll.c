@@ -157,10 +157,10 @@ static bool is_begun(ign_generation *g, uint64_t size)
 
 int ign_store_fill(ign_store_io *io, int file, uint64_t bytes)
 {
-    static uint8_t zeros[1 << 16];
+    static uint8_t zeros[1 << 18];
     int rc = 0;
     for (uint64_t at = 0; rc == 0 && at < bytes; at += sizeof zeros)
-        rc = io->write(io, file, zeros, (size_t)(bytes - at < sizeof zeros ? bytes - at : sizeof zeros), at);
+        rc = ign_store_write_out(io, file, zeros, bytes - at < sizeof zeros ? bytes - at : sizeof zeros, at);
     return rc;
 }
 

@@ -25,7 +25,7 @@
 /* So long it is before another look at a generation that cannot be followed. */
 #define UNFOLLOWED_NS 10000000u
 /* So long a sleeper that was told looks for what it was told of. */
-#define FOREWARNED_NS 60000u
+#define FOREWARNED_NS 100000u
 
 /* What a call without an error returns behind a landing. */
 #define SEEN_NEXT(rc) ((void)(rc), seen + 1)

@@ -154,6 +154,7 @@ class Magazine(Generic[M]):
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
         """
+        self._magazines.forewarn(self.name)  # it takes a sleeper as long to wake up as this takes to be stored
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")

@@ -6,6 +6,8 @@
 #include "../ignis_record.h"
 #include "../ignis_store_log.h"
 
+#include <sys/stat.h>
+
 enum { SIZE = 4096 };
 
 static const ign_segment_info segment = {.generation = 3, .number = 7, .base = 8000, .size = SIZE, .salt = 0x5a17ull, .flushed = 8080};
@@ -186,6 +188,74 @@ static void another_directory(void)
     store_dir_close(io);
 }
 
+/* One look says what three do: cut, removed, another file of that name, and another directory, also one with the same files in it. */
+static void leads_to(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store_identity identity;
+    uint64_t bytes = 0;
+    int file, other;
+    char moved[80], there[96], here[96];
+    CHECK_EQ(io->open(io, "file", true, &file), 0);
+    CHECK_EQ(io->write(io, file, "12345", 5, 0), 0);
+    CHECK_EQ(io->identify(io, file, &identity), 0);
+    CHECK(io->leads_to(io, "file", &identity, &bytes));
+    CHECK_EQ(bytes, 5);
+    CHECK(!io->leads_to(io, "another", &identity, &bytes));
+    snprintf(moved, sizeof moved, "%s.moved", store_dir_path);
+    CHECK_EQ(rename(store_dir_path, moved), 0);
+    CHECK(!io->leads_to(io, "file", &identity, &bytes));
+    CHECK_EQ(mkdir(store_dir_path, 0700), 0);
+    snprintf(there, sizeof there, "%s/file", moved);
+    snprintf(here, sizeof here, "%s/file", store_dir_path);
+    CHECK_EQ(link(there, here), 0);
+    CHECK(!io->leads_to(io, "file", &identity, &bytes));
+    CHECK_EQ(unlink(here), 0);
+    CHECK_EQ(rmdir(store_dir_path), 0);
+    CHECK_EQ(rename(moved, store_dir_path), 0);
+    CHECK(io->leads_to(io, "file", &identity, &bytes));
+    CHECK_EQ(io->remove(io, "file"), 0);
+    CHECK(!io->leads_to(io, "file", &identity, &bytes));
+    CHECK_EQ(io->open(io, "file", true, &other), 0);
+    CHECK(!io->leads_to(io, "file", &identity, &bytes));
+    io->close(io, file);
+    io->close(io, other);
+    store_dir_close(io);
+}
+
+static unsigned pieces;
+static uint64_t pushed;
+
+static void counting_push(ign_store_io *io, int file, uint64_t at, uint64_t bytes)
+{
+    (void)io, (void)file;
+    CHECK_EQ(at, 7 + pushed);
+    pushed += bytes;
+    pieces++;
+}
+
+/* What is long goes out in pieces, whole, and where it belongs. */
+static void in_pieces(void)
+{
+    ign_store_io *io = store_dir_open();
+    enum { LONG = (1 << 20) + 5 };
+    uint8_t *from = malloc(LONG), *back = malloc(LONG);
+    int file;
+    for (unsigned i = 0; i < LONG; i++)
+        from[i] = (uint8_t)(i * 31 + i / 251);
+    CHECK_EQ(io->open(io, "long", true, &file), 0);
+    io->push = counting_push;
+    CHECK_EQ(ign_store_write_out(io, file, from, LONG, 7), 0);
+    CHECK_EQ(pushed, LONG);
+    CHECK_EQ(pieces, 5);
+    CHECK_EQ(io->read(io, file, back, LONG, 7), 0);
+    CHECK(memcmp(from, back, LONG) == 0);
+    io->close(io, file);
+    free(from);
+    free(back);
+    store_dir_close(io);
+}
+
 /* -- a search reads what it passes a few times at most ---------------------------------------------------------------------- */
 
 static int (*real_read)(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at);
@@ -251,4 +321,6 @@ MAIN("store_log", {
     RUN(finds_its_feet_again);
     RUN(short_file);
     RUN(another_directory);
+    RUN(leads_to);
+    RUN(in_pieces);
 })

@@ -219,7 +219,7 @@ class ThreadClaims(Claims):
         self._dispatcher.leader, self._tray = worker, tray
         set_spin(self._settings.spin_us)
         try:
-            while True:
+            while not tray:
                 self._look_round()
                 if tray or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
                     break
@@ -245,8 +245,10 @@ class ThreadClaims(Claims):
 
     def _look_round(self) -> None:
         """Before it is looked at what may have changed: whatever changes from now on ends the next wait."""
-        self._room.clear()
-        self._bell.clear()
+        if self._room.is_set():
+            self._room.clear()
+        if self._bell.is_set():
+            self._bell.clear()
         self._recall.clear()
 
     def _claim(self, wait_s: float) -> None:

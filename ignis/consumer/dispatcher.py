@@ -96,6 +96,8 @@ class Dispatcher:
 
     def dispatch(self, claims: Sequence[Claim]) -> None:
         """Gives what was claimed to the workers."""
+        if len(claims) == 1 and self._is_for_leader(claims[0]):
+            return
         total = sum(len(claim.pointers) for claim in claims)
         self._counts["fetched"] += total
         size, _ = self._window()
@@ -122,6 +124,18 @@ class Dispatcher:
                     self._submit(self._in_hand.add([place], records, nbytes), 0, len(records))
         self._hand_out(mixed)
 
+    def _is_for_leader(self, claim: Claim) -> bool:
+        """Hands a lone message to the thread that claimed it, if that is free: what all that follows here would come to."""
+        leader, records = self.leader, claim.records
+        if leader is None or len(records) != 1 or leader.outstanding or self.returned:
+            return False
+        record = records[0]
+        if record is None or len(record) > CHUNK_BYTES:
+            return False
+        self._counts["fetched"] += 1
+        self._submit(self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record)), 0, 1, leader)
+        return True
+
     def _hand_out(self, mixed: Mixed) -> None:
         if mixed.count:
             self._submit(self._in_hand.add(mixed.places, mixed.records, mixed.nbytes), 0, mixed.count)
@@ -133,8 +147,10 @@ class Dispatcher:
                 if claim.records[index] is None:
                     self._acker.add_corrupt(claim.shard, claim.pointers[index])
 
-    def _submit(self, chunk: Chunk, start: int, stop: int) -> None:
-        """To the worker with the least to do, or to the end of `returned`."""
+    def _submit(self, chunk: Chunk, start: int, stop: int, first: Worker | None = None) -> None:
+        """To the worker with the least to do, or to the end of `returned`. ``first`` is asked before the others."""
+        if first is not None and first.submit(chunk, start, stop):
+            return
         # What waits there came first: a small chunk must not pass a large one that no worker took.
         if self.returned or not self._offer(chunk, start, stop):
             self.returned.append((chunk, start, stop))

@@ -1009,6 +1009,14 @@ cdef class Log:
             ign_store_wake(self._store, number)
         self._leave()
 
+    def forewarn(self, uint32_t number) -> None:
+        """A load of this magazine is about to be made: who sleeps on it is woken and looks for it for a moment. Nothing is raised."""
+        if self._forks == ign_fork_generation() and not self._closing:
+            self._inside += 1
+            with nogil:
+                ign_store_forewarn(self._store, number)
+            self._leave()
+
     def announce(self, uint32_t number, long long seen) -> bool:
         """The next load into the magazine rings the bell. False when there was one since ``seen``."""
         cdef uint32_t known = <uint32_t>seen

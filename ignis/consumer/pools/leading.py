@@ -133,7 +133,9 @@ class Leading:
         """The leader has something else to do: another is called."""
         with self._lock:
             self._leader = None
-        self.pass_on()
+            heir = self._followers.pop() if self._followers and not self._ended else None
+        if heir is not None:
+            heir.ring()
 
     def pass_on(self) -> None:
         """Calls the follower that has slept least, if nobody leads."""

@@ -391,6 +391,11 @@ class EmbeddedMagazines(MagazineStore):
         finally:
             self._store.leave_wait()
 
+    def forewarn(self, magazine: str) -> None:
+        found = self._catalogue.remembered(magazine)
+        if found is not None:
+            found.log.forewarn(found.number)
+
     def fire_next(
         self,
         magazine: str,
