@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -209,7 +209,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     if (rc == IGN_E_NO_ROOM && weight_of(g, type) != IGN_WEIGHT_LOAD) /* what was freed is used again first: mostly that is all it takes */
         rc = ign_store_error(ign_ctl_make_room(&g->ctl, room - g->ctl.root->used / 8 + g->ctl.root->used / 32));
     if (rc == IGN_E_NO_ROOM)
-        atomic_store_explicit(&head->short_of_room, weight_of(g, type) == IGN_WEIGHT_LOAD ? 1 : 2, memory_order_seq_cst);
+        ign_store_note_no_room(g, weight_of(g, type), false);
     if (rc == IGN_OK)
         rc = ign_store_make_way(store, g, fits, weight_of(g, type), &another);
     if (rc != IGN_OK)
@@ -310,7 +310,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
 {
     IGN_LANDING(store, );
     ign_landing_writes(false);
-    int rc = IGN_E_STALE;
+    int rc = IGN_E_STALE, patience = WAITS_FOR_ROOM;
     bool at_once = how != NULL && how->at_once;
     const ign_store_change *fence = how == NULL ? NULL : how->fence;
     for (int i = 0; i < TRIES && rc == IGN_E_STALE; i++) {
@@ -324,8 +324,12 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
             ign_store_leave(store, g);
             return rc;
         }
+        bool in_hand = false;
         rc = ign_store_lock(store, g, at_once);
         if (rc == IGN_OK) {
+            g->since = atomic_load_explicit(&g->ctl.head->maintain_turn, memory_order_seq_cst);
+            g->patient = patience > 0;
+            g->in_hand = false;
 #ifdef IGN_MUTANT_NO_FENCE
             fence = NULL;
 #endif
@@ -337,6 +341,7 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 rc = IGN_E_STALE; /* nothing was written: the files are not where a state that holds no more has them */
                 at = UINT64_MAX;
             }
+            in_hand = rc == IGN_E_NO_ROOM && g->in_hand;
             ign_store_unlock(store, g);
             if (built != IGN_OK && ign_store_sealed(g))
                 rc = IGN_E_STALE; /* looked at a state that holds no more */
@@ -344,6 +349,12 @@ int ign_store_commit(ign_store *store, uint8_t type, ign_store_build *build, voi
                 ign_store_leave(store, g);
                 return built;
             }
+        }
+        if (in_hand) { /* nothing was written: once more, when maintenance has put down what it had in hand */
+            patience = ign_store_await_maintenance(store, g) ? patience - 1 : 0;
+            ign_store_leave(store, g);
+            rc = IGN_E_STALE;
+            continue;
         }
         if (rc == IGN_E_STALE && at_once && at == UINT64_MAX)
             rc = IGN_E_BUSY; /* somebody has to make the next generation, and that takes its time */

@@ -9,6 +9,8 @@
 
 enum { SPARE = 65536, STOPPED_TIMES = 30 }; /* `stopped_after_ns`: a checkpoint of a large state takes its time */
 
+static const uint64_t look_ns = 5000000; /* so often who waits for it looks round */
+
 static void raise_turn(ign_generation *g)
 {
     atomic_fetch_add_explicit(&g->ctl.head->maintain_turn, 1, memory_order_seq_cst);
@@ -69,6 +71,21 @@ static void end(ign_generation *g)
     uint32_t mine = g->word;
     raise_turn(g);
     atomic_compare_exchange_strong_explicit(&g->ctl.head->maintaining, &mine, 0, memory_order_seq_cst, memory_order_relaxed);
+}
+
+bool ign_store_await_maintenance(ign_store *store, ign_generation *g)
+{
+    ign_store_io *io = store->io;
+    ign_ctl_head *head = g->ctl.head;
+    uint32_t holder = atomic_load_explicit(&head->maintaining, memory_order_seq_cst), now = holder;
+    uint64_t began = io->now_ns(io);
+    while (now != 0 && now == holder && !ign_store_sealed(g) && ign_store_alive(store, g, holder)) {
+        if (io->now_ns(io) - began >= store->options.stopped_after_ns)
+            return false;
+        io->wait(io, &head->maintaining, holder, look_ns);
+        now = atomic_load_explicit(&head->maintaining, memory_order_seq_cst);
+    }
+    return true;
 }
 
 static bool is_short(const ign_generation *g)

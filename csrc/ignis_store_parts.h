@@ -35,6 +35,9 @@ struct ign_generation {
     _Atomic uint64_t control_bytes; /* the control file has at least that many: it never shrinks by us */
     _Atomic bool lost;     /* its control file failed under us: nothing of it is looked at any more */
     bool at_once;          /* whoever holds the lock waits for nothing */
+    bool patient;          /* ... asks again when maintenance has the room in hand */
+    bool in_hand;          /* ... found no room while maintenance was at work, so nobody is told yet that room is short */
+    uint64_t since;        /* maintenance's turn when whoever holds the lock got it */
 };
 
 enum { IGN_LOG_FILES = 32 };
@@ -145,6 +148,8 @@ int ign_store_lay_reserve(ign_store *store, ign_generation *generation, uint64_t
 int ign_store_lay_ahead(ign_store *store, ign_generation *generation, uint64_t bytes, uint64_t reserve_bytes);
 uint64_t ign_store_cheapest(ign_generation *generation); /* ... the one that is emptied most cheaply */
 uint64_t ign_store_left(ign_generation *generation); /* bytes of entries that fit without more room on the disk */
+/* The call that holds the lock found no room for what is to be laid out; `goes`: it goes on all the same. */
+void ign_store_note_no_room(ign_generation *generation, ign_store_weight weight, bool goes);
 /* Bytes of log that it takes at most to empty a segment of what lives in it. */
 uint64_t ign_store_cost(const ign_state_segment *segment);
 
@@ -230,6 +235,10 @@ int ign_store_drop_lost(ign_store *store);
 
 /* ignis_store_aside.c: a damaged part of the log is copied into a file of its own, if that is possible. */
 void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from, uint64_t to);
+
+/* ignis_store_maintain.c: without the lock. Waits until the round of maintenance that is under way has ended, for `stopped_after_ns` at most:
+ * false then. */
+bool ign_store_await_maintenance(ign_store *store, ign_generation *generation);
 
 /* Of the state, what a move may take while it is applied: compaction makes them small enough. */
 enum { IGN_MOVE_TAKES = 64 << 10 };

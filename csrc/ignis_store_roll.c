@@ -343,6 +343,20 @@ static uint64_t log_bytes(ign_generation *g)
     return bytes;
 }
 
+/* While maintenance is at work, room may be wanting for a moment only: it lays out what the call looks for, or has made a checkpoint's copy
+ * that it gives back. Loads are refused once it is noted that room is short, so that is not noted then, unless it was waited for already. */
+void ign_store_note_no_room(ign_generation *g, ign_store_weight weight, bool goes)
+{
+    ign_ctl_head *head = g->ctl.head;
+    uint32_t was = atomic_load_explicit(&head->short_of_room, memory_order_seq_cst);
+    bool at_work = atomic_load_explicit(&head->maintaining, memory_order_seq_cst) != 0 ||
+                   atomic_load_explicit(&head->maintain_turn, memory_order_seq_cst) != g->since;
+    if (was == 0 && at_work && weight != IGN_WEIGHT_FREES && (goes || g->patient))
+        g->in_hand = true;
+    else if (was == 0 || !goes)
+        atomic_store_explicit(&head->short_of_room, !goes && weight != IGN_WEIGHT_LOAD ? 2 : was > 1 ? 2 : 1, memory_order_seq_cst);
+}
+
 int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_store_weight weight, uint64_t *another)
 {
     ign_ctl_head *head = g->ctl.head;
@@ -368,8 +382,7 @@ int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_s
     *another = 0;
     int kept = errno;
     rc = make_do(g, size, weight);
-    if (was_short == 0 || rc != IGN_OK)
-        atomic_store_explicit(&head->short_of_room, rc != IGN_OK && weight != IGN_WEIGHT_LOAD ? 2 : was_short > 1 ? 2 : 1, memory_order_seq_cst);
+    ign_store_note_no_room(g, weight, rc == IGN_OK);
     errno = kept;
     return rc;
 }

@@ -44,7 +44,8 @@ from ignis.errors import (
     QueueMismatchError,
     QueueNotFoundError,
 )
-from ignis.handler import Middleware, check_callable
+from ignis.handler import Middleware
+from ignis.handler_form import check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
@@ -594,7 +595,10 @@ class Ignis:
         return figures
 
     def close(self, timeout: float | None = None) -> None:
-        """Stops, then closes the store. Close publishers before. Idempotent.
+        """Stops, stores what publishers still hold, then closes the store. Idempotent. Thread-safe.
+
+        ``timeout``: seconds for the stop, and as many for the publishers; None = ``consumer.stop_timeout_s`` and each publisher's
+        ``close_timeout_s``. What could not be stored is logged, and its receipts say why.
 
         What was registered stays: queues, handlers, middleware and hooks work again with the next use or `start`, which
         open the store anew. Queues that were found in the store are found again. Publishers, locks and magazines of before are
@@ -606,6 +610,10 @@ class Ignis:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)
+        open_ = self._store
+        if open_ is not None:
+            # Not under the lock: a hook that is told of what was stored may want a queue of this application.
+            end_publishers(open_.magazines, timeout)
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
             deciders, self._deciders = self._deciders, None
@@ -617,7 +625,7 @@ class Ignis:
             if deciders is not None:
                 deciders.close()
             if store is not None:
-                end_publishers(store.magazines)
+                end_publishers(store.magazines, 0)  # made meanwhile
                 store.close()
 
     def close_quietly(self) -> None:

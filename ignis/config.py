@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
-import difflib
 import logging
 import math
 import operator
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from ignis.errors import ConfigError, InvalidNameError
+from ignis.near_names import meant, near_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -655,9 +655,9 @@ def check_variables(environ: Mapping[str, str]) -> None:
     for name in sorted(given):
         if name in known or _FOREIGN_VARIABLE.match(name) is not None:
             continue
-        near = difflib.get_close_matches(name, sorted(known), 1, 0.8)
-        if near:
-            raise ConfigError(f"the environment has {name}, which names no setting; is {near[0]} meant?")
+        near = near_name(name, known)
+        if near is not None:
+            raise ConfigError(f"the environment has {name}, which names no setting; is {near} meant?")
         if name.startswith(sections):
             raise ConfigError(f"the environment has {name}, which names no setting; docs/settings.md lists them")
         if name not in _seen_variables:
@@ -693,7 +693,9 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
     known = {cls.section for cls in SECTIONS} | {"url"}
     for section, value in data.items():
         if section not in known:
-            raise ConfigError(f"{where}: unknown section [{section}]; known: {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"{where}: unknown section [{section}]; {meant(section, known)}known: {', '.join(sorted(known))}"
+            )
         wanted = str if section == "url" else dict
         if not isinstance(value, wanted):
             # A table or text may have a secret in it.
@@ -810,11 +812,9 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
             raise ConfigError(f"{cls.section} setting {shown(key)} ({source}) is not text")
         known = key if key in names else f"{key}_s"
         if known not in names:
-            spellings = sorted(names | {one.removesuffix("_s") for one in names})
-            near = difflib.get_close_matches(key, spellings, 1, 0.8)
+            spellings = names | {one.removesuffix("_s") for one in names}
             raise ConfigError(
-                f"unknown {cls.section} setting {shown(key)} ({source}); {f'is {near[0]} meant? ' if near else ''}"
-                f"known: {', '.join(sorted(names))}"
+                f"unknown {cls.section} setting {shown(key)} ({source}); {meant(key, spellings)}known: {', '.join(sorted(names))}"
             )
         into[known] = value
 

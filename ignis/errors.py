@@ -482,6 +482,25 @@ class HandlerTimeoutError(IgnisError, TimeoutError):
     code = "handler_timeout"
 
 
+class HandlerNotCalledError(IgnisError):
+    """A middleware returned ``None`` and had not called what it stands round, so that the handler never ran; the message went
+    to the sideline. Attributes: ``middleware`` (its name), ``awaited`` (whether it is a coroutine function)."""
+
+    code = "handler_not_called"
+
+    def __init__(self, middleware: str, awaited: bool) -> None:
+        missing = "await call_next(ctx)" if awaited else "call_next(ctx)"
+        super().__init__(
+            f"middleware {middleware} returned None without `{missing}`: the handler did not run. Return its answer, or True "
+            "(done) or False (failed) to answer in its place"
+        )
+        self.middleware = middleware
+        self.awaited = awaited
+
+    def __reduce__(self) -> tuple[type, tuple[str, bool]]:
+        return (type(self), (self.middleware, self.awaited))
+
+
 class PublishError(IgnisError):
     """Buffered messages could not be stored. Attributes: ``failed`` (count) and ``__cause__`` (the first error)."""
 

@@ -7,17 +7,15 @@ What its answers mean is in `ignis.outcome`. This module has no threads and no I
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
-import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from ignis.config import check_number, check_whole, shown
 from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
+from ignis.handler_form import check_expected, check_handler, takes_context
 from ignis.handler_log import HandlerLog
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
@@ -29,6 +27,7 @@ from ignis.message import (
 )
 from ignis.middleware import Completed, check_layers, is_coroutine_function, wrapped
 from ignis.native import Record
+from ignis.near_names import meant
 from ignis.outcome import (
     DROPPED,
     Dropped,
@@ -54,20 +53,16 @@ __all__ = [
     "Runner",
     "check_consumers",
     "failure_of",
+    "make_spec",
 ]
 
 POOLS = ("thread", "async", "process")
 _MOST = 1 << 62
-HANDLER_FORMS = ("message", "message, ctx")
 BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
-_UNEVALUATED: dict[str, Any] = {}
-"""How to ask for a signature without what its annotations name: since Python 3.14 these are evaluated when they are asked for."""
-if sys.version_info >= (3, 14):
-    import annotationlib
-
-    _UNEVALUATED["annotation_format"] = annotationlib.Format.STRING
+_OPTIONS = ("attempts", "batch_size", "batch_wait_s", "concurrency", "ignore", "pool", "timeout_s")
+_MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s")
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
@@ -197,48 +192,38 @@ def check_consumers(count: int, limit: int) -> int:
     return count
 
 
-def check_callable(fn: object, what: str, *forms: str) -> None:
-    """Raises ConfigError for what cannot be called, or in none of the ``forms`` (the arguments, as they are written). What
-    Python cannot tell the arguments of is let through."""
-    if not callable(fn):
-        raise ConfigError(f"{what} is not callable: {shown(fn)}")
-    signature = _signature(fn)
-    if signature is None:
-        return
-    if forms and not any(_takes(signature, form.count(",") + 1) for form in forms):
-        name = getattr(fn, "__qualname__", type(fn).__qualname__)
-        bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
-        signature = signature.replace(parameters=bare, return_annotation=signature.empty)
-        raise ConfigError(f"{what}: {name}{signature} cannot be called as {' or '.join(f'fn({one})' for one in forms)}")
+def make_spec(
+    fn: Callable[..., Any], queue: str, kind: Any, options: Mapping[str, Any], max_consumers: int
+) -> HandlerSpec:
+    """A handler's registration as it is written by a user.
 
+    Args:
+        fn: the handler.
+        queue: the name of the queue.
+        kind: the type of its messages; None = any.
+        options: of ``queue.handler``; None stands for one that was left out.
+        max_consumers: most workers.
 
-def check_handler(fn: object, what: str) -> None:
-    """`check_callable` for a handler. Raises ConfigError."""
-    check_callable(fn, what, *HANDLER_FORMS)
-    plain = fn.func if isinstance(fn, functools.partial) else fn
-    call = getattr(type(plain), "__call__", None)  # noqa: B004 - an object whose __call__ is a generator function
-    for one in (plain, call):
-        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+    Raises ConfigError for options that contradict each other or the handler, ConsumerLimitError.
+    """
+    for name in options:
+        if name not in _OPTIONS:
             raise ConfigError(
-                f"{what}: {getattr(plain, '__qualname__', type(plain).__qualname__)} is a generator function: a call runs "
-                f"nothing of it; a handler is {' or '.join(f'fn({one})' for one in HANDLER_FORMS)}, without yield"
+                f"handler of queue {queue!r}: unknown option {shown(name)}; {meant(name, _OPTIONS)}known: {', '.join(_OPTIONS)}"
             )
-
-
-def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
-    """The arguments that ``fn`` takes; None where Python cannot tell. What their annotations name need not exist."""
-    try:
-        return inspect.signature(fn, **_UNEVALUATED)
-    except (TypeError, ValueError):
-        return None
-
-
-def _takes(signature: inspect.Signature, count: int) -> bool:
-    try:
-        signature.bind(*range(count))
-    except TypeError:
-        return False
-    return True
+    options = {name: value for name, value in options.items() if value is not None or name not in _MAY_BE_NONE}
+    if "batch_wait_s" in options and "batch_size" not in options:
+        raise ConfigError(
+            f"handler of queue {queue!r}: batch_wait_s = {shown(options['batch_wait_s'])} is for batches; give batch_size too, "
+            "or leave it out"
+        )
+    if "timeout_s" in options:
+        options["timeout_s"] = check_number(options["timeout_s"], "timeout_s")
+    ignore = options.pop("ignore", ())
+    ignore = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
+    spec = HandlerSpec(fn, queue, ignore=ignore, max_consumers=max_consumers, **options)
+    check_expected(fn, f"handler of queue {queue!r}", kind, spec.batch_size is not None, Context)
+    return spec
 
 
 class Runner:
@@ -260,7 +245,7 @@ class Runner:
         self._ignore = spec.ignore
         self._call = _onion(spec)
         self._fn = spec.fn
-        self._takes_context = _positional_count(spec.fn) >= 2
+        self._takes_context = takes_context(spec.fn)
         if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
             self.run = self._run_direct  # type: ignore[method-assign]
         self.cancelling = False
@@ -465,10 +450,10 @@ class _Opened(NamedTuple):
 def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
     """The handler wrapped in its middleware, the first registered outermost."""
     fn = spec.fn
-    takes_context = _positional_count(fn) >= 2
+    with_context = takes_context(fn)
 
     def innermost(context: Context) -> Any:
-        return fn(context.body, context) if takes_context else fn(context.body)
+        return fn(context.body, context) if with_context else fn(context.body)
 
     return wrapped(innermost, spec.middleware, spec.pool == "async")
 
@@ -477,18 +462,6 @@ def _which(record: Record, count: int) -> str:
     """The message as the log names it, or the batch by its first."""
     name = f"message {uuid.UUID(bytes=record.id)}"
     return name if count == 1 else f"a batch of {count:,} from {name} on"
-
-
-def _positional_count(fn: Callable[..., Any]) -> int:
-    signature = _signature(fn)
-    if signature is None:
-        return 2
-    parameters = signature.parameters.values()
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return 2
-    return sum(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters
-    )
 
 
 class _Contained(NamedTuple):

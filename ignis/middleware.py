@@ -3,6 +3,9 @@
 A layer is ``layer(ctx, call_next)``, a function or a coroutine function. A coroutine function fits round every handler:
 ``await call_next(ctx)`` gives a plain handler's answer as well. A plain function fits only round what is plain: it would
 get a coroutine for an answer and the handler would never run, so that is refused.
+
+A layer that returns ``None`` and never called the next one has forgotten it: that fails the message, with HandlerNotCalledError,
+for nobody has handled it. A layer that means to answer in the handler's place returns ``True`` or ``False``.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, HandlerNotCalledError
 
 __all__ = ["Completed", "check_layers", "is_coroutine_function", "wrapped"]
 
@@ -61,14 +64,45 @@ def wrapped(innermost: Call, layers: Sequence[Any], is_async: bool) -> Call:
     call, awaited = innermost, is_async
     for layer in reversed(layers):
         if is_coroutine_function(layer):
-            call, awaited = _wrap(layer, call if awaited else _awaitable(call)), True
+            call, awaited = _wrap_awaited(layer, call if awaited else _awaitable(call)), True
         else:
             call = _wrap(layer, call)
     return Completed(call) if awaited and not is_async else call
 
 
 def _wrap(layer: Callable[[Any, Call], Any], inner: Call) -> Call:
-    return lambda context: layer(context, inner)
+    def call(context: Any) -> Any:
+        called = False
+
+        def call_next(context: Any) -> Any:
+            nonlocal called
+            called = True
+            return inner(context)
+
+        answer = layer(context, call_next)
+        if answer is None and not called:
+            raise HandlerNotCalledError(_name(layer), awaited=False)
+        return answer
+
+    return call
+
+
+def _wrap_awaited(layer: Callable[[Any, Call], Awaitable[Any]], inner: Call) -> Call:
+    async def call(context: Any) -> Any:
+        called = False
+
+        async def call_next(context: Any) -> Any:
+            # Not before it is awaited: a coroutine that is only made runs nothing.
+            nonlocal called
+            called = True
+            return await inner(context)
+
+        answer = await layer(context, call_next)
+        if answer is None and not called:
+            raise HandlerNotCalledError(_name(layer), awaited=True)
+        return answer
+
+    return call
 
 
 def _awaitable(call: Call) -> Call:

@@ -222,11 +222,20 @@ class Publisher(Generic[M]):
         if failed:
             raise PublishError(failed, str(first)) from first
 
-    def end(self) -> None:
-        """The application is closed before its publisher: `send` raises ClosedError. What is pending is still tried."""
-        if self._flusher is not None and self._ended is None:
-            self._ended = ClosedError(f"publisher of {self._magazine.name} is closed: its application was")
-            self._put = self._refuse
+    def end(self) -> bool:
+        """The application is closed before its publisher: `send` raises ClosedError, and what is pending is hurried on.
+        Returns whether there is somebody to wait for, see `flush`."""
+        if self._flusher is None or self._ended is not None:
+            return False
+        self._ended = ClosedError(f"publisher of {self._magazine.name} is closed: its application was")
+        self._put = self._refuse
+        self._press()
+        return threading.current_thread() is not self._flusher  # a callback of its own would wait for itself
+
+    def left_s(self, began_s: float, timeout: float | None) -> float:
+        """What is left of the time for its `flush`, of which some went by since this monotonic time."""
+        timeout_s = self._settings.close_timeout_s if timeout is None else timeout
+        return max(0.0, began_s + timeout_s - time.monotonic())
 
     def give_up(self) -> None:
         """After a `close` that ran out of time: the receipts that are pending fail with ClosedError, and the flusher ends. What
@@ -371,11 +380,24 @@ def flush_publishers(magazine: Magazine[Any], timeout: float | None = None) -> N
             publisher.flush(timeout)
 
 
-def end_publishers(magazines: MagazineStore) -> None:
-    """The store is about to be closed for good: its publishers take nothing more. Those of a relay, which go on, are left."""
-    for publisher in list(_open):
-        if publisher.magazine.store is magazines:
-            publisher.end()
+def end_publishers(magazines: MagazineStore, timeout: float | None = None) -> None:
+    """The store is about to be closed for good: its publishers take nothing more, and what they hold is stored. Those of a
+    relay, which go on, are left.
+
+    Args:
+        magazines: of the store.
+        timeout: seconds for all of them; None = each publisher's ``close_timeout_s``. What is not stored by then is logged,
+            and fails with the store.
+    """
+    began_s = time.monotonic()
+    ended = [one for one in list(_open) if one.magazine.store is magazines and one.end()]
+    for publisher in ended:
+        try:
+            publisher.flush(publisher.left_s(began_s, timeout))
+        except ForkedHandleError:
+            continue  # the parent's
+        except WaitTimeoutError as exc:
+            log.error("%d message(s) for %s: %s", publisher.pending, publisher.magazine.name, exc)
 
 
 @atexit.register

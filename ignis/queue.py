@@ -16,7 +16,6 @@ from ignis.async_publisher import AsyncPublisher
 from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import (
     QueueSettings,
-    check_number,
     check_queue_name,
     check_timeout,
     check_whole,
@@ -25,12 +24,14 @@ from ignis.config import (
     shown,
 )
 from ignis.consumer import FLEET, PROCESS, Consumer
-from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
-from ignis.handler import HandlerSpec, Middleware, Runner, check_callable, check_consumers
+from ignis.errors import ConfigError, IgnisError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
+from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
+from ignis.handler_form import check_callable
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import OnPlaced, Publisher
+from ignis.recovery import Recovered, recover_dead
 from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
@@ -420,7 +421,7 @@ class Queue(Generic[M]):
         timeout_s: float | None = ...,
         attempts: int = ...,
         batch_size: int | None = ...,
-        batch_wait_s: float = ...,
+        batch_wait_s: float | None = ...,
     ) -> Callable[[F], F]: ...
     def handler(
         self,
@@ -432,7 +433,7 @@ class Queue(Generic[M]):
         timeout_s: float | None = None,
         attempts: int = 1,
         batch_size: int | None = None,
-        batch_wait_s: float = 1.0,
+        batch_wait_s: float | None = None,
     ) -> Any:
         """Decorator: registers the queue's handler, ``fn(message)`` or ``fn(message, ctx)``, and returns it unchanged.
 
@@ -444,7 +445,7 @@ class Queue(Generic[M]):
                 run for ever: a process that is alive renews what it works on.
             attempts: calls before a failing message goes to the sideline, one right after the other.
             batch_size: 2 to 200,000: ``fn`` gets a list of up to so many messages ...
-            batch_wait_s: ... after waiting at most so long for them (1 to 300 s).
+            batch_wait_s: ... after waiting at most so long for them (1 to 300 s; default 1).
 
         Raises:
             ConfigError, ConsumerLimitError.
@@ -466,20 +467,7 @@ class Queue(Generic[M]):
         with self._lock:
             if self.spec is not None:
                 raise ConfigError(f"queue {self.name!r} has a handler already: {self.spec.name}")
-            options = dict(options)
-            timeout_s, ignore = options.pop("timeout_s", None), options.pop("ignore", ())
-            try:
-                spec = HandlerSpec(
-                    fn,
-                    self.name,
-                    ignore=tuple(ignore) if isinstance(ignore, Iterable) else (ignore,),
-                    timeout_s=None if timeout_s is None else check_number(timeout_s, "timeout_s"),
-                    middleware=[],
-                    max_consumers=self.app.consumer_settings.max_consumers,
-                    **options,
-                )
-            except TypeError as exc:
-                raise ConfigError(f"handler of queue {self.name!r}: {exc}") from None
+            spec = make_spec(fn, self.name, self.type, options, self.app.consumer_settings.max_consumers)
             spec.check_middleware(self.layers)
             if not declares:
                 spec.declared = None
@@ -587,6 +575,7 @@ class Queue(Generic[M]):
                 self.set_local_pause(stored is not None and PAUSED in stored.extra)
             self.open()
             if self.consumer is None and self.spec is not None:
+                self._take_back()
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
                 if self.app.paused:
                     consumer.pause(PROCESS)
@@ -595,6 +584,23 @@ class Queue(Generic[M]):
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
+
+    def _take_back(self) -> None:
+        """What provably dead processes had claimed goes to the sideline now: nobody need wait for the sweeper's first pass."""
+        if not self.app.sweeper_settings.dead_owners:
+            return
+        store = self.app.store
+        try:
+            record = store.queues.get(self.name)
+            found = Recovered() if record is None else recover_dead(store, record)
+        except IgnisError as exc:
+            log.warning("what dead processes held of %s is left to the sweeper: %s", self.name, exc)
+            return
+        if found.sidelined or found.returned:
+            log.warning(
+                "dead processes held messages of %s: %d are in its sideline now, %d back there",
+                self.name, found.sidelined, found.returned,
+            )  # fmt: skip
 
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""

@@ -1,7 +1,7 @@
 """Gives back at once what a process held that is known to be dead, without waiting until its claims look old.
 
-For whoever has seen the death itself, as a parent does of its child. The sweeper does the same for deaths that it can
-prove or has to wait out.
+For whoever has seen the death itself, as a parent does of its child, and for whoever starts where others died. The sweeper does
+the same for deaths that it can prove or has to wait out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
 from ignis.storage.parts import transfer_in_parts
 
-__all__ = ["Recovered", "recover_owner", "set_aside"]
+__all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside"]
 
 _BATCH = 1_000
 
@@ -45,20 +45,51 @@ def recover_owner(store: Store, owner: str, why: str) -> Recovered:
     """
     result = Recovered()
     for queue in store.queues.list():
-        sideline = queue.name + SIDELINE_SUFFIX
-        for shard in range(queue.shards):
-            while found := _held(store, queue.name, shard, owner):
-                moved = set_aside(store, queue, found, lambda _: why)
-                result.sidelined += moved
-                if not moved:
-                    break  # others are at it: looking again at once would show the same
-            while found := _held(store, sideline, shard, owner):
-                pointers = group_pointers((one.shard, one.pointer) for one in found)
-                moved = store.magazines.reload(sideline, pointers)
-                result.returned += moved
-                if not moved:
-                    break
+        result.sidelined += _sideline_held(store, queue, owner, why)
+        result.returned += _return_held(store, queue, owner)
     return result
+
+
+def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
+    """`recover_owner`, for one queue and everybody in whose name something is claimed there and who is provably dead: for
+    whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these."""
+    result = Recovered()
+    for owner in _dead(store, queue.name):
+        result.sidelined += _sideline_held(store, queue, owner, "its worker's process is dead")
+    for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
+        result.returned += _return_held(store, queue, owner)
+    return result
+
+
+def _dead(store: Store, magazine: str) -> list[str]:
+    try:
+        return [owner for owner, dead in store.magazines.claimants(magazine).items() if dead]
+    except QueueNotFoundError:
+        return []
+
+
+def _sideline_held(store: Store, queue: QueueRecord, owner: str, why: str) -> int:
+    """What is claimed in the main magazine goes to the sideline."""
+    count = 0
+    for shard in range(queue.shards):
+        while found := _held(store, queue.name, shard, owner):
+            moved = set_aside(store, queue, found, lambda _: why)
+            count += moved
+            if not moved:
+                break  # others are at it: looking again at once would show the same
+    return count
+
+
+def _return_held(store: Store, queue: QueueRecord, owner: str) -> int:
+    """What is claimed in the sideline goes back to its tail."""
+    sideline, count = queue.name + SIDELINE_SUFFIX, 0
+    for shard in range(queue.shards):
+        while found := _held(store, sideline, shard, owner):
+            moved = store.magazines.reload(sideline, group_pointers((one.shard, one.pointer) for one in found))
+            count += moved
+            if not moved:
+                break
+    return count
 
 
 def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned]:

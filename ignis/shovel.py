@@ -16,6 +16,7 @@ from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, Message, returned_record
+from ignis.near_names import meant
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer, group_pointers
 from ignis.storage.parts import in_parts
@@ -33,6 +34,7 @@ Progress = Callable[[int], None]
 
 BATCH = 1_000
 ONE_SHOT_RETRY_S = 10.0
+_ONCE_OPTIONS = ("dry_run", "limit", "progress", "rate", "where")
 _PACED_BATCH_S = 0.1
 """With a rate, a batch holds what may move in this time: claimed late, so that little is in hand while it waits."""
 
@@ -212,11 +214,11 @@ class Shovel:
         """`run_until_done` in a thread of its own, beside any schedule; returns the thread. One at a time: while one runs
         it is returned and nothing is started. What it could not do is in the log."""
         check_timeout(timeout)
-        unknown = set(options) - {"limit", "where", "rate", "dry_run", "progress"}
-        if unknown:
-            raise ConfigError(
-                f"unknown option {min(unknown)!r} of a shovel; known: limit, where, rate, dry_run, progress"
-            )
+        for name in options:
+            if name not in _ONCE_OPTIONS:
+                raise ConfigError(
+                    f"unknown option {name!r} of a shovel; {meant(name, _ONCE_OPTIONS)}known: {', '.join(_ONCE_OPTIONS)}"
+                )
         given = {name: options.get(name) for name in ("limit", "where", "rate", "progress")}
         _check_options(**given)  # said here, not in the thread's log
         with self._lock:

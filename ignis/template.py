@@ -6,7 +6,8 @@ import fnmatch
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ignis.handler import Middleware, check_handler
+from ignis.handler import Middleware, make_spec
+from ignis.handler_form import check_handler
 from ignis.middleware import check_layers, is_coroutine_function
 from ignis.storage.base import QueueRecord
 
@@ -33,6 +34,8 @@ class HandlerTemplate:
         self, app: Ignis, fn: Callable[..., Any], *, pattern: str, handler_type: str, type: Any, options: dict[str, Any]
     ) -> None:
         check_handler(fn, f"handler of queues {pattern!r}")
+        # Said here, and not by the first queue that is found.
+        make_spec(fn, pattern or "*", type, options, app.consumer_settings.max_consumers)
         self._app = app
         self.fn = fn
         self.pattern = pattern

@@ -7,6 +7,7 @@
 #include "../ignis_store_parts.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <sys/stat.h>
 
 /* -- a small disk ------------------------------------------------------------------------------------------------------- */
@@ -335,6 +336,95 @@ static void moved_on_a_full_disk(void)
         on_disks_of((const uint64_t[]){8}, 1, 2);
 }
 
+/* -- room that maintenance has in hand --------------------------------------------------------------------------------- */
+
+static struct {
+    pthread_t maintainer;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool at_work, laid_out, refused;
+} hand = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void hand_set(bool *what)
+{
+    pthread_mutex_lock(&hand.lock);
+    *what = true;
+    pthread_cond_broadcast(&hand.changed);
+    pthread_mutex_unlock(&hand.lock);
+}
+
+static void hand_await(const bool *what)
+{
+    pthread_mutex_lock(&hand.lock);
+    while (!*what)
+        pthread_cond_wait(&hand.changed, &hand.lock);
+    pthread_mutex_unlock(&hand.lock);
+}
+
+static bool is_maintainer(void)
+{
+    pthread_mutex_lock(&hand.lock);
+    bool is = hand.at_work && pthread_equal(pthread_self(), hand.maintainer);
+    pthread_mutex_unlock(&hand.lock);
+    return is;
+}
+
+/* Maintenance has filled the next segment, and is held up before it says so; by then the disk is full. */
+static int flush_held_up(ign_store_io *io, int file)
+{
+    (void)io, (void)file;
+    if (is_maintainer() && !hand.laid_out) {
+        disk.bytes = taken(io);
+        hand_set(&hand.laid_out);
+        hand_await(&hand.refused);
+    }
+    return 0;
+}
+
+static int allocate_and_tell(ign_store_io *io, int file, uint64_t bytes)
+{
+    int rc = small_allocate(io, file, bytes);
+    if (rc == ENOSPC && !is_maintainer())
+        hand_set(&hand.refused);
+    return rc;
+}
+
+static void *maintain_held_up(void *arg)
+{
+    pthread_mutex_lock(&hand.lock);
+    hand.maintainer = pthread_self();
+    hand.at_work = true;
+    pthread_mutex_unlock(&hand.lock);
+    CHECK_EQ(ign_store_maintain(arg), IGN_OK);
+    return NULL;
+}
+
+/* A load that finds no room because maintenance lays out just now what the load looks for waits for it. */
+static void room_in_hand(void)
+{
+    ign_store_io *io = small_disk(UINT64_MAX);
+    ign_store *store = open_of(io, 8 << 20);
+    ign_store_mark mark;
+    uint32_t m;
+    pthread_t thread;
+    static uint8_t batch[BATCH_MAX];
+    ign_store_part part = {.batch = batch, .bytes = batch_make(batch, 20, 1, 900)};
+    CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &m, NULL, &mark), IGN_OK);
+    uint64_t written = 0, segment = 1 << 20;
+    for (; written < segment / 16; written += part.bytes)
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    io->flush = flush_held_up;
+    io->allocate = allocate_and_tell;
+    CHECK_EQ(pthread_create(&thread, NULL, maintain_held_up, store), 0);
+    hand_await(&hand.laid_out);
+    for (; written < segment / 4; written += part.bytes)
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    CHECK(hand.refused);
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    ign_store_close(store);
+    store_dir_close(io);
+}
+
 /* -- a small store ------------------------------------------------------------------------------------------------------- */
 
 static void small_store(void)
@@ -360,5 +450,6 @@ static void small_store(void)
 
 MAIN("store_space", {
     RUN(small_store);
+    RUN(room_in_hand);
     RUN(moved_on_a_full_disk);
 })

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copy
+import dataclasses
 import os
 import secrets
 import socket
@@ -61,6 +62,7 @@ from ignis.storage.base import (
 from ignis.storage.checks import (
     check_declaration,
     check_limit,
+    check_option_name,
     check_owner,
     check_queue,
     check_record,
@@ -80,6 +82,10 @@ _PAUSE_S = 0.25
 _MOST_SHARDS = 0xFFFF
 
 
+_SETTINGS = frozenset(one.name for one in dataclasses.fields(ClientSettings))
+_OPTIONS = _SETTINGS | {"ca", "cert", "key", "token", "user", "password"}
+
+
 def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mapping[str, Any]) -> BrokerStore:
     """``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``,
     ``password``, and for TLS ``ca``, ``cert`` and ``key`` (paths of PEM files). A user and password may stand in the
@@ -89,6 +95,8 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
     """
     given: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
     given.pop("create", None)
+    for name in given:
+        check_option_name(name, _OPTIONS | {setting for setting in _SETTINGS if name == setting.removesuffix("_s")})
     files: dict[str, str] = {name: str(given.pop(name)) for name in ("ca", "cert", "key") if name in given}
     try:
         host, port = parts.hostname or "127.0.0.1", parts.port or DEFAULT_PORT

@@ -4,7 +4,7 @@
 a time to live can promise, stands in ``docs/locks.md``.
 """
 
-from ignis.locks.lock import Lock
-from ignis.locks.manager import LockLevel, LockManager
+from ignis.locks.lock import Lock, LockLevel
+from ignis.locks.manager import LockManager
 
 __all__ = ["Lock", "LockLevel", "LockManager"]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
-from ignis.config import MAX_EXPIRY_S, check_number, check_timeout
+from ignis.config import MAX_EXPIRY_S, LockSettings, check_number, check_timeout
 from ignis.errors import LockError, LockLostError, LockUnavailableError, StoreError
 from ignis.hooks import call_user_code
 from ignis.locks.calls import LockCalls, now_s
+from ignis.locks.renewal import Renewer
 from ignis.log_limit import LimitedLog
 
-if TYPE_CHECKING:
-    from ignis.locks.manager import LockLevel, LockManager
-
-__all__ = ["Lock"]
+__all__ = ["Lock", "LockContext", "LockLevel"]
 
 log = logging.getLogger("ignis.locks")
 
@@ -64,6 +63,29 @@ class _Patience:
         return min(self._poll_s, left_s)
 
 
+class LockLevel(enum.Enum):
+    """How far a lock reaches."""
+
+    DC = "DC"
+    """Within one farm: farms have locks of the same name independently of each other."""
+    XDC = "XDC"
+    """Over all farms that share the store."""
+
+
+class LockContext(Protocol):
+    """What a lock needs of the application's locks. A `LockManager` is one."""
+
+    settings: LockSettings
+    now_s: Callable[[], float]
+    renewer: Renewer
+
+    def new_owner(self) -> str:
+        """A name for one acquisition, which nobody else can have."""
+
+    def executor(self) -> ThreadPoolExecutor:
+        """Where the store calls of coroutines run. Raises ClosedError."""
+
+
 class Lock:
     """A lock with a time to live, made by `LockManager.lock`. Not re-entrant.
 
@@ -79,7 +101,7 @@ class Lock:
 
     def __init__(
         self,
-        manager: LockManager,
+        context: LockContext,
         lock_id: str,
         level: LockLevel,
         calls: LockCalls,
@@ -89,8 +111,8 @@ class Lock:
         self.id = lock_id
         self.level = level
         self.lost = threading.Event()
-        self._manager = manager
-        self._now_s = manager.now_s
+        self._context = context
+        self._now_s = context.now_s
         self._calls = calls
         self._said = LimitedLog(log)
         self._max_hold_s = max_hold_s
@@ -118,7 +140,7 @@ class Lock:
         ttl_s = self._ttl(ttl_s)
         if self.held:
             return False
-        owner = self._manager.new_owner()
+        owner = self._context.new_owner()
         # From before the call on: the store began to count later.
         began_s = self._now_s()
         record = self._calls.acquire(owner, ttl_s)
@@ -131,7 +153,7 @@ class Lock:
             if self.lost.is_set():
                 self.lost.clear()
         if last_s is not None:
-            self._manager.renewer.add(self._task(hold), began_s + ttl_s / 3)
+            self._context.renewer.add(self._task(hold), began_s + ttl_s / 3)
         return True
 
     def acquire(self, ttl_s: float | None = None, timeout: float | None = None) -> None:
@@ -215,7 +237,7 @@ class Lock:
             return False
         hold.leaving = True  # a renewal on its way must not take what it finds for a loss
         if hold.last_s is not None:
-            self._manager.renewer.remove(self._task(hold))
+            self._context.renewer.remove(self._task(hold))
         released = self._calls.release(hold.owner, hold.until_s)
         with self._mutex:
             if self._hold is hold:
@@ -260,11 +282,11 @@ class Lock:
         if self._on_lost is not None:
             call_user_code(log, f"on_lost of lock {self.id} failed", self._on_lost, self)
 
-    # -- coroutines: the same calls, in threads of the manager
+    # -- coroutines: the same calls, in threads of the context
 
     async def atry_acquire(self, ttl_s: float | None = None) -> bool:
         """`try_acquire` for coroutines. A lock that is got after the coroutine was cancelled is released."""
-        future = self._manager.executor().submit(self.try_acquire, ttl_s)
+        future = self._context.executor().submit(self.try_acquire, ttl_s)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -290,7 +312,7 @@ class Lock:
         return await self._in_thread(self.release)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.wrap_future(self._manager.executor().submit(call)))
+        return await asyncio.shield(asyncio.wrap_future(self._context.executor().submit(call)))
 
     def _give_back(self, future: Future[bool]) -> None:
         if future.cancelled() or future.exception() is not None or not future.result():
@@ -348,11 +370,11 @@ class Lock:
 
     def _ttl(self, ttl_s: float | None) -> float:
         if ttl_s is None:
-            return self._manager.settings.ttl_s
+            return self._context.settings.ttl_s
         return check_number(ttl_s, "ttl_s", 0, MAX_EXPIRY_S, above=True)
 
     def _patience(self, timeout: float | None) -> _Patience:
-        settings = self._manager.settings
+        settings = self._context.settings
         timeout_s = settings.timeout_s if timeout is None else check_timeout(timeout)
         return _Patience(self.id, timeout_s, settings.poll_s)
 

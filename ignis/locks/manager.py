@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import itertools
 import os
 import re
@@ -17,25 +16,16 @@ from typing import Any
 from ignis.config import LockSettings, check_name, check_number, check_text, resolve, shown
 from ignis.errors import ClosedError, ConfigError, LockError
 from ignis.locks.calls import LockCalls, now_s
-from ignis.locks.lock import Lock
+from ignis.locks.lock import Lock, LockLevel
 from ignis.locks.renewal import BY_HAND_S, Renewer
 from ignis.storage.base import LockRecord, LockTable, Store
 from ignis.storage.checks import MAX_LOCK_ID_BYTES, check_printable
 from ignis.urls import redacted
 
-__all__ = ["LockLevel", "LockManager"]
+__all__ = ["LockManager"]
 
 _SUFFIX = re.compile(r"[A-Za-z0-9._-]{1,32}\Z")
 _ASYNC_THREADS = 16
-
-
-class LockLevel(enum.Enum):
-    """How far a lock reaches."""
-
-    DC = "DC"
-    """Within one farm: farms have locks of the same name independently of each other."""
-    XDC = "XDC"
-    """Over all farms that share the store."""
 
 
 class LockManager:

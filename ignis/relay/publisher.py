@@ -6,19 +6,16 @@ import logging
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from ignis.config import PublisherSettings, check_timeout
+from ignis.config import PublisherSettings, RelaySettings, check_timeout
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
 from ignis.magazine import Magazine
 from ignis.native import Outbox, Receipt
 from ignis.publisher import Publisher
 
-if TYPE_CHECKING:
-    from ignis.relay.store import RelayStore
-
-__all__ = ["ReceiptWatcher", "RelayPublisher"]
+__all__ = ["Channels", "ReceiptWatcher", "RelayPublisher"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.relay")
@@ -26,6 +23,20 @@ log = logging.getLogger("ignis.relay")
 _WATCH_S = 0.25
 
 _all: weakref.WeakSet[RelayPublisher[Any]] = weakref.WeakSet()
+
+
+class Channels(Protocol):
+    """What a publisher needs of the producer's side of a relay."""
+
+    settings: RelaySettings
+    opening: threading.RLock
+    """Held while a channel is made."""
+
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> Outbox:
+        """A channel for messages of this queue by this process: a file of its own."""
+
+    def timed_out(self, what: str) -> WaitTimeoutError:
+        """The error for a wait that took too long: RelayAbsentError where no relay runs."""
 
 
 class RelayPublisher(Publisher[M]):
@@ -39,14 +50,16 @@ class RelayPublisher(Publisher[M]):
 
     tells_stored = False
 
-    def __init__(self, magazine: Magazine[M], settings: PublisherSettings, store: RelayStore) -> None:
-        self._store = store
-        self.receipt_timeout_s = store.settings.timeout_s
+    def __init__(self, magazine: Magazine[M], settings: PublisherSettings, channels: Channels) -> None:
+        self._channels = channels
+        self.receipt_timeout_s = channels.settings.timeout_s
         super().__init__(magazine, settings)
         _all.add(self)
 
     def _open_outbox(self) -> Outbox:
-        outbox = self._store.new_outbox(self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity)
+        outbox = self._channels.new_outbox(
+            self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity
+        )
         ReceiptWatcher(outbox)
         return outbox
 
@@ -55,11 +68,11 @@ class RelayPublisher(Publisher[M]):
 
     def _still_full(self) -> WaitTimeoutError:
         text = f"the channel stayed full for {self._timeout_s:g} s (publisher.send_timeout_s)"
-        return self._store.timed_out(text)
+        return self._channels.timed_out(text)
 
     def timed_out(self, receipt: Receipt) -> WaitTimeoutError:
         """Says whether a relay was there to wait for: see RelayAbsentError."""
-        return self._store.timed_out(f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s")
+        return self._channels.timed_out(f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s")
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything is stored, then gives the channel up. Idempotent.
@@ -92,7 +105,7 @@ class RelayPublisher(Publisher[M]):
             self._put = self._open_and_put
 
     def _open_and_put(self, *args: Any) -> Receipt:
-        with self._store.opening:
+        with self._channels.opening:
             if self._put == self._open_and_put:
                 self._outbox = self._open_outbox()
                 self._put = self._outbox.send

@@ -16,6 +16,7 @@ from ignis.config import QueueSettings, SparkSettings, resolve
 from ignis.errors import ConfigError, IgnisError, QueueMismatchError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
+from ignis.near_names import meant
 from ignis.spark._pyspark import TaskContext
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
 from ignis.storage.base import QueueRecord, Store
@@ -111,8 +112,8 @@ def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         elif name in _QUEUE_NAMES or f"{name}_s" in _QUEUE_NAMES:
             queue[name] = value
         else:
-            known = ", ".join(sorted(_SPARK_NAMES | _QUEUE_NAMES))
-            raise ConfigError(f"unknown option {name!r}; known: {known}")
+            known = _SPARK_NAMES | _QUEUE_NAMES
+            raise ConfigError(f"unknown option {name!r}; {meant(name, known)}known: {', '.join(sorted(known))}")
     return spark, queue
 
 

@@ -90,7 +90,7 @@ def open_store(
                 raise ConfigError(f"clock = {shown(clock)} is no clock, such as an ignis.testing.ManualClock")
             del merged["clock"]
         if merged:
-            raise ConfigError(f"a memory store has no option {shown(min(merged))}")
+            raise ConfigError(f"a memory store has no option {shown(min(merged))}; it has none in its URL")
         from ignis.storage.memory import MemoryStore
 
         return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)

@@ -24,13 +24,14 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from ignis.config import QueueSettings, check_name, check_queue_name
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
+from ignis.near_names import meant
 from ignis.storage.base import Fence, QueueRecord
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "check_lock",
     "check_lock_in_table",
     "check_magazine",
+    "check_option_name",
     "check_owner",
     "check_printable",
     "check_queue",
@@ -305,8 +307,14 @@ def checked_options(options: type, given: Mapping[str, Any], parse: Callable[[st
     known = {spec.name: type(spec.default) for spec in dataclasses.fields(options)}
     values: dict[str, Any] = {}
     for name, value in given.items():
-        kind = known.get(name)
-        if kind is None:
-            raise ConfigError(f"unknown store option {shorten(name)}; known: {', '.join(sorted(known))}")
-        values[name] = parse(name, value, kind)
+        check_option_name(name, known)
+        values[name] = parse(name, value, known[name])
     return values
+
+
+def check_option_name(name: str, known: Collection[str]) -> None:
+    """Raises ConfigError for a store option that there is not."""
+    if name not in known:
+        raise ConfigError(
+            f"unknown store option {shorten(name)}; {meant(name, known)}known: {', '.join(sorted(known))}"
+        )

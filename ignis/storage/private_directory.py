@@ -1,14 +1,25 @@
-"""Directories that one user has for himself."""
+"""Directories that one user has for himself, and the way to them.
+
+Who may write a directory may put another one in the place of what is in it. So a private directory is as private as every
+directory above it, up to the root: each must belong to this user or to root, and one that everybody may write must have the
+sticky bit, as ``/tmp`` has. They are looked at from the root on: what was found good cannot be replaced any more by anybody
+but root and this user, so what is opened afterwards is what was looked at.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreUnreachableError
 
-__all__ = ["make_private"]
+__all__ = ["check_file", "check_way", "make_private", "make_way"]
+
+_MOST_LINKS = 40
+_EVERY_USER = 4_294_967_295
+"""How many users a user namespace knows that leaves none out."""
 
 
 def make_private(path: Path, what: str) -> None:
@@ -19,9 +30,11 @@ def make_private(path: Path, what: str) -> None:
         what: names it in errors.
 
     Raises:
-        ConfigError: a link, not a directory, not this user's, or open to others.
+        ConfigError: a link, not a directory, not this user's, open to others, or below a directory in which others could
+            replace it.
         StoreUnreachableError: it cannot be made.
     """
+    check_way(path.parent, what)
     try:
         path.mkdir(mode=0o700, parents=False, exist_ok=True)
         found = path.lstat()
@@ -35,3 +48,100 @@ def make_private(path: Path, what: str) -> None:
         raise ConfigError(f"{what} {path} belongs to user {found.st_uid}, this process is {os.geteuid()}")
     if found.st_mode & 0o077:
         raise ConfigError(f"{what} {path} has mode {found.st_mode & 0o777:o}; it must be 700: chmod 700 {path}")
+
+
+def make_way(path: Path) -> None:
+    """Makes the directory with mode 0700, and those above it that are missing with 0755, whatever the umask lets through:
+    those that others could write would be refused by `check_way`. Raises OSError."""
+    for one in reversed(path.parents):
+        if not one.is_dir():
+            one.mkdir(mode=0o755, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def check_file(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:
+    """A file whose content this process trusts: `check_way`, and nobody but its owner may write it. Raises ConfigError; for
+    one that is not there nothing, as whoever opens it says so better."""
+    check_way(path, what, owners)
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if mode & 0o022:
+        raise ConfigError(f"{what} {os.fspath(path)} has mode {mode & 0o7777:o}: others may write it; chmod go-w it")
+
+
+def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:
+    """Checks every directory from the root to the path, links followed, as far as there are any.
+
+    Args:
+        path: a directory or a file. Who may write it is its opener's to check.
+        what: names it in errors, which name the directory that is not safe, and the remedy.
+        owners: users who are trusted as well as root and this process's own.
+
+    Raises:
+        ConfigError: another user could replace the path, or a part of it.
+    """
+    trusted = {0, os.geteuid(), *owners}
+    goal = os.fspath(path)
+    if not goal.startswith("/"):
+        goal = os.path.join(os.getcwd(), goal)
+    ahead = goal.split("/")[::-1]
+    here, links = "/", 0
+    _check_directory("/", os.lstat("/"), trusted, what, goal)
+    while ahead:
+        name = ahead.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            here = os.path.dirname(here)
+            continue
+        there = os.path.join(here, name)
+        try:
+            found = os.lstat(there)
+            target = os.readlink(there) if stat.S_ISLNK(found.st_mode) else None
+        except OSError:
+            return  # not there, or not for us to see: then it cannot be opened either
+        _check_owner(there, found, trusted, what, goal)
+        if target is None:
+            if ahead and stat.S_ISDIR(found.st_mode):
+                _check_directory(there, found, trusted, what, goal)
+            here = there
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise ConfigError(f"{what} {goal}: more than {_MOST_LINKS} links on the way")
+        if target.startswith("/"):
+            here = "/"
+        ahead += target.split("/")[::-1]
+
+
+def _check_directory(path: str, found: os.stat_result, trusted: Collection[int], what: str, goal: str) -> None:
+    _check_owner(path, found, trusted, what, goal)
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{what} {goal} is not safe: everybody may write {path} (mode {found.st_mode & 0o7777:o}), and so put something "
+            f"else in the place of what is in it. Let its owner set the sticky bit (chmod +t {path}) or close it "
+            f"(chmod o-w {path}), or name a place elsewhere"
+        )
+
+
+def _check_owner(path: str, found: os.stat_result, trusted: Collection[int], what: str, goal: str) -> None:
+    if found.st_uid not in trusted and not _unmapped(found.st_uid):
+        raise ConfigError(
+            f"{what} {goal} is not safe: {path} belongs to user {found.st_uid}, who may put something else in its place or "
+            f"in that of what is in it; this process is user {os.geteuid()}. Run as that user, have root give it away "
+            f"(chown {os.geteuid()} {path}), or name a place elsewhere"
+        )
+
+
+def _unmapped(user: int) -> bool:
+    """Whether this stands for a user that the process's user namespace does not know, root of the machine perhaps."""
+    try:
+        with open("/proc/sys/kernel/overflowuid") as file:
+            if int(file.read()) != user:
+                return False
+        with open("/proc/self/uid_map") as file:
+            return sum(int(line.split()[2]) for line in file) < _EVERY_USER
+    except (OSError, ValueError, IndexError):
+        return False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ignis.hooks import call_user_code
 from ignis.stacks import start_thread
 
-__all__ = ["SharedThreads", "run_soon", "shared_threads"]
+__all__ = ["SharedThreads", "shared_threads"]
 
 log = logging.getLogger("ignis.upkeep")
 
@@ -76,16 +76,6 @@ _process = [SharedThreads()]
 def shared_threads() -> SharedThreads:
     """Those of this process."""
     return _process[0]
-
-
-def run_soon(call: Callable[[], None]) -> None:
-    """Runs it in a shared thread; where no thread is to be had at this moment, as soon as there is one."""
-    try:
-        shared_threads().submit(call)
-    except RuntimeError:
-        from ignis.upkeep.timers import RETRY_S, timers_of
-
-        timers_of(None).after(RETRY_S, call)
 
 
 def _in_child() -> None:

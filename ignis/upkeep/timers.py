@@ -12,9 +12,9 @@ from collections.abc import Callable
 from ignis.clock import Clock
 from ignis.upkeep.threads import shared_threads
 
-__all__ = ["RETRY_S", "Timer", "Timers", "timers_of"]
+__all__ = ["Timer", "Timers", "run_soon", "timers_of"]
 
-RETRY_S = 0.1
+_RETRY_S = 0.1
 """After so long a call is tried again for which no thread could be started."""
 
 
@@ -93,7 +93,7 @@ class Timers:
             shared_threads().submit(call)
         except (RuntimeError, MemoryError):
             with self._lock:
-                heapq.heappush(self._heap, (self._clock.steady_s() + RETRY_S, next(self._numbers), timer))
+                heapq.heappush(self._heap, (self._clock.steady_s() + _RETRY_S, next(self._numbers), timer))
 
 
 _shared = [Timers(Clock())]
@@ -110,6 +110,14 @@ def timers_of(clock: Clock | None) -> Timers:
         if found is None:
             found = _by_hand[clock] = Timers(clock)
         return found
+
+
+def run_soon(call: Callable[[], None]) -> None:
+    """Runs it in a shared thread; where no thread is to be had at this moment, as soon as there is one."""
+    try:
+        shared_threads().submit(call)
+    except RuntimeError:
+        timers_of(None).after(_RETRY_S, call)
 
 
 def _in_child() -> None:

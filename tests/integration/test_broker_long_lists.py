@@ -132,7 +132,8 @@ def test_a_long_list_of_held_messages_is_accounted_for(store_url: str, what: str
             assert client.ask(asks.ack("q", {0: some})) == 0
             (session,) = broker.broker.sessions
             assert broker.on_loop(lambda: session.held.count) == count - len(some)
-        left = magazines.scan("q", limit=count + 1)
+            # Before the connection ends: what it still holds is given back then, and a scan may see that in both places.
+            left = magazines.scan("q", limit=count + 1)
         assert len(left) == (count - len(some) if what == "ack" else count)
 
 

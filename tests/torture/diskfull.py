@@ -41,7 +41,7 @@ def _fill(place: Place, ballast: Path | None) -> Role:
             ballast.unlink(missing_ok=True)
         else:
             consume(store, report, 1 << 40)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + _TIMEOUT_S / 2
         again = 0
         while again < 5 and time.monotonic() < deadline:
             sequence, stored = load(store, report, sequence)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ignis.app import Ignis
+from tests.support import sidelined
 
 TIMEOUT_S = 60
 MODULE = """
@@ -129,6 +130,46 @@ def test_killed_worker_is_swept_and_shovelled(tmp_path: Path, url: str, start: S
     (tmp_path / "release").touch()
     start()
     wait_for(lambda: len(seen(tmp_path)) == 2)
+
+
+@pytest.mark.parametrize("how", ["worker", "burst", "start"])
+def test_what_a_killed_worker_held_is_taken_back_by_the_next_start(
+    tmp_path: Path, url: str, start: Start, how: str
+) -> None:
+    """Long before the sweeper's first pass, and before ``stuck_after``."""
+    process = start()
+    with Ignis(url) as app:
+        app.queue("q", str).publish("hang")
+        wait_for(lambda: seen(tmp_path))
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        (tmp_path / "release").touch()
+        app.queue("q", str).publish("more")
+        queue = app.queue("q", str)
+        if how == "start":
+            queue.handler(lambda body: None)
+            app.start()
+        else:
+            start(*(["--burst"] if how == "burst" else []))
+        wait_for(lambda: (queue.main.pending(), queue.main.in_flight()) == (0, 0))
+        assert [(one.reason, one.crashes) for one in sidelined(queue)] == [("abandoned", 1)]
+        app.stop()
+
+
+def test_what_dead_processes_held_is_left_to_the_sweeper_where_that_is_wanted(
+    tmp_path: Path, url: str, start: Start
+) -> None:
+    process = start()
+    with Ignis(url, sweeper={"dead_owners": False}) as app:
+        queue = app.queue("q", str)
+        queue.publish("hang")
+        wait_for(lambda: seen(tmp_path))
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        queue.handler(lambda body: None)
+        app.start()
+        assert queue.main.in_flight() == 1
+        app.stop()
 
 
 @pytest.mark.parametrize("call", ["run", "start"])

@@ -6,10 +6,11 @@ import asyncio
 import functools
 import inspect
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import pytest
 
@@ -291,6 +292,57 @@ def test_middleware_of_coroutines() -> None:
     assert run(handler, middleware=[fails]) == Failure("exception", "RuntimeError: middleware")
 
 
+def test_middleware_that_forgets_the_handler_fails_the_message() -> None:
+    """Wherever it stands, of both kinds, and also where the coroutine was made and not awaited."""
+    called: list[Any] = []
+
+    def plain(message: Any) -> None:
+        called.append(message)
+
+    async def coroutine(message: Any) -> None:
+        called.append(message)
+
+    def forgets(ctx: Context, call_next: Any) -> None:
+        pass
+
+    async def forgets_too(ctx: Context, call_next: Any) -> None:
+        pass
+
+    async def never_awaits(ctx: Context, call_next: Any) -> None:
+        call_next(ctx).close()
+
+    def passes(ctx: Context, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    async def passes_too(ctx: Context, call_next: Any) -> Any:
+        return await call_next(ctx)
+
+    def answers(ctx: Context, call_next: Any) -> bool:
+        return True
+
+    def without_answer(ctx: Context, call_next: Any) -> None:
+        call_next(ctx)
+
+    for handler, layers in (
+        (plain, [forgets]),
+        (plain, [passes, forgets]),
+        (plain, [forgets, passes]),
+        (plain, [passes_too, forgets]),
+        (plain, [forgets_too, passes]),
+        (coroutine, [forgets_too]),
+        (coroutine, [passes_too, forgets_too]),
+        (coroutine, [never_awaits]),
+    ):
+        outcome = run(handler, middleware=layers)
+        assert isinstance(outcome, Failure), layers
+        assert outcome.reason == "exception"
+        assert re.match(r"HandlerNotCalledError: middleware .*(forgets|never)\S* returned None without", outcome.error)
+    assert run(plain, middleware=[answers]) is None
+    assert called == []
+    assert run(plain, middleware=[without_answer]) is None
+    assert len(called) == 1
+
+
 # -- batches
 
 
@@ -415,6 +467,89 @@ def test_the_pool_follows_the_function() -> None:
 def test_registrations_that_are_refused(fn: Any, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         spec_of(fn, **settings)
+
+
+class Shop:
+    def on_many(self, orders: list[dict[str, Any]], ctx: Context) -> None:
+        pass
+
+    async def __call__(self, orders: Sequence[dict[str, Any]]) -> None:
+        pass
+
+
+def on_list(orders: list[dict[str, Any]]) -> None:
+    pass
+
+
+def on_one(order: dict[str, Any]) -> None:
+    pass
+
+
+def context_first(ctx: Context, order: dict[str, Any]) -> None:
+    pass
+
+
+def on_either(orders: list[dict[str, Any]] | dict[str, Any]) -> None:
+    pass
+
+
+def on_any(orders: Any) -> None:
+    pass
+
+
+def on_unknown(orders: list[Nowhere]) -> None:  # type: ignore[name-defined] # noqa: F821
+    pass
+
+
+CONTRADICTIONS: list[tuple[Callable[..., Any], Any, dict[str, Any], str]] = [
+    (on_list, dict, {}, r"on_list takes list\[.*\], but it gets one message \(dict\) at a time: give batch_size"),
+    (Shop().on_many, dict, {}, "give batch_size"),
+    (Shop(), dict, {}, "give batch_size"),
+    (on_one, dict, {"batch_size": 10}, "gets a list of messages: annotate it as list"),
+    (functools.partial(on_one), dict, {"batch_size": 10}, "gets a list of messages"),
+    (context_first, dict, {}, r"the message comes first: fn\(message, ctx\)"),
+    (context_first, None, {"batch_size": 10}, "the message comes first"),
+    (on_one, dict, {"batch_wait_s": 2}, "batch_wait_s = 2 is for batches; give batch_size too"),
+    (on_one, dict, {"batchsize": 2}, "unknown option 'batchsize'; is batch_size meant"),
+]
+
+
+@pytest.mark.parametrize(("fn", "kind", "options", "says"), CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused_where_it_is_registered(
+    memory_app: ignis.Ignis, fn: Any, kind: Any, options: dict[str, Any], says: str
+) -> None:
+    queue = memory_app.queue("orders", kind)
+    if "batchsize" not in options:  # which Python refuses itself
+        with pytest.raises(ConfigError, match=says):
+            queue.handler(**options)(fn)
+        assert queue.spec is None
+    with pytest.raises(ConfigError, match=says):
+        memory_app.handler("orders.*", kind, **options)(fn)
+    assert not memory_app.templates
+
+
+@pytest.mark.parametrize(
+    ("fn", "kind", "options"),
+    [
+        (on_list, dict, {"batch_size": 10}),
+        (on_list, list, {}),
+        (on_list, list[dict], {}),
+        (on_list, None, {}),  # any JSON value
+        (on_list, Annotated[list[int], "rows"], {}),
+        (on_one, dict, {}),
+        (on_one, int, {}),  # a middleware may make of it what it likes
+        (on_either, dict, {"batch_size": 10}),
+        (on_either, dict, {}),
+        (on_any, dict, {"batch_size": 10}),
+        (on_any, dict, {}),
+        (on_unknown, dict, {}),
+        (on_one, dict, {"batch_size": None, "batch_wait_s": None}),
+        (Shop(), dict, {"batch_size": 10, "batch_wait_s": 2}),
+    ],
+)
+def test_what_may_be_meant_is_registered(memory_app: ignis.Ignis, fn: Any, kind: Any, options: dict[str, Any]) -> None:
+    memory_app.queue("orders", kind).handler(**options)(fn)
+    memory_app.handler("orders.*", kind, **options)(fn)
 
 
 def three(message: Any, ctx: Any, more: Any) -> None:

@@ -22,9 +22,9 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"clock", "file_lock", "log_limit", "places", "urls"}),
+    frozenset({"clock", "file_lock", "log_limit", "near_names", "places", "urls"}),
     frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stacks", "stop_signals"}),
-    frozenset({"body_plan", "pydantic_models", "upkeep"}),
+    frozenset({"body_plan", "handler_form", "pydantic_models", "upkeep"}),
     frozenset({"handler_log", "message"}),
     frozenset({"storage"}),
     frozenset({"pausing", "registration"}),

@@ -49,6 +49,7 @@ ERRORS = {
     "ForeignReferenceError": "foreign_reference",
     "ForkedHandleError": "forked",
     "FrameTooLargeError": "frame_too_large",
+    "HandlerNotCalledError": "handler_not_called",
     "HandlerTimeoutError": "handler_timeout",
     "IgnisError": "error",
     "InvalidMessageError": "invalid_message",

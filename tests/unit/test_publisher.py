@@ -244,6 +244,62 @@ def test_an_application_that_is_closed_before_its_publisher(tmp_path: Any, where
         app.close()
 
 
+@pytest.mark.parametrize("where", ["memory", "embedded"])
+def test_an_application_that_is_closed_stores_what_its_publishers_hold(tmp_path: Any, where: str) -> None:
+    """Though they linger, and though a callback asks for the application while it is closed."""
+    app = ignis.Ignis("memory://" if where == "memory" else f"embedded://{tmp_path}/store")
+    first, second = app.queue("a", int), app.queue("b", int)
+    told: list[tuple[str, int]] = []
+
+    @app.after_publish
+    def tell(queue: str, count: int) -> None:
+        app.queue("c")
+        told.append((queue, count))
+
+    publishers = [queue.publisher(linger_s=1.0) for queue in (first, second)]
+    receipts = [publisher.send(number) for publisher in publishers for number in range(1_000)]
+    app.close()
+    assert all(receipt.done() for receipt in receipts)
+    assert all(receipt.exception(0) is None for receipt in receipts)
+    for publisher in publishers:
+        publisher.close()
+    eventually(lambda: sum(count for _, count in told) == len(receipts))
+    if where == "embedded":
+        assert [app.queue(name, int).stats()["pending"] for name in "ab"] == [1_000, 1_000]
+        app.close()
+
+
+def test_a_closing_application_waits_for_its_publishers_no_longer_than_it_is_told(
+    queue: ignis.Queue[Any], door: Door, caplog: pytest.LogCaptureFixture
+) -> None:
+    door.close()
+    publisher = queue.publisher()
+    receipt = publisher.send(1)
+    queue.app.close(timeout=0.05)
+    assert not receipt.done()
+    assert "1 message(s) for jobs" in caplog.text
+    door.error = ClosedError("store is closed")
+    door.open()
+    with pytest.raises(ClosedError):
+        receipt.result(WAIT_S)
+    with pytest.raises(PublishError):
+        publisher.close()
+
+
+def test_an_application_that_is_closed_by_a_callback_of_its_publisher(queue: ignis.Queue[Any]) -> None:
+    """The flusher does not wait for itself."""
+    closed = threading.Event()
+
+    @queue.app.after_publish
+    def end(name: str, count: int) -> None:
+        queue.app.close()
+        closed.set()
+
+    publisher = queue.publisher()
+    publisher.send(1)
+    assert closed.wait(WAIT_S)
+
+
 def test_closed(queue: ignis.Queue[Any]) -> None:
     publisher = queue.publisher()
     publisher.close()

@@ -87,3 +87,29 @@ def test_an_option_of_a_wrong_type(option: str, value: Any, tmp_path: Path) -> N
 def test_a_name_that_is_no_option(name: Any) -> None:
     with pytest.raises(ConfigError, match="no option of a store"):
         ignis.Ignis("memory://", store={name: 1})
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("embedded://{0}/store?sync_intervall_ms=20", "sync_interval_ms"),
+        ("relay://{0}/relay?capasity=64", "capacity"),
+        ("ignis://127.0.0.1:1?tocken=x", "token"),
+        ("ignis://127.0.0.1:1?timout=1", "timeout_s"),
+    ],
+)
+def test_a_misspelt_option_is_refused_with_the_nearest_name(url: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"is {meant} meant"):
+        open_store(url.format(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_is_close_to_none() -> None:
+    with pytest.raises(ConfigError, match=r"unknown store option 'nonsense'; known: .*token"):
+        open_store("ignis://127.0.0.1:1?nonsense=x")
+
+
+def test_a_misspelt_section_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    (tmp_path / "ignis.toml").write_text("[queues]\nshards = 2\n")
+    with pytest.raises(ConfigError, match="is queue meant"):
+        ignis.Ignis("memory://", config=tmp_path / "ignis.toml")

@@ -75,7 +75,7 @@ def odd_for(kind: str) -> list[Any]:
         "above 0": lambda v: v is not None and (not _is(v, int, float) or not 0 < v < math.inf or v == 10**400),
         "bytes": lambda v: not _is(v, bytes, bytearray),
         "text of any kind": lambda v: not _is(v, str) or HALF in v,
-        "wait of a batch": lambda v: not _is(v, int, float) or not 1 <= v <= 300,
+        "wait of a batch": lambda v: v is not None and (not _is(v, int, float) or not 1 <= v <= 300),
         "linger": lambda v: v is not None and (not _is(v, int, float) or not 0 <= v <= 10),
         "expiry": lambda v: v is not None and (not _is(v, int, float) or not (v == 0 or 1 <= v <= 172_800)),
         "queue expiry": lambda v: v is not None and (not _is(v, int, float) or not 1 <= v <= 365 * 86_400),
@@ -257,7 +257,7 @@ CALLS = [
     Call("lock.acquire", lambda w, **a: w.lock.acquire(**a), {"ttl_s": "seconds", "timeout": "timeout"}),
 ]  # fmt: skip
 
-NOT_WITHOUT = ("function", "iterable", "fired", "array value", "text of any kind", "wait of a batch", "bytes")
+NOT_WITHOUT = ("function", "iterable", "fired", "array value", "text of any kind", "bytes")
 """Kinds for which None does not mean: not given."""
 CASES = [
     (call, argument, value)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ignis.errors import IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
+from ignis.errors import ConfigError, IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.format import FORMAT_FILE, check_format, refuse_former
 from ignis.storage.embedded.log_files import (
@@ -34,6 +34,7 @@ from ignis.storage.embedded.owners import FILE as OWNERS_FILE
 from ignis.storage.embedded.owners import whole_file
 from ignis.storage.embedded.salvaged import salvaged
 from ignis.storage.os_errors import store_errors
+from ignis.storage.private_directory import check_way
 
 __all__ = ["Alone", "ClassReport", "Problem", "Report", "check_store"]
 
@@ -176,6 +177,10 @@ def _check_directory(report: Report, directory: Path, names: list[str], classes:
         mode = stat.S_IMODE(os.stat(directory / place).st_mode)
         if mode & 0o022:
             report.problems.append(Problem("mode", place, f"mode {mode:o}: others could replace files; chmod go-w it"))
+    try:
+        check_way(directory, "store directory", owners=(os.stat(directory).st_uid,))
+    except ConfigError as exc:
+        report.problems.append(Problem("place", ".", str(exc)))
     for name in names:
         if name.endswith(".new"):
             report.problems.append(

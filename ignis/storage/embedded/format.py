@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from ignis.storage.embedded.log_files import (
     parse_name,
 )
 from ignis.storage.os_errors import store_errors
+from ignis.storage.private_directory import check_way, make_way
 
 __all__ = [
     "FORMAT_FILE",
@@ -49,14 +51,17 @@ def prepare(path: Path, create: bool) -> None:
     """Makes a store's directory where there is none.
 
     Raises StoreUnreachableError when there is none and ``create`` is false; ConfigError for a directory in which others could
-    replace files; StoreFormatError for one that holds something else, or a store of another format. Then nothing is written.
+    replace files, or that they could replace as a whole; StoreFormatError for one that holds something else, or a store of
+    another format. Then nothing is written.
     """
     with store_errors(f"directory {path}"):
+        check_way(path, "store directory")
         if not path.is_dir():
             if not create:
                 raise StoreUnreachableError(f"no store at {path}")
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_way(path)
             sync_directory(path.parent)
+            check_way(path, "store directory")
         check_private(path)
         names = os.listdir(path)
         if FORMAT_FILE not in names:
@@ -137,12 +142,13 @@ def check_private(path: Path) -> None:
     if found.st_uid != here:
         raise ConfigError(
             f"store directory {path} belongs to user {found.st_uid}, this process is user {here}: its owner could "
-            f"replace files. Run as that user, or name a directory in it that is made now, such as {path}/store"
+            f"replace files. Run as that user, have root give it away (chown {here} {path}), or name a directory elsewhere"
         )
     if found.st_mode & 0o022:
+        below = not found.st_mode & stat.S_IWOTH or found.st_mode & stat.S_ISVTX
         raise ConfigError(
             f"store directory {path} has mode {found.st_mode & 0o7777:o}: others could replace files. chmod go-w it, "
-            f"or name a directory in it that is made now, such as {path}/store"
+            f"or name a directory {f'in it that is made now, such as {path}/store' if below else 'elsewhere'}"
         )
     with os.scandir(path) as entries:
         for entry in entries:

@@ -11,6 +11,7 @@ import json
 import os
 from pathlib import Path
 
+from ignis.errors import ConfigError
 from ignis.native.store import Log
 from ignis.storage.embedded.atomic_files import sync_directory, write_whole
 from ignis.storage.embedded.check import ASIDE, ClassReport, Problem, Report
@@ -35,10 +36,17 @@ _PIECE = 1 << 20
 def repair_store(report: Report) -> None:
     """Repairs what it can of what `check_store` has just found, and notes it in each problem. Nobody may have the store open.
 
-    Raises StoreFullError, StoreFailedError, StoreUnreachableError; may then be called again after another check.
+    Raises StoreFullError, StoreFailedError, StoreUnreachableError; may then be called again after another check. Raises
+    ConfigError unless the store is this user's: its owner could have root write and read through links, and could not read
+    what root had written.
     """
     directory = Path(report.directory)
     with store_errors(str(directory)):
+        owner = os.stat(directory).st_uid
+        if owner != os.geteuid():
+            raise ConfigError(
+                f"{directory} belongs to user {owner}: repair it as that user, such as with sudo -u '#{owner}'"
+            )
         for problem in report.problems:
             _repair_directory(directory, problem)
         for one in report.classes:

@@ -1,0 +1,164 @@
+"""What is private is private all the way up: nobody else can put something in its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ignis.errors import ConfigError
+from ignis.relay.directory import RelayDirectory
+from ignis.storage import open_store
+from ignis.storage.embedded.check import check_store
+from ignis.storage.embedded.repair import repair_store
+from ignis.storage.private_directory import check_file, check_way, make_private, make_way
+
+STRANGER = 65_534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+
+
+def open_embedded(place: Path) -> None:
+    open_store(f"embedded://{place}").close(5)
+
+
+def look_only(place: Path) -> None:
+    check_way(place, "place")
+
+
+def private(place: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
+    make_private(place, "place")
+
+
+def relay(place: Path) -> None:
+    place.parent.mkdir(exist_ok=True)
+    RelayDirectory(place)
+
+
+DOORS = [open_embedded, look_only, private, relay]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_directory_above_that_everybody_may_write_is_refused(tmp_path: Path, door: Callable[[Path], None]) -> None:
+    unsafe = tmp_path / "unsafe"
+    unsafe.mkdir()
+    unsafe.chmod(0o777)
+    place = unsafe / "between" / "own"
+    with pytest.raises(ConfigError, match=rf"everybody may write {unsafe} \(mode 777\).*chmod \+t {unsafe}"):
+        door(place)
+    assert not place.exists(), "nothing is made where it could be replaced"
+    unsafe.chmod(0o1777)
+    door(place)
+    unsafe.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"everybody may write {unsafe}"):
+        door(place)
+    unsafe.chmod(0o775)
+    door(place)
+
+
+@as_root
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_a_directory_above_that_belongs_to_somebody_else_is_refused(
+    tmp_path: Path, door: Callable[[Path], None], mode: int
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    other.chmod(mode)
+    os.chown(other, STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=rf"{other} belongs to user {STRANGER}"):
+        door(other / "own")
+    assert not (other / "own").exists()
+
+
+def test_links_are_followed_to_what_they_name(tmp_path: Path) -> None:
+    unsafe, safe = tmp_path / "unsafe", tmp_path / "safe"
+    for one in (unsafe, unsafe / "own", safe):
+        one.mkdir()
+    unsafe.chmod(0o777)
+    (safe / "out").symlink_to(unsafe / "own")
+    (safe / "away").symlink_to("../unsafe/../unsafe/own")
+    (unsafe / "in").symlink_to(safe)
+    for path in (safe / "out", safe / "away", safe / "out" / "x", unsafe / "in", safe / ".." / "unsafe" / "own"):
+        with pytest.raises(ConfigError, match=f"everybody may write {unsafe}"):
+            check_way(path, "place")
+    (safe / "own").symlink_to(".")
+    check_way(safe / "own" / "own" / "x", "place")
+    (safe / "self").symlink_to("self")
+    with pytest.raises(ConfigError, match="links"):
+        check_way(safe / "self", "place")
+
+
+@as_root
+def test_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    """In a directory with the sticky bit it is its owner's to change."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "link").symlink_to(tmp_path)
+    os.lchown(shared / "link", STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=rf"{shared}/link belongs to user {STRANGER}"):
+        check_way(shared / "link" / "store", "place")
+
+
+def test_a_relative_path_is_looked_at_from_the_root_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unsafe = tmp_path / "unsafe"
+    (unsafe / "here").mkdir(parents=True)
+    unsafe.chmod(0o777)
+    monkeypatch.chdir(unsafe / "here")
+    for path in ("store", "./store", "."):
+        with pytest.raises(ConfigError, match=f"everybody may write {unsafe}"):
+            check_way(path, "place")
+
+
+def test_what_is_missing_on_the_way_is_made_for_nobody_else_to_write(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        make_way(tmp_path / "a" / "b" / "store")
+    finally:
+        os.umask(before)
+    modes = [
+        one.stat().st_mode & 0o7777 for one in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "store")
+    ]
+    assert modes == [0o755, 0o755, 0o700]
+
+
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("x")
+    for mode in (0o644, 0o600):
+        path.chmod(mode)
+        check_file(path, "key")
+    for mode in (0o666, 0o620):
+        path.chmod(mode)
+        with pytest.raises(ConfigError, match="others may write it"):
+            check_file(path, "key")
+    check_file(tmp_path / "nowhere", "key")
+
+
+def test_doctor_says_that_a_store_could_be_replaced(tmp_path: Path) -> None:
+    unsafe = tmp_path / "unsafe"
+    unsafe.mkdir()
+    open_embedded(unsafe / "store")
+    assert check_store(unsafe / "store").problems == []
+    unsafe.chmod(0o777)
+    (problem,) = check_store(unsafe / "store").problems
+    assert (problem.code, problem.harmless) == ("place", False)
+    assert f"everybody may write {unsafe}" in problem.what
+
+
+@as_root
+def test_root_looks_at_the_store_of_somebody_else_and_does_not_repair_it(tmp_path: Path) -> None:
+    """Its owner could have put links where root would write."""
+    place = tmp_path / "store"
+    open_embedded(place)
+    (place / "format").write_bytes(b"")
+    for path in (tmp_path, place, *place.rglob("*")):
+        os.chown(path, STRANGER, STRANGER)
+    report = check_store(place)
+    assert [problem.code for problem in report.problems] == ["format"]
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}: repair it as that user"):
+        repair_store(report)
+    assert (place / "format").read_bytes() == b""
