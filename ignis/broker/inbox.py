@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.broker.commands import OWN_TTL
-from ignis.errors import BadRequestError, ConfigError
+from ignis.errors import BadRequestError, ConfigError, MalformedFrameError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import route_batch
 from ignis.storage.together import Write
@@ -42,6 +42,9 @@ class Placed(NamedTuple):
     first: int
     messages: int
     request_ids: bytes | None
+
+
+Told = Callable[[Sequence[Placed], "BaseException | None"], None]
 
 
 class Sent:
@@ -152,6 +155,74 @@ class Inbox:
         self.bytes += sent.nbytes
         self.requests += 1
         self._begin()
+
+    def load_alone(
+        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int, nbytes: int, done: Told
+    ) -> bool:
+        """Loads a request on the spot that is alone: nothing waits that it could share a load with, and nobody waits for
+        its messages. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
+        it is to be `put` like any other."""
+        application = self._application
+        pump = application.pump_of(self.magazine)
+        if (
+            self._busy
+            or self._planned
+            or self._waiting
+            or nbytes > _SMALL_BYTES
+            or len(batches) > _SMALL_BATCHES
+            or not application.quick
+            or (pump is not None and pump.consumers)
+        ):
+            return False
+        known = application.known(self.magazine)
+        if known is None:
+            return False
+        if ttl_ms == OWN_TTL:
+            if known.ttl_ms is None:
+                return False
+            ttl_ms = known.ttl_ms
+        elif ttl_ms > 1 << 62:
+            return False
+        shards = known.shards
+        if batches[0][0] == ANY_SHARD and len(batches) == 1:
+            _, batch, ids = batches[0]
+            try:
+                batches = route_batch(batch, shards, application.next_shard() % shards, ids)
+            except MalformedFrameError:
+                return False
+        pairs = []
+        for shard, batch, _ in batches:
+            if shard >= shards:
+                return False
+            pairs.append((shard, batch))
+        try:
+            loaded = application.store.magazines.try_load(self.magazine, pairs, ttl_ms / 1000 if ttl_ms else None)
+        except Exception as exc:
+            done([Placed(shard, 0, batch.count, ids) for shard, batch, ids in batches], exc)
+            return True
+        if loaded is None:
+            return False
+        firsts, unflushed = loaded
+        self.requests += 1
+        placed = [
+            Placed(shard, first, batch.count, ids) for (shard, batch, ids), first in zip(batches, firsts, strict=True)
+        ]
+        if unflushed is None:
+            self.loads += 1
+            done(placed, None)
+        else:
+            self.bytes += nbytes
+
+            def flushed(error: BaseException | None) -> None:
+                self.bytes -= nbytes
+                self.loads += 1
+                done(placed, error)
+                self._relieve()
+
+            application.turns.loaded(unflushed, flushed)
+        application.turns.at_once += 1
+        application.poke(self.magazine)
+        return True
 
     def _begin(self) -> None:
         if self._busy or self._planned or not self._waiting:
@@ -302,6 +373,9 @@ class Inbox:
         self.bytes -= sum(sent.nbytes for sent in taken)
         for sent in taken:
             sent.done(sent)
+        self._relieve()
+
+    def _relieve(self) -> None:
         if self._blocked and self.bytes <= self._application.broker.settings.max_inbox_bytes // 2:
             blocked, self._blocked = self._blocked, []
             for call in blocked:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 
-from ignis.broker.commands import FINISHING
+from ignis.broker.commands import ANSWERS, FINISHING, Command
 from ignis.broker.dialling import final_tls_error
 from ignis.broker.payloads import Connect
 from ignis.broker.pipe import SLICE_S, open_pipe
@@ -27,7 +27,8 @@ from ignis.errors import (
     MalformedFrameError,
     StoreTimeoutError,
 )
-from ignis.native.wire import ReadArea
+from ignis.native import FRAME_HEADER_BYTES, encode_frame
+from ignis.native.wire import ReadArea, receive_answer, send_frame
 
 __all__ = ["Link", "Slot"]
 
@@ -35,6 +36,7 @@ _CHUNK_BYTES = 256 * 1024
 _WRITE_SLICE_S = 0.1
 _QUIET_S = 0.02
 _FINISHING = frozenset(int(one) for one in FINISHING)
+_TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
 class Slot:
@@ -136,9 +138,18 @@ class Link:
     def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
         """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
         StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
-        slot = Slot()
         deadline = time.monotonic() + timeout_s
-        request_id = self.begin(command, payload, slot, deadline)
+        if deadline - self.heard_s > _QUIET_S + timeout_s:
+            self._glance()
+        slot = Slot()
+        request_id = 0
+        fd = self._pipe.bare_fd
+        if fd >= 0 and timeout_s >= SLICE_S and self._sending.acquire(blocking=False):
+            request_id, found = self._alone(fd, command, payload, slot, deadline, undo)
+            if found is not None:
+                return found
+        if not request_id:
+            request_id = self.begin(command, payload, slot, deadline)
         try:
             answer = self._answer(slot, deadline)
         except BaseException:  # KeyboardInterrupt: the id must stay reserved
@@ -150,6 +161,60 @@ class Link:
         if answer.error is not None:
             raise answer.error
         return answer.payload
+
+    def _alone(
+        self, fd: int, command: int, payload: bytes, slot: Slot, deadline: float, undo: Undo | None
+    ) -> tuple[int, bytes | None]:
+        """A request on a connection where nobody waits: one call of the system sends it, one receives its answer. Caller holds
+        what is taken for sending, which is given back here.
+
+        Returns the payload of the answer; None in its place when something else came, or nothing so far, for the request of that
+        number, whose answer the slot gets; the number 0 when there was none made.
+        """
+        machine, sending, got = self.machine, True, None
+        try:
+            with self._lock:
+                if self._reader or self._lost is not None or not machine.free:
+                    return 0, None
+                self._reader = threading.get_ident()
+                request_id = machine.reserve()
+            try:
+                try:
+                    sent = send_frame(fd, command, request_id, payload)
+                    if sent == len(payload) + FRAME_HEADER_BYTES:
+                        self._sending.release()
+                        sending = False
+                        got = receive_answer(machine.reader, fd, request_id, _TAKEN)
+                finally:
+                    if type(got) is not tuple:
+                        self._adopt(request_id, slot)
+                if type(got) is tuple:
+                    self.heard_s = time.monotonic()
+                    return request_id, got[1]
+                if type(got) is int:
+                    self._took(got)
+            except (OSError, IgnisError) as exc:
+                self.lose(str(exc), exc if isinstance(exc, IgnisError) else None)
+            except BaseException:  # KeyboardInterrupt: the id must stay reserved
+                self.cancel(request_id, slot, undo)
+                raise
+            finally:
+                with self._lock:
+                    self._pass_on()
+            if sending and self._lost is None:
+                self._push(memoryview(encode_frame(command, request_id, payload))[sent:], deadline)
+            return request_id, None
+        finally:
+            if sending:
+                self._sending.release()
+
+    def _adopt(self, request_id: int, slot: Slot) -> None:
+        """The answer of a request that was sent by itself goes into the slot, when it comes."""
+        with self._lock:
+            if self._lost is None:
+                self.machine.adopt(request_id, slot)
+            elif not slot.over:
+                slot.put(Answer(slot, 0, b"", ConnectionLostError(self._lost, sent=True)))
 
     def begin(
         self, command: int, payload: bytes, slot: Slot | Unwaited, deadline: float, *, streams: bool = False
@@ -240,7 +305,7 @@ class Link:
 
     # -- out
 
-    def _push(self, frame: bytes, deadline: float) -> None:
+    def _push(self, frame: bytes | memoryview, deadline: float) -> None:
         """Caller is the one who sends."""
         view = memoryview(frame)
         try:
@@ -331,6 +396,8 @@ class Link:
     def _pass_on(self) -> None:
         """Reads no more; another one is to. Caller holds the lock."""
         self._reader = 0
+        if self._lost is not None:
+            self._pipe.close()  # not before: its number must not be another's while somebody is inside with it
         if self._parked:
             self._wake_one()
 
@@ -347,26 +414,29 @@ class Link:
         try:
             with self.machine.receive_buffer() as buffer:
                 size = self._pipe.receive(buffer, timeout_s)
-            if size is None:
-                return
-            if not size:
-                self.lose("the broker closed the connection")
-                return
-            self.heard_s = time.monotonic()
-            with self._lock:
-                for answer in self.machine.received(size):
-                    if answer.token is not None:
-                        answer.token.put(answer)
-                failure, owes = self.machine.failure, self.machine.owes
-            if owes:
-                self._undo()
-            if failure is not None:
-                self.lose(str(failure), failure)
+            if size is not None:
+                self._took(size)
         except (MalformedFrameError, IgnisError) as exc:
             self.lose(str(exc), exc)
         except (OSError, ValueError) as exc:
             self.tls_error = final_tls_error(exc)
             self.lose(f"receiving failed: {exc}")
+
+    def _took(self, size: int) -> None:
+        """Gives out what so many bytes answer. Only the reader calls this. Raises MalformedFrameError, ProtocolError."""
+        if not size:
+            self.lose("the broker closed the connection")
+            return
+        self.heard_s = time.monotonic()
+        with self._lock:
+            for answer in self.machine.received(size):
+                if answer.token is not None:
+                    answer.token.put(answer)
+            failure, owes = self.machine.failure, self.machine.owes
+        if owes:
+            self._undo()
+        if failure is not None:
+            self.lose(str(failure), failure)
 
     def _undo(self) -> None:
         """Gives back what late answers brought; if another thread is sending, or there is no room, the next request
@@ -401,4 +471,7 @@ class Link:
                     answer.token.put(answer._replace(error=exc) if turned_away else answer)
             while self._parked:
                 self._wake_one()
+            unread = self._reader in (0, threading.get_ident())
         self._pipe.shut()
+        if unread:
+            self._pipe.close()

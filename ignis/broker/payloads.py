@@ -19,7 +19,7 @@ from msgspec import Meta
 from ignis.array_queue import MAX_DEPTH
 from ignis.broker.commands import FEATURES, MAGIC, MAX_HEAD_BYTES, VERSION, WHOLE, Command
 from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidMessageError, InvalidNameError, ProtocolError
-from ignis.native import PackedBatch
+from ignis.native.wire import pack_send_batch
 from ignis.storage.base import QueueRecord
 from ignis.storage.checks import (
     MAX_EPOCH,
@@ -119,8 +119,8 @@ _MOST_VALUES = 1_000_000
 
 _U32 = struct.Struct(">I")
 _HELLO = struct.Struct(">4sHHQ")  # magic, lowest version, highest version, features
-_GROUP = struct.Struct(">HI")
 _RUN = struct.Struct(">HQI")
+_ONE_RUN = struct.Struct(">HHQI")
 _encode = msgspec.msgpack.Encoder().encode
 _MAP = dict[str | int, msgspec.Raw]
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -575,16 +575,6 @@ def pack_send(name: bytes, ttl_ms: int, shard: int, record: bytes) -> bytes:
     return b"".join((struct.pack(">H", len(name)), name, struct.pack(">QH", ttl_ms, shard), record))
 
 
-def pack_send_batch(name: bytes, ttl_ms: int, batches: Sequence[tuple[int, PackedBatch]]) -> bytes:
-    """SEND_BATCH: ``u16 name_bytes | name | u64 ttl_ms | u16 groups``, then per group ``u16 shard | u32 bytes |
-    segment``."""
-    pieces: list[Any] = [struct.pack(">H", len(name)), name, struct.pack(">QH", ttl_ms, len(batches))]
-    for shard, batch in batches:
-        pieces.append(_GROUP.pack(shard, batch.nbytes))
-        pieces.append(batch)
-    return b"".join(pieces)
-
-
 def pack_send_ack(runs: Sequence[tuple[int, int, int]]) -> bytes:
     """SEND_ACK: ``u16 runs``, then ``u16 shard | u64 first pointer | u32 count`` each."""
     return b"".join((struct.pack(">H", len(runs)), *(_RUN.pack(*run) for run in runs)))
@@ -592,6 +582,10 @@ def pack_send_ack(runs: Sequence[tuple[int, int, int]]) -> bytes:
 
 def unpack_send_ack(payload: bytes) -> list[tuple[int, int, int]]:
     """(shard, first pointer, count) per group. Raises ProtocolError."""
+    if len(payload) == _ONE_RUN.size:
+        count, *run = _ONE_RUN.unpack(payload)
+        if count == 1:
+            return [(run[0], run[1], run[2])]
     if len(payload) < 2 or len(payload) != 2 + _RUN.size * int.from_bytes(payload[:2], "big"):
         raise ProtocolError(f"SEND_ACK of {len(payload)} bytes")
     return list(_RUN.iter_unpack(payload[2:]))

@@ -42,6 +42,11 @@ class Pipe:
         self._sock.setblocking(True)
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(0, int(SLICE_S * 1_000_000)))
 
+    @property
+    def bare_fd(self) -> int:
+        """Of the socket, where bytes go as they are; -1 with TLS."""
+        return self._fd
+
     def send(self, view: memoryview) -> int:
         """Bytes that the system took, at least one. Raises BlockingIOError when it has no room, OSError."""
         return self._sock.send(view, socket.MSG_DONTWAIT)
@@ -69,6 +74,9 @@ class Pipe:
         """The end. Wakes the thread that waits for bytes. Idempotent."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Gives the socket back, behind `shut`; nobody may be inside with its number. Idempotent."""
         self._sock.close()
 
 
@@ -78,6 +86,10 @@ class TlsPipe(Pipe):
     def _prepare(self) -> None:
         self._sock.setblocking(False)
         self._io = threading.Lock()
+
+    @property
+    def bare_fd(self) -> int:
+        return -1
 
     def send(self, view: memoryview) -> int:
         try:

@@ -288,6 +288,11 @@ class ClientMachine:
         self._undoing: deque[tuple[Asking, int]] = deque()
 
     @property
+    def reader(self) -> FrameReader:
+        """What takes frames out of the bytes that come."""
+        return self._reader
+
+    @property
     def pending(self) -> int:
         """Requests that wait for their answer, given up ones included."""
         return len(self._waiting)
@@ -323,6 +328,25 @@ class ClientMachine:
         frame = encode_frame(command, request_id, payload)
         self._waiting[request_id] = _Waiting(token, streams, sent)
         return request_id, frame
+
+    @property
+    def free(self) -> bool:
+        """Whether a request may be made, and nothing else is to be sent first."""
+        return (
+            self.state is State.READY
+            and not self.draining
+            and not self._undoing
+            and len(self._waiting) < self.max_pending
+        )
+
+    def reserve(self) -> int:
+        """The id of a request that a shell sends by itself while this is `free`. It must `adopt` it, unless its answer comes
+        alone and the shell has taken it."""
+        return next(self._ids)
+
+    def adopt(self, request_id: int, token: Any) -> None:
+        """From now on this is a request like others, which may have been carried out."""
+        self._waiting[request_id] = _Waiting(token, False, True)
 
     def sent(self, request_id: int) -> None:
         """The frame was handed to the network, at least in part: from now on the request is in doubt until answered."""

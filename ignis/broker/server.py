@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from ignis._version import __version__
@@ -126,6 +126,10 @@ class Broker:
         self.watchers = Watchers(self.settings.watch_threads)
         self.metrics = BrokerMetrics(self)
         self.steps = Steps(self)
+        self._written: list[Session] = []
+        self._flush_planned = False
+        self.in_turn = False
+        """What is written now is sent at the end of what is being done."""
         self.cluster: Cluster
         self._store_options = dict(store or {})
         self._config = config
@@ -300,6 +304,38 @@ class Broker:
                 self.loop.call_soon_threadsafe(finish, call, value)
 
         threads.submit(run)
+
+    # -- what goes out
+
+    def plan_flush(self, session: Session) -> None:
+        """The session has written. It goes out with `flush_written`, at the end of this pass of the loop at the latest."""
+        self._written.append(session)
+        if not (self._flush_planned or self.in_turn):
+            self._flush_planned = True
+            self.loop.call_soon(self._flush_planned_ones)
+
+    def _flush_planned_ones(self) -> None:
+        self._flush_planned = False
+        self.flush_written()
+
+    @contextlib.contextmanager
+    def one_flush(self) -> Iterator[None]:
+        """What is written within the block goes out behind it, each connection's in one call of the system."""
+        self.in_turn = True
+        try:
+            yield
+        finally:
+            self.in_turn = False
+            self.flush_written()
+
+    def flush_written(self) -> None:
+        """What sessions have written goes out, each in one call of the system."""
+        written, self._written = self._written, []
+        for session in written:
+            try:
+                session.flush_planned()
+            except Exception:
+                log.exception("%s: what was written could not be sent", session.peer)
 
     # -- connections
 

@@ -179,8 +179,11 @@ class Session(asyncio.BufferedProtocol):
             return
         if at_once:
             self.write(at_once)
-        for request in requests:
-            self._take(request)
+        if len(requests) == 1:
+            self._take(requests[0], alone=not at_once)
+        else:
+            for request in requests:
+                self._take(request)
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
             self._broken(lost)
             return
@@ -222,7 +225,7 @@ class Session(asyncio.BufferedProtocol):
         self._out_bytes += len(frame)
         if not self._flush_planned:
             self._flush_planned = True
-            self.broker.loop.call_soon(self._flush)
+            self.broker.plan_flush(self)
 
     def flush(self) -> None:
         """What was written goes out now: what follows in this turn of the loop may take a while."""
@@ -248,13 +251,24 @@ class Session(asyncio.BufferedProtocol):
                 transport.write(memoryview(data)[sent:] if sent else data)
             sent = max(0, sent - len(data))
 
-    def _flush(self) -> None:
+    def flush_planned(self) -> None:
+        """The `flush` that was planned: what was held back meanwhile may go on."""
         self._flush_planned = False
         self.flush()
         self._out.clear()  # of a connection that is gone
         self._out_bytes = 0
         if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
+
+    def write_now(self, frames: bytes, count: int) -> None:
+        """`answer_run` of what need not wait for more, unless more is being done."""
+        self._machine.pending -= count
+        if self._flush_planned or self.broker.in_turn:
+            self.write(frames)
+        elif not self.closed:
+            self._out.append(frames)
+            self._out_bytes += len(frames)
+            self.flush()
 
     def answer_run(self, count: int, frames: bytes | memoryview) -> None:
         """Ready-made frames that end so many pending requests."""
@@ -292,7 +306,7 @@ class Session(asyncio.BufferedProtocol):
             self.write(self._machine.fatal(exc))
         self._closing = True
         self.stuck_since_s = self.broker.now()
-        self._flush()
+        self.flush_planned()
         if self._transport is not None:
             self._transport.close()
 
@@ -344,7 +358,7 @@ class Session(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: Request, alone: bool = False) -> None:
         command = request.command
         if self._closing:
             return
@@ -361,7 +375,7 @@ class Session(asyncio.BufferedProtocol):
             self.refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):
-            self._sending.take(request)
+            self._sending.take(request, alone)
             return
         try:
             permitting.check(self, command, request.payload)

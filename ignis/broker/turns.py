@@ -74,6 +74,11 @@ class Turns:
         self._inboxes.append(inbox)
         self._plan()
 
+    def loaded(self, unflushed: Unflushed, finish: Callable[[BaseException | None], None]) -> None:
+        """Something was loaded; ``finish`` is called when it is flushed, which happens in the next pass, for all that was."""
+        self._unflushed.append((unflushed, [finish]))
+        self._plan_flush(True, True)
+
     def delete(
         self,
         magazine: str,
@@ -110,6 +115,10 @@ class Turns:
 
     def _run(self) -> None:
         self._planned = False
+        with self._broker.one_flush():
+            self._run_all()
+
+    def _run_all(self) -> None:
         inboxes, self._inboxes = self._inboxes, []
         deletes, self._deletes = self._deletes, []
         loads: list[Loading] = []
@@ -212,9 +221,10 @@ class Turns:
             finish(None)
 
         def finish(error: BaseException | None) -> None:
-            for _, waiting in unflushed:
-                for call in waiting:
-                    call(error)
+            with self._broker.one_flush():
+                for _, waiting in unflushed:
+                    for call in waiting:
+                        call(error)
 
         if self._flush_s > _SLOW_FLUSH_S:
             # A disk that is slow, or busy, must not hold up everybody.

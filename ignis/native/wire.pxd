@@ -9,6 +9,7 @@ cdef extern from "ignis_bytes.h" nogil:
     uint32_t ign_get32(const uint8_t *p)
     void ign_put32(uint8_t *p, uint32_t v)
     void ign_put64(uint8_t *p, uint64_t v)
+    void ign_put16(uint8_t *p, uint16_t v)
 
 
 cdef extern from "ignis_wire.h" nogil:

@@ -9,11 +9,13 @@ Frames come straight out of the receive buffer, batches and claims without a ste
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.string cimport memcpy, memmove, memset, strerror
 
 from ignis.native.frame cimport IGN_FRAME_HEADER_BYTES, IGN_FRAME_MAX_PAYLOAD, ign_frame, ign_frame_decode, ign_frame_put_header
 from ignis.native.record cimport (
@@ -246,3 +248,4 @@ def encode_send_acks(bytes request_ids not None, int shard, first_pointer):
 include "_wire_pointers.pxi"
 include "_wire_claims.pxi"
 include "_wire_reader.pxi"
+include "_wire_exchange.pxi"

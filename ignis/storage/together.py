@@ -125,6 +125,13 @@ class AtOnce:
         """
         return None
 
+    def try_load(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+    ) -> tuple[list[int], Unflushed | None] | None:
+        """One small load by itself, as `try_together` makes it: the first pointer of each batch, and what must be flushed before
+        anybody is told. None when it would have to wait: nothing was made. Raises why it is refused."""
+        return None
+
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         """`MagazineStore.fire` over all shards, or None when that would have to wait, or would retire expired records:
         nothing was claimed then."""

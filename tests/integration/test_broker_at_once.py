@@ -16,7 +16,7 @@ from ignis.broker.payloads import Failure, pack_send_batch, unpack
 from ignis.broker.session import Session
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.turns import Turns
-from ignis.errors import ConnectionLostError, StoreBusyError
+from ignis.errors import ConnectionLostError, IgnisError, StoreBusyError
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage.base import FireResult
 from ignis.storage.embedded import at_once
@@ -176,22 +176,22 @@ def test_nothing_is_answered_before_it_was_flushed(
 ) -> None:
     """And what is delivered does not wait for it."""
     events: list[tuple[str, bool]] = []
-    real_run, real_deliver = Session.answer_run, Session.deliver
+    real_write, real_deliver = Session.write_now, Session.deliver
 
     def note(what: str) -> None:
         now = figures(broker)
         events.append((what, now["durable"] == now["end"]))
 
-    def answer(self: Session, count: int, frames: bytes) -> None:
+    def answer(self: Session, frames: bytes, count: int) -> None:
         note("answered")
-        real_run(self, count, frames)
+        real_write(self, frames, count)
 
     def deliver(self: Session, frame: memoryview) -> None:
         note("delivered")
         real_deliver(self, frame)
 
     with client.subscribe("sync", 64):
-        monkeypatch.setattr(Session, "answer_run", answer)
+        monkeypatch.setattr(Session, "write_now", answer)
         monkeypatch.setattr(Session, "deliver", deliver)
         early = 0
         for number in range(20):
@@ -309,3 +309,37 @@ def test_a_failed_write_or_flush_is_everybodys_error(
     client.ask(asks.send("sync", encode_record(b"y")))
     assert figures(broker)["generation"] > generation
     assert texts(client.consume("sync", 10, wait_s=WAIT_S)) == ["y"]
+
+
+@pytest.mark.parametrize("durability", ["none", "sync"])
+def test_a_lone_message_is_stored_where_it_is_read(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch, durability: str
+) -> None:
+    """No turn is planned for it, and its acknowledgement leaves in the pass of the loop that stored or flushed it."""
+    client.ask(asks.send(durability, encode_record(b"first")))  # what is to be known of the queue is known then
+    turns = broker.broker.applications[0].turns
+    planned: list[str] = []
+    monkeypatch.setattr(type(turns), "_run", lambda self: planned.append("turn"))
+    monkeypatch.setattr(type(broker.broker), "_flush_planned_ones", lambda self: planned.append("flush"))
+    before = turns.at_once
+    placed = [client.ask(asks.send(durability, encode_record(b"%d" % number), ttl_s=None)) for number in range(8)]
+    (batched,) = client.ask(asks.send_batch(durability, [(0, PackedBatch.pack([encode_record(b"8")] * 3))], ttl_s=None))
+    assert turns.at_once == before + 9
+    assert planned == []
+    monkeypatch.undo()
+    assert len({*placed, batched[:2]}) == 9
+    assert batched[2] == 3
+    seen: list[str] = []
+    while len(seen) < 12:
+        found = client.consume(durability, 20, wait_s=WAIT_S)
+        seen += texts(found)
+        client.ack(durability, places(found))
+    assert sorted(seen) == sorted(["first", *map(str, range(8)), "8", "8", "8"])
+
+
+def test_a_lone_message_that_cannot_be_read_is_refused_alone(broker: RunningBroker, client: SyncClient) -> None:
+    client.ask(asks.send("none", encode_record(b"a")))
+    with pytest.raises(IgnisError, match="record 0"):
+        client.ask(asks.send("none", b"\xff" * 40, ttl_s=None))
+    client.ask(asks.send("none", encode_record(b"b"), ttl_s=None))
+    assert sorted(texts(client.consume("none", 9, wait_s=WAIT_S))) == ["a", "b"]

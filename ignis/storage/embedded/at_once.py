@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
+from ignis.native import PackedBatch
 from ignis.native.store import Log, Mark, NoShardError, fire_into
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult
@@ -66,6 +67,36 @@ class AtOnce:
             return None if unflushed is None else _Noted(self._store, unflushed, unflushed.mark())
         finally:
             self._store.leave()
+
+    def load(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+    ) -> tuple[list[int], _Noted | None] | None:
+        """`MagazineStore.try_load`."""
+        store = self._store
+        if not store.try_enter():
+            return None
+        try:
+            found = self._catalogue.remembered(magazine)
+            if found is None or not batches:
+                return None
+            if not found.durable:
+                self._directory.changing(found.durability)
+            expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
+            if expires_at_ms:
+                for _, batch in batches:
+                    batch.set_expiry(expires_at_ms)
+            log = found.log
+            firsts = log.load(found.number, batches, durable=False, at_once=True)
+            assert firsts is not None
+            return firsts, _Noted(store, log, log.mark()) if found.durable else None
+        except QueueNotFoundError:
+            assert found is not None
+            self._catalogue.forget(found)
+            return None
+        except (StoreBusyError, NoShardError):
+            return None
+        finally:
+            store.leave()
 
     def _make(self, write: Write, found: Magazine) -> bool:
         """True when it was made or refused."""

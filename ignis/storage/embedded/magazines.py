@@ -327,6 +327,13 @@ class EmbeddedMagazines(MagazineStore):
             self.calls["deletes" if write.batches is None else "loads"] += write.done
         return noted
 
+    def try_load(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+    ) -> tuple[list[int], Unflushed | None] | None:
+        loaded = self._at_once.load(magazine, batches, ttl_s)
+        self.calls["loads"] += loaded is not None
+        return loaded
+
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         fired = self._at_once.fire(magazine, limit, owner, max_bytes)
         self.calls["fires"] += fired is not None

@@ -152,6 +152,9 @@ TAKES: dict[str, tuple[str, ...]] = {
     "route_batch": ("batch", "small", "int", "bytes"),
     "unpack_send_batch": ("buffer", "int"),
     "encode_send_acks": ("bytes", "int", "int"),
+    "pack_send_batch": ("bytes", "int", "pairs"),
+    "send_frame": ("int", "int", "int", "bytes"),  # no descriptor of the process is a socket
+    "receive_answer": ("any", "int", "int", "any"),
     "pack_pointers": ("pairs",),
     "unpack_runs": ("buffer", "int"),
     "count_runs": ("buffer", "int"),

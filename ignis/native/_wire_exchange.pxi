@@ -1,0 +1,145 @@
+# A part of wire.pyx: what a client with one request under way sends and receives, one call of the system each.
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_DONTWAIT
+
+    struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
+    ssize_t recv(int fd, void *to, size_t size, int flags)
+
+cdef extern from "<sys/types.h>" nogil:
+    ctypedef Py_ssize_t ssize_t
+
+
+cdef object socket_error(int number):
+    return OSError(number, strerror(number).decode("utf-8", "replace"))
+
+
+def send_frame(int fd, int16_t command, int64_t request_id, bytes payload not None) -> int:
+    """Sends one frame without waiting and without copying the payload. Returns how many bytes of it the system took, the header's
+    14 included; 0 when it has no room.
+
+    Raises OSError.
+    """
+    cdef uint8_t head[14]
+    cdef iovec parts[2]
+    cdef msghdr message
+    cdef ssize_t sent
+    cdef int number = 0
+    cdef size_t size = <size_t>len(payload)
+    if size > <size_t>IGN_FRAME_MAX_PAYLOAD:
+        raise OverflowError(f"a payload of {size} bytes")
+    ign_frame_put_header(head, command, request_id, size)
+    memset(&message, 0, sizeof(message))
+    parts[0].iov_base = head
+    parts[0].iov_len = IGN_FRAME_HEADER_BYTES
+    parts[1].iov_base = PyBytes_AS_STRING(payload)
+    parts[1].iov_len = size
+    message.msg_iov = parts
+    message.msg_iovlen = 2
+    while True:
+        with nogil:
+            sent = sendmsg(fd, &message, MSG_DONTWAIT)
+            number = errno
+        if sent >= 0:
+            return sent
+        if number == EAGAIN:
+            return 0
+        if number != EINTR:
+            raise socket_error(number)
+        PyErr_CheckSignals()
+
+
+def receive_answer(FrameReader reader not None, int fd, int64_t request_id, commands not None):
+    """Receives once, as long as the socket itself waits, into a reader that holds nothing of a frame.
+
+    Returns (command, payload) when what came is the answer to that request, of one of these commands, and nothing else; the reader
+    knows nothing of it then.
+    Otherwise how many bytes came, for `FrameReader.received`; 0 at the end of the stream; None when nothing came, or the reader
+    holds something.
+
+    Raises OSError.
+    """
+    cdef ReadArea area = reader._area
+    cdef ssize_t size
+    cdef int number = 0
+    cdef ign_frame frame
+    cdef size_t consumed = 0
+    area._check()
+    if reader._carry is not None or reader._exports or reader._skipping or reader._error is not None:
+        return None
+    while True:
+        area._busy = True
+        with nogil:
+            size = recv(fd, area._data, <size_t>area._read, 0)
+            number = errno
+        area._busy = False
+        if size >= 0:
+            break
+        if number == EAGAIN:
+            return None
+        if number != EINTR:
+            raise socket_error(number)
+        PyErr_CheckSignals()
+    if (
+        size > 0
+        and ign_frame_decode(area._data, <size_t>size, <size_t>reader._max_frame_bytes, &frame, &consumed) == IGN_OK
+        and consumed == <size_t>size
+        and frame.request_id == request_id
+        and frame.command in commands
+    ):
+        return frame.command, PyBytes_FromStringAndSize(<const char *>frame.payload, <Py_ssize_t>frame.payload_len)
+    return size
+
+
+def pack_send_batch(bytes name not None, uint64_t ttl_ms, batches) -> bytes:
+    """The payload of SEND_BATCH: ``u16 name_bytes | name | u64 ttl_ms | u16 groups``, then per group ``u16 shard | u32 bytes |
+    segment``.
+
+    Args:
+        batches: (shard, `PackedBatch`) each.
+
+    Raises ValueError for what has no room in these numbers.
+    """
+    cdef list held = [(shard_of(shard), batch) for shard, batch in batches]
+    cdef PackedBatch batch
+    cdef size_t size = <size_t>len(name) + 12
+    cdef Py_ssize_t count = len(held)
+    cdef bytes out
+    cdef uint8_t *at
+    cdef Py_buffer view
+    if count > 0xFFFF or len(name) > 0xFFFF:
+        raise ValueError(f"{count} batches for a name of {len(name)} bytes: at most 65535 each")
+    for _, one in held:
+        if type(one) is not PackedBatch:
+            raise TypeError(f"a batch is a PackedBatch, got {type(one).__name__}")
+        batch = <PackedBatch>one
+        if batch._nbytes > <size_t>0xFFFFFFFF:
+            raise ValueError(f"a batch of {batch._nbytes} bytes")
+        size += 6 + batch._nbytes
+    out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
+    at = <uint8_t *>PyBytes_AS_STRING(out)
+    ign_put16(at, <uint16_t>len(name))
+    memcpy(at + 2, PyBytes_AS_STRING(name), <size_t>len(name))
+    at += 2 + <size_t>len(name)
+    ign_put64(at, ttl_ms)
+    ign_put16(at + 8, <uint16_t>count)
+    at += 10
+    for shard, one in held:
+        batch = <PackedBatch>one
+        PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
+        ign_put16(at, <uint16_t>shard)
+        ign_put32(at + 2, <uint32_t>view.len)
+        memcpy(at + 6, view.buf, <size_t>view.len)
+        at += 6 + <size_t>view.len
+        PyBuffer_Release(&view)
+    return out

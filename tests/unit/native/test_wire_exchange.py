@@ -1,0 +1,131 @@
+"""One request under way: what a client sends and receives with one call of the system each."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from ignis.native import FrameDecoder, PackedBatch, encode_frame
+from ignis.native.wire import (
+    FrameReader,
+    ReadArea,
+    pack_send_batch,
+    receive_answer,
+    send_frame,
+    unpack_send_batch,
+)  # fmt: skip
+
+ANSWERS = frozenset({2})
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 50_000))
+    with one, other:
+        yield one, other
+
+
+@pytest.fixture
+def reader() -> FrameReader:
+    return FrameReader(ReadArea(4096), 1 << 20)
+
+
+def test_a_frame_is_sent_whole(pair: tuple[socket.socket, socket.socket]) -> None:
+    for payload in (b"", b"payload", b"x" * 30_000):
+        assert send_frame(pair[0].fileno(), 11, -5, payload) == 14 + len(payload)
+        decoder = FrameDecoder()
+        found: list[tuple[int, int, bytes]] = []
+        while not found:
+            decoder.feed(pair[1].recv(1 << 16))
+            found += decoder.frames()
+        assert found == [(11, -5, payload)]
+
+
+def test_a_frame_that_has_no_room_is_sent_in_part_or_not_at_all(pair: tuple[socket.socket, socket.socket]) -> None:
+    payload = bytes(range(256)) * 20_000
+    sent = send_frame(pair[0].fileno(), 11, 5, payload)
+    assert 0 < sent < len(payload)
+    while send_frame(pair[0].fileno(), 11, 6, payload):
+        pass
+    frame = encode_frame(11, 5, payload)
+    assert pair[1].recv(sent, socket.MSG_WAITALL) == frame[:sent]
+
+
+def test_a_broken_connection_is_an_error(pair: tuple[socket.socket, socket.socket], reader: FrameReader) -> None:
+    pair[1].close()
+    with pytest.raises(BrokenPipeError):
+        send_frame(pair[0].fileno(), 11, 5, b"x")
+    assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) == 0
+    for call in (
+        lambda: send_frame(-1, 11, 5, b"x"),
+        lambda: receive_answer(reader, -1, 5, ANSWERS),
+    ):
+        with pytest.raises(OSError, match="descriptor"):
+            call()
+
+
+def test_an_answer_that_comes_alone_is_taken(pair: tuple[socket.socket, socket.socket], reader: FrameReader) -> None:
+    pair[1].sendall(encode_frame(2, 5, b"answer"))
+    assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) == (2, b"answer")
+    assert reader.buffered_bytes == 0
+    assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) is None
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        encode_frame(2, 6, b"another's"),
+        encode_frame(3, 5, b"a refusal"),
+        encode_frame(2, 5, b"mine") + encode_frame(2, 6, b"and another's"),
+        encode_frame(2, 5, b"mine")[:9],
+        encode_frame(2, 5, b"mine") + encode_frame(2, 6, b"cut")[:8],
+    ],
+    ids=["another", "refused", "two", "cut", "one and a half"],
+)
+def test_what_else_comes_is_left_to_the_reader(
+    pair: tuple[socket.socket, socket.socket], reader: FrameReader, came: bytes
+) -> None:
+    pair[1].sendall(came)
+    size = receive_answer(reader, pair[0].fileno(), 5, ANSWERS)
+    assert size == len(came)
+    assert isinstance(size, int)
+    expected = FrameReader(ReadArea(4096), 1 << 20)
+    assert reader.received(size) == expected.feed(came)
+    assert reader.buffered_bytes == expected.buffered_bytes
+    if reader.buffered_bytes:  # it holds a part of a frame: the ordinary way is the only one
+        pair[1].sendall(encode_frame(2, 5, b"x"))
+        assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) is None
+
+
+def test_bytes_that_are_no_frame_are_left_to_the_reader(
+    pair: tuple[socket.socket, socket.socket], reader: FrameReader
+) -> None:
+    pair[1].sendall(b"\xff" * 20)
+    assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) == 20
+    with pytest.raises(ValueError, match="not a frame"):
+        reader.received(20)
+
+
+def test_batches_are_packed_as_the_broker_reads_them() -> None:
+    batches = [(3, PackedBatch.pack([b"a", b"b" * 500])), (0xFFFF, PackedBatch.pack([b"c"]))]
+    payload = pack_send_batch(b"queue", 7, batches)
+    pieces = [struct.pack(">H", 5), b"queue", struct.pack(">QH", 7, 2)]
+    for shard, batch in batches:
+        pieces += [struct.pack(">HI", shard, batch.nbytes), bytes(batch)]
+    assert payload == b"".join(pieces)
+    name, ttl_ms, found = unpack_send_batch(payload)
+    assert (name, ttl_ms) == (b"queue", 7)
+    assert [(shard, list(batch.records())) for shard, batch in found] == [
+        (shard, list(batch.records())) for shard, batch in batches
+    ]
+    assert pack_send_batch(b"", 0, []) == bytes(12)
+    for arguments in ((b"x" * 65_536, 0, []), (b"q", 0, [(65_536, batches[0][1])]), (b"q", 0, [(-1, batches[0][1])])):
+        with pytest.raises(ValueError, match="65535"):
+            pack_send_batch(*arguments)
+    for wrong in ([(0, b"bytes")], [(0, None)]):
+        with pytest.raises(TypeError):
+            pack_send_batch(b"q", 0, wrong)  # type: ignore[arg-type]
