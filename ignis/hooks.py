@@ -13,6 +13,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from ignis.escaping import print_trace
+
 __all__ = ["AfterHandling", "AfterPublish", "Hooks", "call_user_code", "log_safely"]
 
 log = logging.getLogger("ignis.hooks")
@@ -54,7 +56,7 @@ def _say_unsaid(logger: logging.Logger, level: int, exc: BaseException) -> None:
     try:
         logger.log(level, "a line could not be logged: %s", type(exc).__qualname__)
     except BaseException:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)
+        print_trace(exc)
 
 
 def _is_utf8(text: str) -> bool:

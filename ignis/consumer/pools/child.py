@@ -30,6 +30,7 @@ from ignis.consumer.pools.base import (
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.errors import ConfigError, MainGuardError, PeerDiedError
+from ignis.escaping import escape_uncaught
 from ignis.handler import Failure, HandlerSpec, Runner, failure_of
 from ignis.handler_log import cut
 from ignis.history import extended, type_name
@@ -132,6 +133,7 @@ def entry(spec: ChildSpec) -> None:
     faulthandler.register(
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
+    escape_uncaught()
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
     try:
