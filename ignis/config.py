@@ -313,7 +313,9 @@ class QueueSettings(_Settings):
             raise ConfigError(f"queue.message_expiry_s = {self.message_expiry_s:g} is neither 0 (never) nor at least 1")
         if self.queue_expiry_s < self.message_expiry_s:
             raise ConfigError(
-                f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}"
+                f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}: a queue "
+                "that nobody uses would end before its messages do; give a queue_expiry of at least "
+                f"{self.message_expiry_s:g} s too"
             )
 
 

@@ -23,6 +23,7 @@ MOST_ATTEMPT_BYTES = MOST_ERROR_BYTES + MOST_TRACE_BYTES + MOST_WORKER_BYTES + M
 """With the numbers and the lengths of its texts."""
 MAX_HISTORY_BYTES = 12 << 10
 _MOST_FRAMES = 6
+_MOST_WALKED = 60
 _CALLERS = (
     "ignis/handler.py",
     "ignis/middleware.py",
@@ -94,13 +95,15 @@ def _is_ms(value: object) -> bool:
 def trace_of(exc: BaseException) -> str:
     """The last frames of the exception's traceback, two lines each, without those that only call the handler. Never raises."""
     try:
-        frames = traceback.extract_tb(exc.__traceback__, limit=-_MOST_FRAMES)
+        walked = traceback.walk_tb(exc.__traceback__)
+        frames = traceback.StackSummary.extract(walked, limit=-_MOST_WALKED, lookup_lines=False)
+        # First without ours, of which each middleware has several, and then the last of them.
+        theirs = [frame for frame in frames if not frame.filename.endswith(_CALLERS)]
         lines: list[str] = []
-        for frame in frames:
-            if not frame.filename.endswith(_CALLERS):
-                lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
-                if frame.line:
-                    lines.append(f"  {frame.line}")
+        for frame in theirs[-_MOST_FRAMES:]:
+            lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+            if frame.line:
+                lines.append(f"  {frame.line}")
         return _end("\n".join(lines), MOST_TRACE_BYTES)
     except BaseException:  # the source lines are asked of whatever has loaded the user's module
         return ""

@@ -121,7 +121,8 @@ def find_app(target: str) -> Ignis:
 
 def _place(exc: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(exc.__traceback__) if "importlib" not in frame.filename]
-    own = [frame for frame in frames if not frame.filename.startswith(str(Path(__file__).parents[1]))]
+    # What begins with a bracket is generated code, such as that of a dataclass.
+    own = [frame for frame in frames if not frame.filename.startswith((str(Path(__file__).parents[1]), "<"))]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 

@@ -71,7 +71,9 @@ def test_full_shared_memory_is_an_error_for_new_channels_and_the_others_go_on(he
         publisher = queue.publisher()
         publisher.send(b"0")
         fill(shared / "ballast")
-        with pytest.raises(errors.RegionIOError, match=r"16384 messages \(relay\.capacity\)") as caught:
+        with pytest.raises(
+            errors.RegionIOError, match=r"16384 messages that wait for the relay \(relay\.capacity\)"
+        ) as caught:
             queue.publisher()
         assert caught.value.errno == errno.ENOSPC
         relay = here.start_relay()  # it cannot even say what it is; but only it can empty the channels
@@ -270,7 +272,7 @@ def test_channels_of_another_version_are_set_aside(here: Place) -> None:
     assert here.stored() == [b"good"]
     stop(relay)
     label = Label(VERSION + 1, "q", "raw", "ignis", "local")
-    with pytest.raises(errors.ConfigError, match=f"has version {VERSION + 1}, this relay reads version {VERSION}"):
+    with pytest.raises(errors.ConfigError, match=rf"it writes version {VERSION + 1}, this relay reads {VERSION}\)"):
         Label.parse(label.encoded())
 
 

@@ -197,6 +197,23 @@ def test_what_dead_processes_held_is_left_to_the_sweeper_where_that_is_wanted(
         app.stop()
 
 
+def test_a_setting_that_is_refused_names_the_users_line(tmp_path: Path, url: str) -> None:
+    """And no line of generated code, such as that of a dataclass."""
+    (tmp_path / "shop.py").write_text('import ignis\napp = ignis.Ignis()\napp.queue("q", str, message_expiry="7d")\n')
+    process = subprocess.run(
+        [sys.executable, "-m", "ignis", "worker", "shop", "--url", url],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert "give a queue_expiry of at least 604800 s too" in process.stderr
+    assert f"({tmp_path}/shop.py, line 3)" in process.stderr
+
+
 @pytest.mark.parametrize("call", ["run", "start"])
 def test_a_module_that_runs_its_application_at_import_is_refused(tmp_path: Path, url: str, call: str) -> None:
     (tmp_path / "unguarded.py").write_text(f"{MODULE}\napp.{call}()\n")

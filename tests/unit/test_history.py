@@ -12,9 +12,11 @@ import msgspec
 import pytest
 
 import ignis
+from ignis.handler import HandlerSpec, Runner
 from ignis.history import MAX_HISTORY_BYTES, MOST_ATTEMPT_BYTES, MOST_ATTEMPTS, Attempt, extended, parsed
-from ignis.message import Message, encode_meta, failed_record
+from ignis.message import BodyCodec, Message, encode_meta, failed_record
 from ignis.native import CODEC_JSON, Record, encode_record
+from ignis.outcome import Failed
 from ignis.recovery import recover_owner
 from tests.apps import jobs
 from tests.support import Journal, eventually, sidelined, wait_idle
@@ -203,3 +205,18 @@ def test_as_a_document() -> None:
     assert attempt == {
         "at_ms": attempt["at_ms"], "reason": "exception", "error": "E", "trace": "", "worker": "w", "took_ms": 4,
     }  # fmt: skip
+
+
+def test_the_frames_of_middleware_do_not_push_out_the_users_own() -> None:
+    async def layer(ctx: Any, call_next: Any) -> Any:
+        return await call_next(ctx)
+
+    async def handle(message: Any) -> None:
+        raise RuntimeError("no")
+
+    spec = HandlerSpec(handle, "jobs", middleware=[layer] * 4)
+    outcome = asyncio.run(Runner(spec, BodyCodec(dict), {}).run_async(encode_record(b"{}", flags=CODEC_JSON)))
+    assert isinstance(outcome, Failed)
+    trace = outcome.attempts[0].trace
+    assert trace.count("in layer") == 4
+    assert trace.rstrip().endswith('raise RuntimeError("no")')

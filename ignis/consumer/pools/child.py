@@ -212,7 +212,7 @@ def _why(exc: BaseException) -> str:
         return str(exc)  # which names the line
     frames = traceback.extract_tb(exc.__traceback__)
     package = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    own = [one for one in frames if not one.filename.startswith((package, "<frozen"))]
+    own = [one for one in frames if not one.filename.startswith((package, "<"))]
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     return failure_of(exc).error[:_MOST_WHY] + place
 
