@@ -31,6 +31,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ignis.errors import ConfigError, InvalidNameError
 from ignis.near_names import meant, near_name
+from ignis.regular_files import check_regular, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -688,7 +689,7 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
     if given is None or given == "":
         where += " (environment variable IGNIS_CONFIG)"
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        data: dict[str, Any] = tomllib.loads(read_text(path))
     except OSError as exc:
         raise ConfigError(f"{where}: {exc.strerror}") from exc
     except ValueError as exc:  # no TOML, no UTF-8, or a path that is none
@@ -705,6 +706,14 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
             said = value if isinstance(value, (int, float)) else type(value).__name__
             raise ConfigError(f"{where}: {section} = {said} is not {_KINDS[wanted]}")
     return data
+
+
+def check_file(path: str | os.PathLike[str], what: str) -> None:
+    """Raises ConfigError for a file that somebody else is going to open and that is none, or not there."""
+    try:
+        check_regular(path)
+    except OSError as exc:
+        raise ConfigError(f"{what} {os.fspath(path)}: {exc.strerror}") from exc
 
 
 def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:

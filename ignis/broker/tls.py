@@ -8,6 +8,7 @@ import ssl
 import stat
 
 from ignis.errors import ConfigError
+from ignis.regular_files import check_regular
 from ignis.storage.private_directory import check_file
 
 __all__ = ["client_context", "server_context"]
@@ -71,6 +72,9 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
     for path in (certificate, key or certificate):
         check_file(path, "TLS key" if path is key else "TLS certificate")
     try:
+        for one in (certificate, key):
+            if one is not None:
+                check_regular(one)
         if os.stat(key or certificate).st_mode & stat.S_IROTH:
             log.warning("TLS key %s may be read by everybody: chmod 600 it", os.fspath(key or certificate))
         context.load_cert_chain(certificate, key, password=no_passphrase)
@@ -82,6 +86,7 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
 def _load_authorities(context: ssl.SSLContext, ca: PathLike) -> None:
     check_file(ca, "TLS authorities")
     try:
+        check_regular(ca)
         context.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"TLS authorities {os.fspath(ca)}: {exc.strerror or exc}") from exc

@@ -19,6 +19,7 @@ from ignis.broker.permissions import Rule
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.regular_files import regular_only
 from ignis.storage.private_directory import check_way
 
 __all__ = ["Token", "User", "Users", "editing", "load_users"]
@@ -75,14 +76,11 @@ def load_users(path: str | os.PathLike[str], *, as_owner: bool = False) -> Users
     makes no sense. The text never has a secret.
     """
     try:
-        # A named pipe would hold up whoever opens it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = regular_only(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as exc:
         raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"users file {os.fspath(path)} is not a file")
         here = os.geteuid()
         if found.st_uid not in (here, 0) and not (as_owner and here == 0):
             raise ConfigError(

@@ -248,7 +248,7 @@ def test_a_file_below_a_directory_that_everybody_may_write_is_refused(path: Path
 
 def test_a_named_pipe_is_no_users_file(path: Path) -> None:
     os.mkfifo(path, 0o600)
-    with pytest.raises(ConfigError, match="is not a file"):
+    with pytest.raises(ConfigError, match="is a named pipe and not a file"):
         load_users(path)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch
-from ignis.native.store import NoShardError
+from ignis.native.store import NoShardError, Recall
+from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -33,7 +34,7 @@ from ignis.storage.embedded.known import load_once
 from ignis.storage.embedded.waits import Waits
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
-from ignis.storage.together import Unflushed, Write
+from ignis.storage.together import ClaimsWriter, FiredInto, Unflushed, Write
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -160,10 +161,45 @@ class EmbeddedMagazines(MagazineStore):
     ) -> FireResult:
         check_limit(limit)
         check_owner(owner)
-        stored = self._store.stored_owner(owner).encode()
+        stored = self._store.stored_owner_bytes(owner)
 
         def fire(found: Magazine) -> FireResult:
             return self._firing.fire(self._seen(found, shards), limit, stored, shards, max_bytes)
+
+        fired = self._on(magazine, fire)
+        self.calls["fires"] += 1
+        self._expired_log.note(magazine, fired.expired)
+        return fired
+
+    def fire_into(
+        self,
+        writer: ClaimsWriter,
+        magazine: str,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None = None,
+        max_bytes: int = 64 << 20,
+    ) -> FiredInto:
+        if not isinstance(writer, ClaimsFrame):
+            return super().fire_into(writer, magazine, limit, owner, shards, max_bytes)
+        return self._fire_into(writer, magazine, limit, owner, shards, max_bytes)
+
+    @guarded
+    def _fire_into(
+        self,
+        frame: ClaimsFrame,
+        magazine: str,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+    ) -> FiredInto:
+        check_limit(limit)
+        check_owner(owner)
+        stored = self._store.stored_owner(owner).encode()
+
+        def fire(found: Magazine) -> FiredInto:
+            return self._firing.fire_into(frame, self._seen(found, shards), limit, stored, shards, max_bytes)
 
         fired = self._on(magazine, fire)
         self.calls["fires"] += 1
@@ -296,6 +332,15 @@ class EmbeddedMagazines(MagazineStore):
         self.calls["fires"] += fired is not None
         return fired
 
+    def try_fire_into(
+        self, writer: ClaimsWriter, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20
+    ) -> FiredInto | None:
+        if not isinstance(writer, ClaimsFrame):
+            return super().try_fire_into(writer, magazine, limit, owner, max_bytes)
+        fired = self._at_once.fire_into(writer, magazine, limit, owner, max_bytes)
+        self.calls["fires"] += fired is not None
+        return fired
+
     # -- looking
 
     @guarded
@@ -341,10 +386,39 @@ class EmbeddedMagazines(MagazineStore):
         self._store.enter_wait()
         try:
             found = self._catalogue.find(magazine)
-            with self._waits.on(found.log, found.number):
-                return found.log.wait(found.number, seen, timeout_s)
+            self._waits.note(found.log, found.number)
+            return found.log.wait(found.number, seen, timeout_s)
         finally:
             self._store.leave_wait()
+
+    def fire_next(
+        self,
+        magazine: str,
+        limit: int,
+        owner: str,
+        seen: int,
+        timeout_s: float,
+        recall: Recall,
+        max_bytes: int = 64 << 20,
+    ) -> tuple[int, FireResult | None]:
+        check_limit(limit)
+        check_owner(owner)
+        stored = self._store.stored_owner_bytes(owner)
+        self._store.enter_wait()
+        try:
+            found = self._catalogue.find(magazine)
+            self._waits.note(found.log, found.number)
+            try:
+                number, fired = self._firing.fire_next(found, limit, stored, seen, timeout_s, recall, max_bytes)
+            except QueueNotFoundError:
+                self._catalogue.forget(found)  # made anew, or removed: `fire` says which
+                return seen + 1, None
+        finally:
+            self._store.leave_wait()
+        if fired is not None:
+            self.calls["fires"] += 1
+            self._expired_log.note(magazine, fired.expired)
+        return number, fired
 
     @guarded
     def on_load(self, magazine: str, seen: int, call: Callable[[], None]) -> Callable[[], None]:
