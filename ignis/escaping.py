@@ -36,12 +36,14 @@ class PlainFormatter(logging.Formatter):
         return _entry(super().format(record))
 
 
-def print_trace(exc: BaseException | None = None) -> None:
-    """An exception's traceback on stderr, where it goes beside any log; None = of the one that is handled now. Never raises."""
+def print_trace(exc: BaseException | None = None, head: str = "") -> None:
+    """An exception's traceback on stderr, where it goes beside any log, behind a line that says what it is of; None = of the one
+    that is handled now. Never raises."""
     try:
         found = sys.exc_info()[1] if exc is None else exc
         if found is not None and sys.stderr is not None:
             text = "".join(traceback.format_exception(type(found), found, found.__traceback__)).rstrip()
+            text = f"{plain(head)}\n{text}" if head else text
             sys.stderr.write(_entry(text).encode("utf-8", "backslashreplace").decode("utf-8") + "\n")
     except BaseException:
         return
@@ -54,8 +56,7 @@ def escape_uncaught() -> None:
     def of_thread(args: Any) -> None:
         if args.exc_type is not SystemExit and args.exc_value is not None:
             name = args.thread.name if args.thread is not None else "?"
-            sys.stderr.write(plain(f"exception in thread {name}:") + "\n")
-            print_trace(args.exc_value)
+            print_trace(args.exc_value, f"exception in thread {name}:")
 
     def unraisable(args: Any) -> None:
         if args.exc_value is not None:

@@ -59,7 +59,7 @@ _BY_FAMILY = 20
 _REQUEST = 1
 _ALL = 0xFFFF_FFFF
 _USER_AT = 16 + 4 + 48 + 12
-"""Behind the header of the answer, the kind of socket, its addresses, and three counters: ``idiag_uid``."""
+"""Behind the header of the answer, the kind of socket, its addresses, and three counters: ``idiag_uid``, and ``idiag_inode``."""
 
 
 def _user_of(peer: object, own: object) -> int | None:
@@ -80,7 +80,8 @@ def _user_of(peer: object, own: object) -> int | None:
             answer = asking.recv(4_096)
         if struct.unpack_from("=H", answer, 4)[0] != _BY_FAMILY:
             return None
-        return int(struct.unpack_from("=I", answer, _USER_AT)[0])
+        user, inode = struct.unpack_from("=II", answer, _USER_AT)
+        return int(user) if inode else None  # what its process has closed is nobody's, which reads as root's
     except (AttributeError, OSError, ValueError, TypeError, struct.error):
         return None
 

@@ -59,10 +59,11 @@ def make_way(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-def check_file(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:
-    """A file whose content this process trusts: `check_way`, and not everybody may write it. Raises ConfigError; for one that
-    is not there nothing, as whoever opens it says so better."""
-    check_way(path, what, owners)
+def check_file(path: str | os.PathLike[str], what: str) -> None:
+    """A file whose content this process trusts, whoever it belongs to, such as who installs what this user runs: neither it nor a
+    directory above may be written by everybody, see `check_way`. Raises ConfigError; for one that is not there nothing, as
+    whoever opens it says so better."""
+    check_way(path, what, owners=None)
     try:
         mode = os.stat(path).st_mode
     except OSError:

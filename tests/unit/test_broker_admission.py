@@ -86,6 +86,17 @@ def test_users_of_this_machine_are_counted_apart(host: str) -> None:
             assert {counted(user, source) for source in sources} == {f"user {user} of this machine"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag")
+def test_a_connection_that_its_maker_has_closed_is_nobodys() -> None:
+    """Of such a one the system says that it is root's: everybody could fill what is root's."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_connection(listening.getsockname(), WAIT_S) as gone:
+            gone.sendall(b"x")
+        sock, address = listening.accept()
+        with sock:
+            assert network_of_connection(sock, address) == "this machine"
+
+
 def test_a_user_has_a_share_of_the_connections() -> None:
     places = admission(max_connections=8)
     mine = [places.enter("a", nothing) for _ in range(3)]

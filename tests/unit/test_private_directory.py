@@ -183,3 +183,16 @@ def test_a_pipeline_may_write_into_the_directory_of_somebody_else(tmp_path: Path
     with pytest.raises(ConfigError, match=f"everybody may write {other}"):
         _make_private(str(other / "day" / "other"))
     assert not (other / "day" / "other").exists()
+
+
+@as_root
+def test_a_file_that_is_read_may_belong_to_who_installed_it(tmp_path: Path) -> None:
+    path = tmp_path / "other" / "ca.pem"
+    path.parent.mkdir()
+    path.write_text("x")
+    for one in (path, path.parent):
+        os.chown(one, STRANGER, STRANGER)
+    check_file(path, "authorities")
+    path.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=f"everybody may write {path.parent}"):
+        check_file(path, "authorities")
