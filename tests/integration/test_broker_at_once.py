@@ -12,6 +12,7 @@ import pytest
 
 from ignis.broker import asks
 from ignis.broker.commands import Command
+from ignis.broker.inbox import Inbox
 from ignis.broker.payloads import Failure, pack_send_batch, unpack
 from ignis.broker.session import Session
 from ignis.broker.sync_client import SyncClient
@@ -203,13 +204,20 @@ def test_nothing_is_answered_before_it_was_flushed(
         assert early > 0
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
 def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
-    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
     planted: list[bool] = []
 
-    def fail(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
+    def fail(self: at_once.AtOnce, magazine: str, batches: Any, ttl_s: Any, taker: Any) -> None:
+        if not planted:
+            planted.append(True)
+            taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
+        raise StoreBusyError("planted")
+
+    def fail_together(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
         if not planted:
             planted.append(True)
             write.given = True
@@ -221,7 +229,14 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
         client.ask(asks.send("none", encode_record(b"0")))
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
-        monkeypatch.setattr(at_once.AtOnce, "_give", fail)
+        if alone:
+            monkeypatch.setattr(at_once.AtOnce, "load", fail)
+            with pytest.raises(StoreBusyError):
+                client.ask(asks.send("none", encode_record(b"1")))
+            monkeypatch.undo()
+        else:
+            monkeypatch.setattr(Inbox, "load_alone", lambda *_: False)
+            monkeypatch.setattr(at_once.AtOnce, "_give", fail_together)
         client.ask(asks.send("none", encode_record(b"1")))
         assert planted
         with pytest.raises(ConnectionLostError):
