@@ -180,7 +180,11 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse);
 int ign_store_mark_now(ign_store *store, ign_store_mark *mark);
 /* Waits until something was loaded into the magazine, or the time is over: returns the new number; `seen` = the last one. */
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns);
+/* The same, and looks for so long before it sleeps. It may return early, with `seen`. */
+uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns, uint64_t spin_ns);
 void ign_store_wake(ign_store *store, uint32_t magazine);
+/* A load of this magazine is about to be made: who sleeps until then is woken, and is there when it is. Nothing is promised by it. */
+void ign_store_forewarn(ign_store *store, uint32_t magazine);
 /* For one thread that waits for many magazines. `announce`: a load of this one rings the bell, once; returns the magazine's number,
  * or `unknown` when it cannot be told now. `listen`: until the bell is not at `seen`, or the time is over; returns where it is.
  * Read the bell (timeout 0), announce, listen. The bell is rung for others as well: look at the numbers. */

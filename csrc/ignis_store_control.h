@@ -22,7 +22,7 @@
 #define IGN_CTL_VERSION 3u
 #define IGN_STORE_SLOTS 1024u  /* open stores at a time */
 #define IGN_STORE_WAKES 1024u  /* words that consumers sleep on; magazines share them */
-#define IGN_STORE_SLEEPS 1u     /* in `wake_waiting`: somebody sleeps on the word */
+#define IGN_STORE_SLEEPS 1u     /* in `wake_waiting`, on which one sleeps: somebody does */
 #define IGN_STORE_LISTENS 2u    /* somebody sleeps on the bell, for this word and others */
 #define IGN_CTL_CLASSES 80u
 #define IGN_CTL_CUTS 64u
@@ -68,7 +68,7 @@ typedef struct ign_ctl_head {
     _Atomic uint32_t bell, bell_waiting; /* one word for who waits for many magazines; rung for those that were announced */
     alignas(64) _Atomic uint32_t incarnation[IGN_STORE_SLOTS];
     _Atomic uint32_t wake[IGN_STORE_WAKES];
-    _Atomic uint32_t wake_waiting[IGN_STORE_WAKES];
+    _Atomic uint32_t wake_waiting[IGN_STORE_WAKES]; /* see ignis_store_wake.c */
 } ign_ctl_head;
 
 /* An opening and `ignis doctor` read these of a control file that nobody lives in. */

@@ -33,9 +33,9 @@ static void wake_everybody(ign_store *store, ign_ctl_head *head)
     atomic_fetch_add_explicit(&head->flush_turn, 1, memory_order_seq_cst);
     store->io->wake(store->io, &head->flush_turn);
     for (unsigned i = 0; i < IGN_STORE_WAKES; i++)
-        if (atomic_exchange_explicit(&head->wake_waiting[i], 0, memory_order_seq_cst) != 0) {
+        if (atomic_load_explicit(&head->wake_waiting[i], memory_order_seq_cst) != 0) {
             atomic_fetch_add_explicit(&head->wake[i], 1, memory_order_seq_cst);
-            store->io->wake(store->io, &head->wake[i]);
+            ign_store_tell(store, &head->wake_waiting[i], IGN_STORE_SLEEPS | IGN_STORE_LISTENS);
         }
     ign_store_ring_head(store, head);
 }

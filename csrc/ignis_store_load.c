@@ -87,6 +87,8 @@ int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, u
                    ign_store_mark *mark)
 {
     ign_load_call call = {.magazine = magazine, .parts = parts, .count = count};
+    if (count > 0)
+        ign_store_forewarn(store, magazine);
     int rc = count == 0 ? IGN_E_INVALID : ign_load_check(&call);
     if (rc == IGN_OK)
         rc = ign_store_commit(store, IGN_ENTRY_LOAD, build_load, &call, how, mark);

@@ -8,13 +8,6 @@
 
 enum { TRIES = 16 };
 
-/* What a call without an error returns behind a landing. */
-#define SEEN_NEXT(rc) ((void)(rc), seen + 1)
-/* So long it is before another look at a generation that cannot be followed. */
-#define UNFOLLOWED_NS 10000000u
-#define SEEN_UNKNOWN(rc) ((void)(rc), unknown)
-#define NOTHING(rc) ((void)(rc))
-
 /* Enters the newest generation and locks it. */
 int ign_store_look(ign_store *store, ign_generation **g)
 {
@@ -226,98 +219,6 @@ int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
     rc = store->io->read(store->io, file->file, batch, slice->bytes, slice->file_offset);
     ign_store_drop_file(store, file);
     return rc == 0 ? IGN_OK : ign_store_error(rc);
-}
-
-/* -- waking -------------------------------------------------------------------------------------------------------------- */
-
-uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
-{
-    IGN_LANDING(store, SEEN_NEXT);
-    ign_generation *g;
-    if (ign_store_enter_living(store, &g) != IGN_OK)
-        return seen + 1;
-    ign_ctl_head *head = g->ctl.head;
-    _Atomic uint32_t *word = &head->wake[magazine % IGN_STORE_WAKES];
-    if (timeout_ns > 0 && atomic_load_explicit(word, memory_order_seq_cst) == seen) {
-        /* The waiter says that it waits, then looks again; the loader loads, then looks whether anybody waits. */
-        atomic_fetch_or_explicit(&head->wake_waiting[magazine % IGN_STORE_WAKES], IGN_STORE_SLEEPS, memory_order_seq_cst);
-        if (atomic_load_explicit(word, memory_order_seq_cst) == seen && !ign_store_sealed(g))
-            store->io->wait(store->io, word, seen, timeout_ns);
-    }
-    uint32_t now = atomic_load_explicit(word, memory_order_seq_cst);
-    ign_store_leave(store, g);
-    return now;
-}
-
-void ign_store_wake(ign_store *store, uint32_t magazine)
-{
-    IGN_LANDING(store, NOTHING);
-    ign_generation *g;
-    if (ign_store_enter_living(store, &g) != IGN_OK)
-        return;
-    ign_ctl_head *head = g->ctl.head;
-    uint32_t i = magazine % IGN_STORE_WAKES;
-    atomic_fetch_add_explicit(&head->wake[i], 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&head->wake_waiting[i], memory_order_seq_cst) != 0) {
-        uint32_t who = atomic_exchange_explicit(&head->wake_waiting[i], 0, memory_order_seq_cst);
-        if ((who & IGN_STORE_SLEEPS) != 0)
-            store->io->wake(store->io, &head->wake[i]);
-        if ((who & IGN_STORE_LISTENS) != 0)
-            ign_store_ring_head(store, head);
-    }
-    ign_store_leave(store, g);
-}
-
-/* Who waits for many magazines reads the bell, announces each and looks at its number, and sleeps while the bell is what it was.
- * A loader raises the number, then sees the announcement, or its number is seen: the order is that of ignis_wait.h, twice. */
-
-uint32_t ign_store_announce(ign_store *store, uint32_t magazine, uint32_t unknown)
-{
-    IGN_LANDING(store, SEEN_UNKNOWN);
-    ign_generation *g;
-    if (ign_store_enter_living(store, &g) != IGN_OK)
-        return unknown;
-    ign_ctl_head *head = g->ctl.head;
-    uint32_t i = magazine % IGN_STORE_WAKES;
-    atomic_fetch_or_explicit(&head->wake_waiting[i], IGN_STORE_LISTENS, memory_order_seq_cst);
-    uint32_t now = ign_store_sealed(g) ? unknown : atomic_load_explicit(&head->wake[i], memory_order_seq_cst);
-    ign_store_leave(store, g);
-    return now;
-}
-
-uint32_t ign_store_listen(ign_store *store, uint32_t seen, uint64_t timeout_ns)
-{
-    IGN_LANDING(store, SEEN_NEXT);
-    ign_generation *g;
-    if (ign_store_enter_living(store, &g) != IGN_OK)
-        return seen + 1;
-    ign_ctl_head *head = g->ctl.head;
-    if (timeout_ns > 0 && atomic_load_explicit(&head->bell, memory_order_seq_cst) == seen && !ign_store_sealed(g)) {
-        atomic_store_explicit(&head->bell_waiting, 1, memory_order_seq_cst);
-        if (atomic_load_explicit(&head->bell, memory_order_seq_cst) == seen && !ign_store_sealed(g))
-            store->io->wait(store->io, &head->bell, seen, timeout_ns);
-    }
-    if (ign_store_sealed(g)) {
-        /* Who only listens makes no call that would follow to the next generation, where the bell is another. */
-        uint64_t cut;
-        if (ign_store_follow(store, g, &cut) != IGN_OK && timeout_ns > 0)
-            store->io->wait(store->io, &head->bell, seen, timeout_ns < UNFOLLOWED_NS ? timeout_ns : UNFOLLOWED_NS);
-        ign_store_leave(store, g);
-        return seen + 1;
-    }
-    uint32_t now = atomic_load_explicit(&head->bell, memory_order_seq_cst);
-    ign_store_leave(store, g);
-    return now;
-}
-
-void ign_store_ring(ign_store *store)
-{
-    IGN_LANDING(store, NOTHING);
-    ign_generation *g;
-    if (ign_store_enter_living(store, &g) != IGN_OK)
-        return;
-    ign_store_ring_head(store, g->ctl.head);
-    ign_store_leave(store, g);
 }
 
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)

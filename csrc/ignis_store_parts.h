@@ -160,6 +160,10 @@ void ign_store_look_end(ign_store *store, ign_generation *generation);
 /* ignis_store_look.c: fills in which file a slice is in. */
 void ign_store_locate(const ign_generation *generation, uint16_t shard, ign_slice *slice);
 
+/* ignis_store_wake.c: whoever of `whom` (IGN_STORE_SLEEPS, IGN_STORE_LISTENS) has announced itself in the word is told; returns who that
+ * was. Sleepers are woken, for listeners the bell is to be rung. */
+uint32_t ign_store_tell(ign_store *store, _Atomic uint32_t *waiting, uint32_t whom);
+
 /* ignis_store_flush.c: the log is on the disk up to `position`. IGN_OK; IGN_E_STALE: sealed; IGN_E_FAILED: sealed by us, the
  * disk refused. */
 int ign_store_flush_to(ign_store *store, ign_generation *generation, uint64_t position);

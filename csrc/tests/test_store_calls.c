@@ -149,6 +149,70 @@ static void the_bell(void)
     store_dir_close(io);
 }
 
+typedef struct sleeper {
+    ign_store *store;
+    uint32_t magazine, seen, found;
+} sleeper;
+
+static void *sleeps(void *arg)
+{
+    sleeper *s = arg;
+    s->found = ign_store_await(s->store, s->magazine, s->seen, 60000000000u, 0);
+    return NULL;
+}
+
+static uint32_t waiting_word(ign_store *store, uint32_t m)
+{
+    ign_generation *g;
+    CHECK_EQ(ign_store_enter(store, &g), IGN_OK);
+    uint32_t word = atomic_load(&g->ctl.head->wake_waiting[m % IGN_STORE_WAKES]);
+    ign_store_leave(store, g);
+    return word;
+}
+
+/* Whoever sleeps and is told of a load sleeps again when none comes, and is woken by the one that does come: no call is lost to a
+ * warning, whether it is awake by then or not. */
+static void the_warning(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    for (uint32_t i = 0; i < 200; i++) {
+        pthread_t thread;
+        sleeper s = {.store = store, .magazine = m, .seen = ign_store_wait(store, m, 0, 0)};
+        uint32_t told = waiting_word(store, m) & ~(IGN_STORE_SLEEPS | IGN_STORE_LISTENS);
+        pthread_create(&thread, NULL, sleeps, &s);
+        while ((waiting_word(store, m) & IGN_STORE_SLEEPS) == 0)
+            sched_yield();
+        ign_store_forewarn(other, m);
+        CHECK((waiting_word(store, m) & ~(IGN_STORE_SLEEPS | IGN_STORE_LISTENS)) != told); /* nobody announces itself for ever */
+        if (i % 2 == 0) /* it has given up and sleeps again */
+            while ((waiting_word(store, m) & IGN_STORE_SLEEPS) == 0)
+                sched_yield();
+        CHECK_EQ(load_how(other, m, 0, 1, 100 + i, 0, NULL), IGN_OK);
+        pthread_join(thread, NULL);
+        CHECK_EQ(s.found, s.seen + 1);
+    }
+    /* A generation that ends is told to who was warned as well. */
+    sleeper s = {.store = store, .magazine = m, .seen = ign_store_wait(store, m, 0, 0)};
+    pthread_t thread;
+    pthread_create(&thread, NULL, sleeps, &s);
+    while ((waiting_word(store, m) & IGN_STORE_SLEEPS) == 0)
+        sched_yield();
+    ign_store_forewarn(other, m);
+    ign_generation *g;
+    CHECK_EQ(ign_store_enter(other, &g), IGN_OK);
+    ign_store_seal(other, g);
+    ign_store_leave(other, g);
+    pthread_join(thread, NULL);
+    CHECK(s.found != s.seen);
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
 static void set_key(ign_store *store, const char *key, const char *value)
 {
     ign_store_mark mark;
@@ -999,6 +1063,7 @@ static void told_to_one_thread(void)
 MAIN("store_calls", {
     RUN(never_waits);
     RUN(the_bell);
+    RUN(the_warning);
     RUN(fences);
     RUN(expiry);
     RUN(only_what_waits);

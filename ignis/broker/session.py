@@ -514,7 +514,7 @@ class Session(asyncio.BufferedProtocol):
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         if tls is not None:
             certificate = common_name(tls.getpeercert() or {})
-        credentials = Credentials(head.token, head.user, head.password, certificate, self.peer)
+        credentials = Credentials(head.token, head.user, head.password, certificate, self.peer, self.visitor.network)
         self.broker.authenticate(
             credentials,
             head,
@@ -527,10 +527,12 @@ class Session(asyncio.BufferedProtocol):
         if self.closed or self._closing:
             self.broker.left(application, self.broker.holder(principal, self.peer))
             return
+        holder = self.broker.holder(principal, self.peer)
         try:
             self.owner = claimant(principal.name, head)
-        except ConfigError as exc:
-            self.broker.left(application, self.broker.holder(principal, self.peer))
+            self.broker.admission.known(self.visitor, holder)
+        except (ConfigError, TooManyRequestsError) as exc:
+            self.broker.left(application, holder)
             self.end(exc)
             return
         self.principal = principal

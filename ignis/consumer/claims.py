@@ -22,6 +22,7 @@ from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import set_spin
+from ignis.native.store import Recall
 from ignis.stacks import start_thread
 from ignis.storage.base import FireResult
 
@@ -173,6 +174,7 @@ class ThreadClaims(Claims):
         self.leading = Leading()
         self._room = threading.Event()
         self._bell = threading.Event()
+        self._recall = Recall()
         self._waiting_for_load = False
         self._fruitless = 0  # waits in a row in which nothing was loaded
         self._tray: Tray | None = None  # the leader's
@@ -187,6 +189,7 @@ class ThreadClaims(Claims):
         self._room.set()
 
     def wake(self) -> None:
+        self._recall.set()
         self._bell.set()
         super().wake()
 
@@ -216,7 +219,10 @@ class ThreadClaims(Claims):
         self._dispatcher.leader, self._tray = worker, tray
         set_spin(self._settings.spin_us)
         try:
-            while not (tray or worker.going or self.stopping.is_set()) and (left := until - time.monotonic()) > 0:
+            while True:
+                self._look_round()
+                if tray or worker.going or self.stopping.is_set() or (left := until - time.monotonic()) <= 0:
+                    break
                 self._claim(left)
         except BaseException as exc:
             self._on_error(exc)
@@ -227,20 +233,27 @@ class ThreadClaims(Claims):
     def _fetch(self) -> None:
         set_spin(self._settings.spin_us)
         try:
-            while not self.stopping.is_set():
+            while True:
+                self._look_round()
+                if self.stopping.is_set():
+                    break
                 self._claim(_SLEEP_S)
         except BaseException as exc:
             self._on_error(exc)
         finally:
             self._park()
 
+    def _look_round(self) -> None:
+        """Before it is looked at what may have changed: whatever changes from now on ends the next wait."""
+        self._room.clear()
+        self._bell.clear()
+        self._recall.clear()
+
     def _claim(self, wait_s: float) -> None:
         """One claim, handed out; or one wait, of at most that long, until one may be made."""
         if (early_s := self._claims_from_s - time.monotonic()) > 0:
             self.stopping.wait(min(early_s, wait_s))
             return
-        self._room.clear()
-        self._bell.clear()
         if self._dispatcher.returned:
             self._dispatcher.hand_out_again()
             if self._tray:
@@ -250,7 +263,7 @@ class ThreadClaims(Claims):
             self._rest()
             self._room.wait(min(wait_s, PASS_S if self._in_hand else _SLEEP_S))
         elif self._empty_at is not None:
-            self._await_load(self._empty_at, wait_s)
+            self._await_load(want, self._empty_at, wait_s)
         else:
             self._fire(want)
 
@@ -263,17 +276,31 @@ class ThreadClaims(Claims):
         except IgnisError as exc:
             self._wait_after(exc)
             return
+        self._took(result, seen)
+
+    def _took(self, result: FireResult, seen: int) -> None:
         if result.claims:
             self._fruitless = 0
         self._take(result, seen)
 
-    def _await_load(self, seen: int, wait_s: float) -> None:
+    def _await_load(self, want: int, seen: int, wait_s: float) -> None:
         self._empty_at = None
         self._waiting_for_load = self._idled = True
         try:
-            if not self._dispatcher.returned and not self._sleep(seen, wait_s):
-                self._magazines.idle(self._name, seen, min(wait_s, self._settings.idle_poll_s))
-                self._fruitless += 1
+            if self._dispatcher.returned or self._sleep(seen, wait_s):
+                return
+            wait_s = min(wait_s, self._settings.idle_poll_s)
+            fired = self._magazines.fire_next(
+                self._name, min(want, self._settings.max_claim), self._owner, seen, wait_s, self._recall,
+                max_bytes=self._room_bytes(),
+            )  # fmt: skip
+            if fired is None:
+                self._magazines.idle(self._name, seen, wait_s)
+            elif fired[1] is not None:
+                self._took(fired[1], fired[0])
+                if fired[1].claims:
+                    return
+            self._fruitless += 1
         except IgnisError as exc:
             self._wait_after(exc)
         finally:

@@ -15,7 +15,7 @@ def fire_into(Log log not None, ClaimsFrame frame not None, uint32_t number, lim
     cdef bint more = False
     cdef set expired = set()
     cdef object served = None
-    firing_open(&firing, order, begin, owner, ms, left, True)
+    firing_open(&firing, order, begin, owner, ms, left)
     try:
         while True:
             firing.fire.limit = left
@@ -44,7 +44,7 @@ def fire_into(Log log not None, ClaimsFrame frame not None, uint32_t number, lim
                 frame_slice(log, frame, number, &firing.slices[i], 0)
             left -= taken
             first = first and taken == 0
-            if not firing.fire.full or left == 0:
+            if not firing.fire.full or at_once or left == 0:
                 return served, sorted(expired), more, firing.fire.shards
     finally:
         firing_close(&firing)

@@ -2,6 +2,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
 from ignis.native import PackedBatch
+from ignis.native.gate import CallGate
 from ignis.native.wire import ClaimsFrame
 
 _W = TypeVar("_W", bound=tuple[Any, ...])
@@ -19,6 +20,11 @@ class Mark:
     def generation(self) -> int: ...
     @property
     def position(self) -> int: ...
+
+@final
+class Recall:
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
 
 @final
 class Log:
@@ -92,6 +98,20 @@ class Log:
         records: bool = True,
         first: bool = True,
     ) -> tuple[list[tuple[int, range, Any, int]], list[int], bool, int]: ...
+    def fire_next(
+        self,
+        number: int,
+        limit: int,
+        owner: bytes,
+        ms: int,
+        *,
+        gate: CallGate,
+        recall: Recall,
+        seen: int,
+        timeout: float | None,
+        begin: int = 0,
+        max_bytes: int = 1 << 62,
+    ) -> tuple[int, tuple[list[tuple[int, range, Any, int]], list[int], bool, int] | None]: ...
     def expire(self, number: int, shard: int, ms: int, limit: int, *, durable: bool) -> int: ...
     def retire(
         self,

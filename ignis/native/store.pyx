@@ -14,12 +14,13 @@ from libc.stdint cimport UINT32_MAX, UINT64_MAX, int64_t, uint8_t, uint16_t, uin
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
+from ignis.native.gate cimport CallGate
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, PackedBatch, ign_segment
 from ignis.native.record cimport ign_segment_get, ign_segment_open
 from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
-from ignis.native.wait cimport ign_cpu_relax, ign_fork_generation, ign_now_ns, thread_spin_ns
+from ignis.native.wait cimport ign_fork_generation, ign_now_ns, thread_spin_ns
 
 include "_errors.pxi"
 include "_path.pxi"
@@ -616,12 +617,12 @@ cdef class Log:
         cdef Firing firing
         cdef Call call
         cdef list pieces = []
-        cdef bint reading = records, more = False, one_fits = first
+        cdef bint reading = records, more = False, one_fits = first, waits = not at_once
         cdef uint64_t left = whole(limit, "limit", 0, 1 << 62), bytes_left = whole(max_bytes, "max_bytes", 0, 1 << 62)
         cdef uint64_t taken
         cdef uint32_t i
         cdef set expired = set()
-        firing_open(&firing, order, begin, owner, ms, left, reading)
+        firing_open(&firing, order, begin, owner, ms, left)
         try:
             while True:
                 firing.fire.limit = left
@@ -629,9 +630,7 @@ cdef class Log:
                 call_begin(&call, at_once, False)
                 self._enter()
                 with nogil:
-                    call.rc = ign_store_fire_over(self._store, number, &firing.fire, &call.how, &call.mark)
-                    if call.rc == IGN_NEED_MORE:
-                        size_first(self._store, &firing, bytes_left, &call)
+                    firing_claim(self._store, number, &firing, reading, &call)
                 if call.rc == IGN_NEED_MORE:
                     self._leave()
                     if not one_fits:
@@ -647,14 +646,71 @@ cdef class Log:
                     taken += firing.slices[i].stop - firing.slices[i].begin
                     if reading:
                         bytes_left -= min(bytes_left, <uint64_t>firing.slices[i].bytes)
-                        self._read(pieces, number, &firing.slices[i], 0)
-                    else:
-                        pieces.append(piece_of(&firing.slices[i]))
+                gather(self, pieces, number, &firing, reading)
                 left -= taken
                 one_fits = one_fits and taken == 0
-                if not firing.fire.full or left == 0:
+                if not (firing.fire.full and waits) or left == 0:
                     return pieces, sorted(expired), more, firing.fire.shards
         finally:
+            firing_close(&firing)
+
+    def fire_next(self, uint32_t number, limit, bytes owner not None, uint64_t ms, *, CallGate gate not None, Recall recall not None,
+                  long long seen, timeout, uint16_t begin=0, max_bytes=1 << 62):
+        """Waits until something was loaded since ``seen``, as `wait`, and claims it, as `fire`, without the interpreter lock in between.
+
+        Args:
+            ms: the time now; the claim has the time at which it is made.
+            gate: is gone through by the claim, not by the wait. If it is shut nothing is claimed.
+            recall: ends the wait without a claim.
+
+        Returns (number, fired): where the magazine is, read before the claim; what `fire` returns, or None when nothing was tried.
+        """
+        cdef Firing firing
+        cdef Call call
+        cdef list pieces = []
+        cdef uint64_t began_ms = ignis_rising_ms(), now = ign_now_ns(), spin = thread_spin_ns(), left = timeout_ns(timeout)
+        cdef uint64_t deadline = now + left
+        cdef uint32_t known = <uint32_t>seen, found = 0, i
+        cdef bint inside = False, more
+        cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
+        firing_open(&firing, None, begin, owner, ms, most)
+        firing.fire.limit = most
+        call_begin(&call, False, False)
+        try:
+            firing.fire.max_bytes = whole(max_bytes, "max_bytes", 0, 1 << 62)
+            self._enter()
+            try:
+                while True:
+                    left = deadline - now if deadline > now else 0
+                    if left > SLICE_NS:
+                        left = SLICE_NS
+                    with nogil:
+                        found = ign_store_await(self._store, number, known, left, spin)
+                        if found != known and not ignis_flag(recall._flag) and not self._closing:
+                            inside = gate.try_go_in()
+                            if inside:
+                                firing.fire.ms = ms + (ignis_rising_ms() - began_ms)
+                                firing_claim(self._store, number, &firing, True, &call)
+                                while call.rc == IGN_NEED_MORE:
+                                    firing_claim(self._store, number, &firing, True, &call)
+                        now = ign_now_ns()
+                    if found != known or now >= deadline or self._closing:
+                        break
+                    spin = 0
+                    PyErr_CheckSignals()
+            except BaseException:
+                self._leave()
+                raise
+            if not inside:
+                self._leave()
+                return found, None
+            self._checked(call.rc)
+            gather(self, pieces, number, &firing, True)
+            more = firing.fire.more
+            return found, (pieces, [firing.fire.expired[i] for i in range(firing.fire.expired_count)], more, firing.fire.shards)
+        finally:
+            if inside:
+                gate.go_out()
             firing_close(&firing)
 
     def expire(self, uint32_t number, uint16_t shard, uint64_t ms, uint64_t limit, *, durable) -> int:
@@ -854,7 +910,6 @@ cdef class Log:
         cdef uint32_t count = 0, i
         cdef uint64_t first = at.first + at.begin, last = at.first + at.stop - 1
         cdef int rc
-        cdef list records
         reading_begin(&reading)
         try:
             self._enter()
@@ -862,10 +917,7 @@ cdef class Log:
                 rc = reading_run(self._store, number, at, &reading)
             if rc != IGN_E_STALE:
                 self._check(rc)
-                records = PyList_New(<Py_ssize_t>(at.stop - at.begin))
-                for i in range(at.stop - at.begin):
-                    put_item(records, i, reading_record(&reading, i))
-                pieces.append((at.shard, range(first, last + 1), records, at.expires_at_ms))
+                pieces.append(piece_read(at, &reading))
                 return 0
             self._leave()
         finally:
@@ -932,29 +984,18 @@ cdef class Log:
 
     def wait(self, uint32_t number, long long seen, timeout) -> int:
         """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number."""
-        cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left
-        cdef uint64_t spin_until = now + thread_spin_ns()
+        cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns()
         cdef uint32_t known = <uint32_t>seen, found = 0
-        cdef int k
-        if spin_until > deadline:
-            spin_until = deadline
         self._enter()
         try:
-            if now < spin_until:
-                with nogil:
-                    found = ign_store_wait(self._store, number, known, 0)
-                    while found == known and now < spin_until and not self._closing:
-                        for k in range(32):
-                            ign_cpu_relax()
-                        found = ign_store_wait(self._store, number, known, 0)
-                        now = ign_now_ns()
             while True:
                 left = deadline - now if deadline > now else 0
                 if left > SLICE_NS:
                     left = SLICE_NS
                 with nogil:
-                    found = ign_store_wait(self._store, number, known, left)
+                    found = ign_store_await(self._store, number, known, left, spin)
                     now = ign_now_ns()
+                spin = 0
                 if found != known or now >= deadline or self._closing:
                     return found
                 PyErr_CheckSignals()
@@ -1068,3 +1109,4 @@ cdef tuple fill_change(ign_store_change *made, object change):
 include "_store_arguments.pxi"
 include "_store_reading.pxi"
 include "_store_frames.pxi"
+include "_store_firing.pxi"

@@ -26,6 +26,7 @@ from ignis.clock import Clock
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
+from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.purging import Purges
 from ignis.storage.removing import remove_queue
@@ -423,6 +424,23 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     def idle(self, magazine: str, seen: int, timeout_s: float) -> int:
         """`wait` for who claims right after, whatever the answer: a store that must be asked may leave that to the claim."""
         return self.wait(magazine, seen, timeout_s)
+
+    def fire_next(
+        self,
+        magazine: str,
+        limit: int,
+        owner: str,
+        seen: int,
+        timeout_s: float,
+        recall: Recall,
+        max_bytes: int = 64 << 20,
+    ) -> tuple[int, FireResult | None] | None:
+        """`wait` and the `fire` that follows it, in one call that needs no interpreter in between; None where a store cannot.
+
+        ``recall`` ends it without a claim: set it, then `wake`. Returns (sequence number before the claim, what was claimed), or
+        (number, None) when the time ran out, it was recalled, or a claim has to be made by `fire`.
+        """
+        return None
 
     calls_back = False
     """Whether `on_load` does, and `try_fire` leaves nothing for later: who must not wait may claim without a thread."""

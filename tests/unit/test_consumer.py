@@ -481,16 +481,24 @@ def test_a_wait_that_fails_is_begun_again(store_url: str, new_app: MakeApp, monk
     seen: list[int] = []
     queue.handler(seen.append)
     store = queue.main.store
-    wait = store.wait
+    wait, fire_next = store.wait, store.fire_next
     refused: list[int] = []
 
-    def sometimes(magazine: str, since: int, timeout_s: float) -> int:
+    def refuse(since: int) -> None:
         if since >= 0 and len(refused) < 3:
             refused.append(since)
             raise StoreUnreachableError("away for a moment")
+
+    def sometimes(magazine: str, since: int, timeout_s: float) -> int:
+        refuse(since)
         return wait(magazine, since, timeout_s)
 
+    def sometimes_next(magazine: str, limit: int, owner: str, since: int, *args: Any, **settings: Any) -> Any:
+        refuse(since)
+        return fire_next(magazine, limit, owner, since, *args, **settings)
+
     monkeypatch.setattr(store, "wait", sometimes)
+    monkeypatch.setattr(store, "fire_next", sometimes_next)
     app.start()
     eventually(lambda: len(refused) == 3)
     queue.publish(1)

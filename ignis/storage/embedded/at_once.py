@@ -152,7 +152,7 @@ class AtOnce:
 
     def _load_for(self, owner: str, found: Magazine, batches: Sequence[tuple[int, PackedBatch]]) -> list[int] | None:
         """Claimed in the same entry. None, and nothing was made, when older messages go first."""
-        stored = self._store.stored_owner(owner).encode()
+        stored = self._store.stored_owner_bytes(owner)
         now_ms = self._directory.clock.now_ms()
         return found.log.load(found.number, batches, durable=False, at_once=True, owner=stored, ms=now_ms)
 
@@ -213,7 +213,7 @@ class AtOnce:
             found = self._catalogue.remembered(magazine)
             if found is None:
                 return None
-            stored = self._store.stored_owner(owner).encode()
+            stored = self._store.stored_owner_bytes(owner)
             try:
                 return fire(found, stored, self._directory.clock.now_ms(), min(max(max_bytes, 0), _ANY_SIZE))
             except StoreBusyError:

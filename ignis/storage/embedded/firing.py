@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ignis.errors import ConfigError
-from ignis.native.store import fire_into
+from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
@@ -28,6 +28,7 @@ class Firing:
     def __init__(self, store: EmbeddedStore) -> None:
         self._directory = store.directory
         self._owner = store.owner
+        self._gate = store.gate
         self._rotation: dict[str, int] = {}
 
     def order(self, found: Magazine, shards: Sequence[int] | None) -> list[int] | None:
@@ -52,16 +53,59 @@ class Firing:
         self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None, max_bytes: int
     ) -> FireResult:
         """See `MagazineStore.fire`. What has expired is retired on the way."""
-        log, number = found.log, found.number
         order = self.order(found, shards)
         now_ms = self._directory.clock.now_ms()
         size = min(max(max_bytes, 0), _ANY_SIZE)
-        pieces, expired, more, _ = log.fire(
-            number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+        pieces, expired, more, _ = found.log.fire(
+            found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
         )
+        claims = self._claims_of(found, pieces)
+        if not expired:
+            return FireResult(claims, {}, 0, more)
+        return self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
+
+    def fire_next(
+        self, found: Magazine, limit: int, owner: bytes, seen: int, timeout_s: float, recall: Recall, max_bytes: int
+    ) -> tuple[int, FireResult | None]:
+        """See `MagazineStore.fire_next`."""
+        now_ms = self._directory.clock.now_ms()
+        number, fired = found.log.fire_next(
+            found.number,
+            limit,
+            owner,
+            now_ms,
+            gate=self._gate,
+            recall=recall,
+            seen=seen,
+            timeout=timeout_s,
+            begin=self.begin(found),
+            max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
+        )
+        if fired is None:
+            return number, None
+        pieces, expired, more, _ = fired
+        claims = self._claims_of(found, pieces)
+        if not expired:
+            return number, FireResult(claims, {}, 0, more)
+        self._gate.enter()
+        try:
+            now_ms = self._directory.clock.now_ms()
+            return number, self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
+        finally:
+            self._gate.leave()
+
+    def _claims_of(self, found: Magazine, pieces: list[Any]) -> list[Claim]:
         claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
         if claims:
             self.served(found, claims[-1].shard)
+        return claims
+
+    def _fire_behind(
+        self, found: Magazine, limit: int, owner: bytes, max_bytes: int, now_ms: int,
+        claims: list[Claim], expired: list[int], more: bool,
+    ) -> FireResult:  # fmt: skip
+        """What has expired is retired, and what lies behind it is claimed as well."""
+        log, number = found.log, found.number
         count = 0
         while expired:
             count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)

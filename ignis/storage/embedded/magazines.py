@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch
-from ignis.native.store import NoShardError
+from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import (
     KEEP_TTL,
@@ -161,7 +161,7 @@ class EmbeddedMagazines(MagazineStore):
     ) -> FireResult:
         check_limit(limit)
         check_owner(owner)
-        stored = self._store.stored_owner(owner).encode()
+        stored = self._store.stored_owner_bytes(owner)
 
         def fire(found: Magazine) -> FireResult:
             return self._firing.fire(self._seen(found, shards), limit, stored, shards, max_bytes)
@@ -196,7 +196,7 @@ class EmbeddedMagazines(MagazineStore):
     ) -> FiredInto:
         check_limit(limit)
         check_owner(owner)
-        stored = self._store.stored_owner(owner).encode()
+        stored = self._store.stored_owner_bytes(owner)
 
         def fire(found: Magazine) -> FiredInto:
             return self._firing.fire_into(frame, self._seen(found, shards), limit, stored, shards, max_bytes)
@@ -393,10 +393,39 @@ class EmbeddedMagazines(MagazineStore):
         self._store.enter_wait()
         try:
             found = self._catalogue.find(magazine)
-            with self._waits.on(found.log, found.number):
-                return found.log.wait(found.number, seen, timeout_s)
+            self._waits.note(found.log, found.number)
+            return found.log.wait(found.number, seen, timeout_s)
         finally:
             self._store.leave_wait()
+
+    def fire_next(
+        self,
+        magazine: str,
+        limit: int,
+        owner: str,
+        seen: int,
+        timeout_s: float,
+        recall: Recall,
+        max_bytes: int = 64 << 20,
+    ) -> tuple[int, FireResult | None]:
+        check_limit(limit)
+        check_owner(owner)
+        stored = self._store.stored_owner_bytes(owner)
+        self._store.enter_wait()
+        try:
+            found = self._catalogue.find(magazine)
+            self._waits.note(found.log, found.number)
+            try:
+                number, fired = self._firing.fire_next(found, limit, stored, seen, timeout_s, recall, max_bytes)
+            except QueueNotFoundError:
+                self._catalogue.forget(found)  # made anew, or removed: `fire` says which
+                return seen + 1, None
+        finally:
+            self._store.leave_wait()
+        if fired is not None:
+            self.calls["fires"] += 1
+            self._expired_log.note(magazine, fired.expired)
+        return number, fired
 
     @guarded
     def on_load(self, magazine: str, seen: int, call: Callable[[], None]) -> Callable[[], None]:

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from ignis.errors import ForkedHandleError, WaitTimeoutError
+from ignis.errors import WaitTimeoutError
 from ignis.storage.base import Owner, Store
 from ignis.storage.checks import check_application
 from ignis.storage.embedded.array_queues import EmbeddedArrays
@@ -21,6 +21,8 @@ from ignis.storage.in_flight import Gate
 from ignis.storage.process_identity import owner_name
 
 __all__ = ["EmbeddedStore"]
+
+_FORKED = "this store was opened before fork(); open another in the child"
 
 
 class EmbeddedStore(Store):
@@ -58,12 +60,13 @@ class EmbeddedStore(Store):
         self.farm_id = farm_id
         self.scope = Scope(farm_id, client_id)
         self._owner = owner_name()
-        self._calls = Gate("store", options.write_timeout_s)
-        self._waiting = Gate("store", options.write_timeout_s)
+        self._stored_owner = self.stored_owner(self._owner).encode()
+        self.gate = Gate("store", options.write_timeout_s, _FORKED)
+        self.waiting_gate = Gate("store", options.write_timeout_s, _FORKED)
         self._generation = fork_generation()
         self._closing = threading.Lock()
         self._released = False
-        self.directory.gates.add(self._calls)
+        self.directory.gates.add(self.gate)
         self.magazines = self._magazines = EmbeddedMagazines(self)
         self.queues = EmbeddedQueues(self)
         self.locks = EmbeddedLocks(self)
@@ -73,25 +76,21 @@ class EmbeddedStore(Store):
 
     def enter(self) -> None:
         """Begins a call. Raises ForkedHandleError, ClosedError."""
-        if self._generation != fork_generation():
-            raise ForkedHandleError("this store was opened before fork(); open another in the child")
-        self._calls.enter()
+        self.gate.enter()
 
     def try_enter(self) -> bool:
         """`enter` without waiting: False when a call would not be let in at this moment, or any more."""
-        return self._generation == fork_generation() and self._calls.try_enter()
+        return self.gate.try_enter()
 
     def leave(self) -> None:
-        self._calls.leave()
+        self.gate.leave()
 
     def enter_wait(self) -> None:
         """As `enter`, for calls that only wait: a fork does not have to wait for them."""
-        if self._generation != fork_generation():
-            raise ForkedHandleError("this store was opened before fork(); open another in the child")
-        self._waiting.enter()
+        self.waiting_gate.enter()
 
     def leave_wait(self) -> None:
-        self._waiting.leave()
+        self.waiting_gate.leave()
 
     @property
     def keys(self) -> Keys:
@@ -100,6 +99,12 @@ class EmbeddedStore(Store):
     def stored_owner(self, owner: str | Owner) -> str:
         """Under what a claim in that owner's name is stored; see `ignis.storage.embedded.owners`. A job's is its plain name."""
         return stored_owner(owner, self._life)
+
+    def stored_owner_bytes(self, owner: str | Owner) -> bytes:
+        """`stored_owner` as the log takes it."""
+        if owner is self._owner:  # as a rule
+            return self._stored_owner
+        return self.stored_owner(owner).encode()
 
     # -- Store
 
@@ -144,11 +149,11 @@ class EmbeddedStore(Store):
         if not self._closing.acquire(timeout=timeout):
             raise WaitTimeoutError(f"store: another thread is closing it for over {timeout:g} s")
         try:
-            self._calls.close()
-            self._waiting.close()
+            self.gate.close()
+            self.waiting_gate.close()
             self._wait_for_calls(deadline, timeout)
             if not self._released:
-                self.directory.gates.discard(self._calls)
+                self.directory.gates.discard(self.gate)
                 self.directory.owners.end(self._life)
                 release_directory(self.directory, max(0.1, deadline - time.monotonic()))
                 self._released = True
@@ -160,8 +165,8 @@ class EmbeddedStore(Store):
             # Again and again: a thread may have been on its way to the wait when it was woken.
             self._magazines.wake_waiting()
             try:
-                self._waiting.wait_empty(0.05)
-                self._calls.wait_empty(0.05)
+                self.waiting_gate.wait_empty(0.05)
+                self.gate.wait_empty(0.05)
                 return
             except WaitTimeoutError:
                 if time.monotonic() > deadline:

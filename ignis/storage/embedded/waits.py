@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 
+from ignis.errors import ClosedError
 from ignis.native.store import Log
 
 __all__ = ["Waits"]
 
 
 class Waits:
-    """The magazines that threads of this store wait on. Thread-safe."""
+    """The magazines that threads of this store have waited on. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[tuple[Log, int], int] = {}
+        self._places: set[tuple[Log, int]] = set()
 
-    @contextmanager
-    def on(self, log: Log, number: int) -> Iterator[None]:
-        """Somebody waits on that magazine during the block."""
-        key = log, number
-        with self._lock:
-            self._waiting[key] = self._waiting.get(key, 0) + 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._waiting[key] -= 1
-                if not self._waiting[key]:
-                    del self._waiting[key]
+    def note(self, log: Log, number: int) -> None:
+        """Somebody is about to wait on that magazine. It stays noted: a lone message must not pay for more than a look."""
+        place = log, number
+        if place not in self._places:
+            self._places.add(place)
 
     def wake(self) -> None:
-        with self._lock:
-            waiting = list(self._waiting)
-        for log, number in waiting:
-            log.wake(number)
+        for log, number in list(self._places):
+            with suppress(ClosedError):  # it was closed before
+                log.wake(number)
