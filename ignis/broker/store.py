@@ -19,8 +19,9 @@ from ignis.broker import asks
 from ignis.broker.asks import Ask
 from ignis.broker.commands import DEFAULT_PORT, Command
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.link import Link, Slot
+from ignis.broker.link import Link
 from ignis.broker.loading import begin
+from ignis.broker.slot import Slot
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.tls import client_context
 from ignis.broker.tracking import Tracking

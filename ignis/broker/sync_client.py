@@ -20,7 +20,8 @@ from ignis.broker.asks import Ask
 from ignis.broker.commands import FINISHING
 from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.link import Link, Slot
+from ignis.broker.link import Link
+from ignis.broker.slot import Slot
 from ignis.broker.tracking import Tracking
 from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
