@@ -160,6 +160,12 @@ def send_batch(
     return Ask(Command.SEND_BATCH, payloads.pack_send_batch(_encoded(queue), ttl_ms, batches), unpack_send_ack)
 
 
+def load(magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: Ttl) -> Ask[list[tuple[int, int, int]]]:
+    """`send_batch` of what was checked already."""
+    payload = payloads.pack_send_batch(_encoded(magazine), _ms(ttl_s), batches)
+    return Ask(Command.SEND_BATCH, payload, unpack_send_ack)
+
+
 # -- consuming
 
 

@@ -110,6 +110,11 @@ class Taking:
         self._consumer = consumer
         self._runs: list[Run] = []
 
+    @property
+    def given(self) -> bool:
+        """Whether it has the messages."""
+        return bool(self._runs)
+
     def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
         """They are the consumer's, if they are stored."""
         claims = ClaimsFrame()

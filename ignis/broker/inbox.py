@@ -159,48 +159,30 @@ class Inbox:
     def load_alone(
         self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int, nbytes: int, done: Told
     ) -> bool:
-        """Loads a request on the spot that is alone: nothing waits that it could share a load with, and nobody waits for
-        its messages. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
+        """Loads a request on the spot that is alone: nothing waits that it could share a load with. Who waits for its messages is
+        given them. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
         it is to be `put` like any other."""
         application = self._application
-        pump = application.pump_of(self.magazine)
-        if (
-            self._busy
-            or self._planned
-            or self._waiting
-            or nbytes > _SMALL_BYTES
-            or len(batches) > _SMALL_BATCHES
-            or not application.quick
-            or (pump is not None and pump.consumers)
-        ):
+        if self._busy or self._planned or self._waiting or nbytes > _SMALL_BYTES or not application.quick:
             return False
-        known = application.known(self.magazine)
-        if known is None:
+        found = self._routed(batches, ttl_ms)
+        if found is None:
             return False
-        if ttl_ms == OWN_TTL:
-            if known.ttl_ms is None:
+        batches, ttl_s = found
+        pairs = [(shard, batch) for shard, batch, _ in batches]
+        taking, pump = None, application.pump_of(self.magazine)
+        if pump is not None and pump.consumers:
+            taking = pump.taker(sum(batch.count for _, batch in pairs), nbytes)
+            if taking is None:
                 return False
-            ttl_ms = known.ttl_ms
-        elif ttl_ms > 1 << 62:
-            return False
-        shards = known.shards
-        if batches[0][0] == ANY_SHARD and len(batches) == 1:
-            _, batch, ids = batches[0]
-            try:
-                batches = route_batch(batch, shards, application.next_shard() % shards, ids)
-            except MalformedFrameError:
-                return False
-        pairs = []
-        for shard, batch, _ in batches:
-            if shard >= shards:
-                return False
-            pairs.append((shard, batch))
         try:
-            loaded = application.store.magazines.try_load(self.magazine, pairs, ttl_ms / 1000 if ttl_ms else None)
+            loaded = application.store.magazines.try_load(self.magazine, pairs, ttl_s, taking)
         except Exception as exc:
+            self._take_back(taking)
             done([Placed(shard, 0, batch.count, ids) for shard, batch, ids in batches], exc)
             return True
         if loaded is None:
+            self._take_back(taking)
             return False
         firsts, unflushed = loaded
         self.requests += 1
@@ -221,8 +203,41 @@ class Inbox:
 
             application.turns.loaded(unflushed, flushed)
         application.turns.at_once += 1
-        application.poke(self.magazine)
+        if taking is None:
+            application.poke(self.magazine)
         return True
+
+    def _routed(
+        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int
+    ) -> tuple[Sequence[tuple[int, PackedBatch, bytes | None]], float | None] | None:
+        """Each with its shard, and the time to live in seconds; None when something has to be looked up, or is wrong: see
+        `_place`."""
+        known = self._application.known(self.magazine)
+        if known is None or len(batches) > _SMALL_BATCHES:
+            return None
+        if ttl_ms == OWN_TTL:
+            if known.ttl_ms is None:
+                return None
+            ttl_ms = known.ttl_ms
+        elif ttl_ms > 1 << 62:
+            return None
+        shards = known.shards
+        if batches[0][0] == ANY_SHARD and len(batches) == 1:
+            _, batch, ids = batches[0]
+            try:
+                batches = route_batch(batch, shards, self._application.next_shard() % shards, ids)
+            except MalformedFrameError:
+                return None
+        for shard, _, _ in batches:
+            if shard >= shards:
+                return None
+        return batches, ttl_ms / 1000 if ttl_ms else None
+
+    def _take_back(self, taking: Taking | None) -> None:
+        """The load did not succeed."""
+        if taking is not None and taking.given:
+            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            taking.undo()
 
     def _begin(self) -> None:
         if self._busy or self._planned or not self._waiting:

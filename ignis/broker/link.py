@@ -19,6 +19,7 @@ from ignis.broker.dialling import final_tls_error
 from ignis.broker.payloads import Connect
 from ignis.broker.pipe import SLICE_S, open_pipe
 from ignis.broker.protocol import Answer, ClientMachine, State, Undo
+from ignis.broker.slot import Slot
 from ignis.broker.unwaited import MOST_OPEN, Unwaited
 from ignis.errors import (
     ClosedError,
@@ -30,50 +31,13 @@ from ignis.errors import (
 from ignis.native import FRAME_HEADER_BYTES, encode_frame
 from ignis.native.wire import ReadArea, receive_answer, send_frame
 
-__all__ = ["Link", "Slot"]
+__all__ = ["Link"]
 
 _CHUNK_BYTES = 256 * 1024
 _WRITE_SLICE_S = 0.1
 _QUIET_S = 0.02
 _FINISHING = frozenset(int(one) for one in FINISHING)
 _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
-
-
-class Slot:
-    """Where one thread waits: for one answer, or for those of a subscription. Guarded by the link's lock."""
-
-    __slots__ = ("answers", "over", "parked", "signal")
-
-    def __init__(self) -> None:
-        self.answers: deque[Answer] = deque()
-        self.over = False
-        """No further answer comes."""
-        self.parked = False
-        self.signal: threading.Lock | None = None
-        """Made when its thread has to sleep for the first time; a lone caller never does."""
-
-    def put(self, answer: Answer) -> None:
-        """An answer came. Caller holds the link's lock."""
-        self.answers.append(answer)
-        if answer.last:
-            self.over = True
-        if self.parked:
-            self.wake()
-
-    def park(self) -> threading.Lock:
-        """What to wait at. Caller holds the link's lock."""
-        self.parked = True
-        if self.signal is None:
-            self.signal = threading.Lock()
-            self.signal.acquire()
-        return self.signal
-
-    def wake(self) -> None:
-        """The thread looks again. Caller holds the link's lock."""
-        if self.parked:
-            self.parked = False
-            assert self.signal is not None
-            self.signal.release()
 
 
 class Link:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ignis.broker.asks import Ask
-from ignis.broker.link import Link, Slot
+from ignis.broker.link import Link
 from ignis.broker.protocol import Answer
+from ignis.broker.slot import Slot
 from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError
 from ignis.native import PackedBatch
 from ignis.storage.underway import Loading

@@ -140,6 +140,7 @@ class Broker:
         self.admission = Admission(self.settings)
         self._listener: Listener | None = None
         self._threads: Threads
+        self._flush_threads: Threads
         self._auth_threads: Threads
         self._password_threads: Threads
         self._logins: Logins
@@ -160,6 +161,7 @@ class Broker:
         self._stop_asked = asyncio.Event()
         count = self.settings.store_threads
         self._threads = Threads(count, "ignis-broker-store")
+        self._flush_threads = Threads(2, "ignis-broker-flush")
         self._auth_threads = Threads(2, "ignis-broker-auth")
         # Apart, because a password check is made to be slow: strangers must hold up neither the store's threads nor tokens.
         self._password_threads = Threads(AT_A_TIME, "ignis-broker-password")
@@ -262,7 +264,7 @@ class Broker:
             self.cluster.leave()
         for application in self.applications:
             self._close_store(application)
-        threads = (self._threads, self._auth_threads, self._password_threads)
+        threads = (self._threads, self._flush_threads, self._auth_threads, self._password_threads)
         if [one for one in threads if not one.close(_THREADS_S)]:
             log.warning("threads of the broker are still at work after %g s", _THREADS_S)
 
@@ -278,6 +280,12 @@ class Broker:
         """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
         ``failed(exception)``."""
         self._submit(self._threads, work, done, argument, failed)
+
+    def flush_call(
+        self, work: Callable[[None], R], done: Callable[[R], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        """`call` for a flush, in threads that do nothing else."""
+        self._submit(self._flush_threads, work, done, None, failed)
 
     def _submit(
         self,

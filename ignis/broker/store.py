@@ -19,8 +19,9 @@ from ignis.broker import asks
 from ignis.broker.asks import Ask
 from ignis.broker.commands import DEFAULT_PORT, Command
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.link import Link, Slot
+from ignis.broker.link import Link
 from ignis.broker.loading import begin
+from ignis.broker.slot import Slot
 from ignis.broker.sync_client import SyncClient
 from ignis.broker.tls import client_context
 from ignis.broker.tracking import Tracking
@@ -79,7 +80,7 @@ T = TypeVar("T")
 
 _MOST_WAIT_S = 30.0
 _PAUSE_S = 0.25
-_MOST_SHARDS = 0xFFFF
+_MOST_SHARDS = _MOST_BATCHES = 0xFFFF
 
 
 _SETTINGS = frozenset(one.name for one in dataclasses.fields(ClientSettings))
@@ -303,7 +304,7 @@ class BrokerMagazines(MagazineStore):
             self._store.ask(asks.metadata(magazine))
             return []
         self._check(batches)
-        ask = asks.send_batch(magazine, batches, ttl_s=ttl_s)
+        ask = asks.load(magazine, batches, ttl_s)
         self._check_size(len(ask.payload))
         placed = self._store.ask(ask)
         firsts = [first for _, first, _ in placed]
@@ -319,12 +320,14 @@ class BrokerMagazines(MagazineStore):
         after: Loading | None = None,
     ) -> Loading | None:
         self._check(batches)
-        ask = asks.send_batch(magazine, batches, ttl_s=ttl_s)
+        ask = asks.load(magazine, batches, ttl_s)
         self._check_size(len(ask.payload))
         return begin(self._store, ask, batches, after)
 
     @staticmethod
     def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:
+        if len(batches) > _MOST_BATCHES:
+            raise ConfigError(f"{len(batches)} batches in one request; 1 to {_MOST_BATCHES} are allowed")
         for shard, batch in batches:
             if batch.sealed:
                 raise ValueError("the batch is sealed already")

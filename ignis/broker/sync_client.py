@@ -20,7 +20,8 @@ from ignis.broker.asks import Ask
 from ignis.broker.commands import FINISHING
 from ignis.broker.dialling import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.endpoint import Endpoint
-from ignis.broker.link import Link, Slot
+from ignis.broker.link import Link
+from ignis.broker.slot import Slot
 from ignis.broker.tracking import Tracking
 from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
@@ -39,6 +40,16 @@ __all__ = ["Subscription", "SyncClient"]
 
 T = TypeVar("T")
 
+_forks = [0]
+"""How often this process and its ancestors were forked off. Quicker to ask for than the process's number."""
+
+
+def _in_child() -> None:
+    _forks[0] += 1
+
+
+os.register_at_fork(after_in_child=_in_child)
+
 
 class SyncClient:
     """A connection to a broker. Thread-safe: any number of threads may have requests under way. In a child after
@@ -56,7 +67,7 @@ class SyncClient:
         self.connects = 0
         self.late_answers = 0
         self._tracking = Tracking(self, keeps=False)
-        self._pid = os.getpid()
+        self._forks = _forks[0]
         self._connecting = threading.Lock()
         self._link: Link | None = None
         self._closed = False
@@ -204,11 +215,11 @@ class SyncClient:
     @property
     def forked(self) -> bool:
         """Whether this is a child of the process that made the client."""
-        return self._pid != os.getpid()
+        return self._forks != _forks[0]
 
     def check(self) -> None:
         """Raises ForkedHandleError, ClosedError."""
-        if self._pid != os.getpid():
+        if self._forks != _forks[0]:
             raise ForkedHandleError("this client was made before fork(); make another in the child")
         if self._closed:
             raise ClosedError("the client is closed")
@@ -292,7 +303,7 @@ class SyncClient:
 
         Raises what an `ack_soon` was refused for, if nobody was told before; the client is closed then too.
         """
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self.forked:
             return
         self._closed = True
         link, self._link = self._link, None

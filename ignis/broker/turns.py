@@ -35,6 +35,8 @@ _MOST_RUNS = 64
 _MOST_MESSAGES = 4_096
 """Of one acknowledgement: some 100 us, which is less than what two changes of threads cost the broker."""
 _SLOW_FLUSH_S = 0.002
+_FEW_WAITING = 2
+"""Writes for which the loop itself flushes: so few come from one or two connections, which wait for their answers."""
 _NEWEST_COUNTS = 0.1
 """Of the running average of how long flushes take: one that is late now and then is no slow disk."""
 _CATCH_UP_S = 0.05
@@ -67,6 +69,8 @@ class Turns:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._loaded_at_s = 0.0
         self._flush_s = 0.0
+        self._flushing = False
+        """A thread is at it."""
         self._catching_up = False
 
     def load(self, inbox: Inbox) -> None:
@@ -104,7 +108,7 @@ class Turns:
 
     @property
     def idle(self) -> bool:
-        return not (self._inboxes or self._deletes or self._unflushed)
+        return not (self._flushing or self._inboxes or self._deletes or self._unflushed)
 
     def _plan(self) -> None:
         if not self._planned:
@@ -207,6 +211,8 @@ class Turns:
 
     def _flush(self) -> None:
         self._flush_planned, self._flush_timer = False, None
+        if self._flushing:
+            return  # what waits is flushed behind it, all at once
         unflushed, self._unflushed = self._unflushed, []
 
         def flush(_: None) -> float:
@@ -225,10 +231,15 @@ class Turns:
                 for _, waiting in unflushed:
                     for call in waiting:
                         call(error)
+            if self._flushing:
+                self._flushing = False
+                if self._unflushed:
+                    self._plan_flush(True, True)
 
-        if self._flush_s > _SLOW_FLUSH_S:
-            # A disk that is slow, or busy, must not hold up everybody.
-            self._broker.call(flush, flushed, None, finish)
+        if self._flush_s > _SLOW_FLUSH_S or len(unflushed) > _FEW_WAITING:
+            # A disk that is slow, or busy, must not hold up everybody; and where many come, the loop has other things to do.
+            self._flushing = True
+            self._broker.flush_call(flush, flushed, finish)
             return
         try:
             took_s = flush(None)

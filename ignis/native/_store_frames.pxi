@@ -60,8 +60,10 @@ cdef int frame_slice(Log log, ClaimsFrame frame, uint32_t number, ign_slice *at,
     cdef int rc
     put_claim_head(to, at.shard, first, records)
     log._enter()
+    frame._exports += 1     # so that no other thread moves the memory meanwhile
     with nogil:
         rc = fill_claim(log._store, number, at, to + head - 4 * <size_t>records, to + head, &size)
+    frame._exports -= 1
     if rc != IGN_E_STALE:
         log._check(rc)
         frame.added(at.shard, first, records, head + size)

@@ -126,10 +126,14 @@ class AtOnce:
         return None
 
     def try_load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None = None
     ) -> tuple[list[int], Unflushed | None] | None:
         """One small load by itself, as `try_together` makes it: the first pointer of each batch, and what must be flushed before
-        anybody is told. None when it would have to wait: nothing was made. Raises why it is refused."""
+        anybody is told. With a taker it is given the messages, or nothing is made.
+
+        None when that is so, or it would have to wait: nothing was made. Raises why it is refused. What a taker was given is
+        to be undone in both cases.
+        """
         return None
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:

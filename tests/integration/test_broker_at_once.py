@@ -12,6 +12,7 @@ import pytest
 
 from ignis.broker import asks
 from ignis.broker.commands import Command
+from ignis.broker.inbox import Inbox
 from ignis.broker.payloads import Failure, pack_send_batch, unpack
 from ignis.broker.session import Session
 from ignis.broker.sync_client import SyncClient
@@ -203,13 +204,20 @@ def test_nothing_is_answered_before_it_was_flushed(
         assert early > 0
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
 def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
-    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
     planted: list[bool] = []
 
-    def fail(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
+    def fail(self: at_once.AtOnce, magazine: str, batches: Any, ttl_s: Any, taker: Any) -> None:
+        if not planted:
+            planted.append(True)
+            taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
+        raise StoreBusyError("planted")
+
+    def fail_together(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
         if not planted:
             planted.append(True)
             write.given = True
@@ -221,7 +229,14 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
         client.ask(asks.send("none", encode_record(b"0")))
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
-        monkeypatch.setattr(at_once.AtOnce, "_give", fail)
+        if alone:
+            monkeypatch.setattr(at_once.AtOnce, "load", fail)
+            with pytest.raises(StoreBusyError):
+                client.ask(asks.send("none", encode_record(b"1")))
+            monkeypatch.undo()
+        else:
+            monkeypatch.setattr(Inbox, "load_alone", lambda *_: False)
+            monkeypatch.setattr(at_once.AtOnce, "_give", fail_together)
         client.ask(asks.send("none", encode_record(b"1")))
         assert planted
         with pytest.raises(ConnectionLostError):
@@ -275,7 +290,7 @@ def test_a_slow_disk_is_waited_for_by_a_thread(
     watch_flushes(monkeypatch, watch)
     for number in range(10):
         client.ask(asks.send("sync", encode_record(b"%d" % number)))
-    assert any(name.startswith("ignis-broker-store") for name in where)
+    assert any(name.startswith("ignis-broker-flush") for name in where)
 
 
 @pytest.mark.parametrize("fails", ["write", "flush"])
@@ -318,13 +333,18 @@ def test_a_lone_message_is_stored_where_it_is_read(
     """No turn is planned for it, and its acknowledgement leaves in the pass of the loop that stored or flushed it."""
     client.ask(asks.send(durability, encode_record(b"first")))  # what is to be known of the queue is known then
     turns = broker.broker.applications[0].turns
+    store: Any = broker.broker.applications[0].store
+    settle(store)
     planned: list[str] = []
     monkeypatch.setattr(type(turns), "_run", lambda self: planned.append("turn"))
     monkeypatch.setattr(type(broker.broker), "_flush_planned_ones", lambda self: planned.append("flush"))
-    before = turns.at_once
-    placed = [client.ask(asks.send(durability, encode_record(b"%d" % number), ttl_s=None)) for number in range(8)]
-    (batched,) = client.ask(asks.send_batch(durability, [(0, PackedBatch.pack([encode_record(b"8")] * 3))], ttl_s=None))
-    assert turns.at_once == before + 9
+    before = broker.on_loop(lambda: turns.at_once)
+    with resting(store):
+        placed = [client.ask(asks.send(durability, encode_record(b"%d" % number), ttl_s=None)) for number in range(8)]
+        (batched,) = client.ask(
+            asks.send_batch(durability, [(0, PackedBatch.pack([encode_record(b"8")] * 3))], ttl_s=None)
+        )
+    assert broker.on_loop(lambda: turns.at_once) == before + 9
     assert planned == []
     monkeypatch.undo()
     assert len({*placed, batched[:2]}) == 9
@@ -343,3 +363,39 @@ def test_a_lone_message_that_cannot_be_read_is_refused_alone(broker: RunningBrok
         client.ask(asks.send("none", b"\xff" * 40, ttl_s=None))
     client.ask(asks.send("none", encode_record(b"b"), ttl_s=None))
     assert sorted(texts(client.consume("none", 9, wait_s=WAIT_S))) == ["a", "b"]
+
+
+def test_what_comes_while_a_thread_flushes_is_flushed_together_behind_it(
+    broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the loop goes on meanwhile: other requests are answered."""
+    client.ask(asks.send("sync", encode_record(b"first")))
+    running_one, go, flushes = threading.Event(), threading.Event(), []
+
+    def watch(flush: Callable[[], None]) -> None:
+        name = threading.current_thread().name
+        flushes.append(name)
+        if not running_one.is_set() and name.startswith("ignis-broker-flush"):
+            running_one.set()
+            assert go.wait(WAIT_S)
+        flush()
+
+    turns = broker.broker.applications[0].turns
+    broker.on_loop(lambda: setattr(turns, "_flush_s", 1.0))  # as on a slow disk
+    watch_flushes(monkeypatch, watch)
+    with Wire(broker.port) as one, Wire(broker.port) as other:
+        for wire in (one, other):
+            wire.greet(instance=f"wire{wire.sock.fileno()}")
+        one.send(Command.SEND, 2, asks.send("sync", encode_record(b"1")).payload)
+        assert running_one.wait(WAIT_S)
+        for number in range(10, 20):
+            other.send(Command.SEND, number, asks.send("sync", encode_record(b"%d" % number)).payload)
+            assert client.ask(asks.ping()) == b""  # so each is read by itself
+        eventually(lambda: broker.on_loop(lambda: len(turns._unflushed)) >= 1)
+        before = len(flushes)
+        assert broker.on_loop(lambda: turns._flushing)
+        go.set()
+        assert one.receive()[:2] == (Command.SEND_ACK, 2)
+        assert sorted(other.receive()[1] for _ in range(10)) == list(range(10, 20))
+    assert before == 1, "no second flush beside the first"
+    eventually(lambda: broker.on_loop(lambda: turns.idle))

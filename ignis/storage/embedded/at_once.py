@@ -69,7 +69,7 @@ class AtOnce:
             self._store.leave()
 
     def load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None
     ) -> tuple[list[int], _Noted | None] | None:
         """`MagazineStore.try_load`."""
         store = self._store
@@ -86,8 +86,14 @@ class AtOnce:
                 for _, batch in batches:
                     batch.set_expiry(expires_at_ms)
             log = found.log
-            firsts = log.load(found.number, batches, durable=False, at_once=True)
-            assert firsts is not None
+            if taker is None:
+                firsts = log.load(found.number, batches, durable=False, at_once=True)
+                assert firsts is not None
+            else:
+                firsts = self._load_for(taker.owner, found, batches)
+                if firsts is None:
+                    return None
+                taker.give(batches, firsts)
             return firsts, _Noted(store, log, log.mark()) if found.durable else None
         except QueueNotFoundError:
             assert found is not None
@@ -136,16 +142,19 @@ class AtOnce:
     def _give(self, write: Write, taker: Taker, found: Magazine) -> bool:
         """Loads and claims in one entry; False when older messages go first."""
         batches = write.batches or []
-        owner = self._store.stored_owner_bytes(taker.owner)
-        firsts = found.log.load(
-            found.number, batches, durable=False, at_once=True, owner=owner, ms=self._directory.clock.now_ms()
-        )
+        firsts = self._load_for(taker.owner, found, batches)
         if firsts is None:
             return False
         write.firsts = firsts
         write.given = True
         taker.give(batches, firsts)
         return True
+
+    def _load_for(self, owner: str, found: Magazine, batches: Sequence[tuple[int, PackedBatch]]) -> list[int] | None:
+        """Claimed in the same entry. None, and nothing was made, when older messages go first."""
+        stored = self._store.stored_owner_bytes(owner)
+        now_ms = self._directory.clock.now_ms()
+        return found.log.load(found.number, batches, durable=False, at_once=True, owner=stored, ms=now_ms)
 
     # -- claiming
 

@@ -34,7 +34,7 @@ from ignis.storage.embedded.known import load_once
 from ignis.storage.embedded.waits import Waits
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
-from ignis.storage.together import ClaimsWriter, FiredInto, Unflushed, Write
+from ignis.storage.together import ClaimsWriter, FiredInto, Taker, Unflushed, Write
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -196,7 +196,7 @@ class EmbeddedMagazines(MagazineStore):
     ) -> FiredInto:
         check_limit(limit)
         check_owner(owner)
-        stored = self._store.stored_owner(owner).encode()
+        stored = self._store.stored_owner_bytes(owner)
 
         def fire(found: Magazine) -> FiredInto:
             return self._firing.fire_into(frame, self._seen(found, shards), limit, stored, shards, max_bytes)
@@ -328,9 +328,9 @@ class EmbeddedMagazines(MagazineStore):
         return noted
 
     def try_load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None = None
     ) -> tuple[list[int], Unflushed | None] | None:
-        loaded = self._at_once.load(magazine, batches, ttl_s)
+        loaded = self._at_once.load(magazine, batches, ttl_s, taker)
         self.calls["loads"] += loaded is not None
         return loaded
 
