@@ -412,8 +412,8 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         return self.wait(magazine, seen, timeout_s)
 
     def forewarn(self, magazine: str) -> None:
-        """A load of this magazine is about to be made: a store whose consumers sleep on this machine may wake them now, so that they run
-        when it is. Cheap; promises nothing, raises nothing."""
+        """A load of this magazine is about to be made: a store whose consumers sleep on this machine may wake them now, so that
+        they run when it is. Cheap; promises nothing, raises nothing."""
 
     def fire_next(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native.store import Log, Mark, NoShardError
 from ignis.storage.base import Claim, FireResult
-from ignis.storage.checks import check_limit, check_owner
+from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.firing import Firing
 from ignis.storage.together import Taker, Write
@@ -124,14 +124,13 @@ class AtOnce:
     def fire(self, magazine: str, limit: int, owner: str, max_bytes: int) -> FireResult | None:
         """`MagazineStore.try_fire`."""
         check_limit(limit)
-        check_owner(owner)
+        stored = self._store.stored_owner_bytes(owner)
         if not self._store.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
             if found is None:
                 return None
-            stored = self._store.stored_owner_bytes(owner)
             try:
                 pieces, expired, more, _ = found.log.fire(
                     found.number,
