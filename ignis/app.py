@@ -10,7 +10,7 @@ import os
 import queue as queues_
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -353,9 +353,10 @@ class Ignis:
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
         function fits around every handler; a plain function is refused, here or where a handler is registered, around one
-        that is a coroutine function. Raises ConfigError."""
+        that is a coroutine function. Raises ConfigError, also while handlers run: their workers would not know of the layer."""
         check_callable(layer, "middleware", "ctx, call_next")
         for queue in self.queues():
+            queue.check_not_running(layer)
             queue.check_middleware([*self.layers, layer])
         for template in self.templates:
             template.check_middleware([*self.layers, layer])
@@ -384,9 +385,27 @@ class Ignis:
             self.templates.append(
                 HandlerTemplate(self, fn, pattern=pattern, handler_type=handler_type, type=type, options=options)
             )
+            self.start_late()
             return fn
 
         return register
+
+    def start_late(self, queues: Sequence[Queue[Any]] = ()) -> None:
+        """Runs what was registered while the application runs: these queues, or without any those that a pattern fits."""
+        if not self._running:
+            return
+        names = ", ".join(queue.name for queue in queues) or "a pattern of queues"
+        log.warning(
+            "a handler of %s was registered after the start: it runs from now on; register before app.start()", names
+        )
+        if not queues:
+            try:
+                self.refresh()
+            except IgnisError as exc:
+                log.warning("the queues that it fits are found by the refresher's next pass: %s", exc)
+        for queue in queues:
+            if self.refresher.may_run(queue.name):
+                queue.start()
 
     def discard(self, queue: Queue[Any]) -> None:
         """Forgets a queue object that was made for a found queue."""
@@ -439,7 +458,8 @@ class Ignis:
 
         Raises ConfigError when there is nothing to run or a named queue has no handler; WorkerStartError when no worker
         process of a handler can start; MainGuardError in a script that a worker process runs again and in a module that
-        ``ignis worker`` imports; StoreUnreachableError where memory, descriptors or threads are lacking. Then nothing runs.
+        ``ignis worker`` imports; StoreUnreachableError where memory, descriptors or threads are lacking. Then nothing runs, and
+        nothing was claimed.
         """
         check_start("app.start() was called")
         if queues is not None:
@@ -464,12 +484,15 @@ class Ignis:
             try:
                 with without_means("the application cannot be started"):
                     for queue in chosen:
-                        queue.start()
+                        queue.start(held=True)
                     self.sweeper().start()
                     self.refresher.start(None if queues is None else wanted)
             except BaseException:
                 self.stop(0)
                 raise
+            # Nothing is claimed before everything runs: a start that fails leaves no message behind.
+            for queue in chosen:
+                queue.let_go()
         if self.templates:
             self.refresh()  # the queues that are there already do not wait for the first pass
         self.ready = True
@@ -523,10 +546,12 @@ class Ignis:
                 if thread.ident is not None:
                     thread.join(timeout + 10)
             self.drained = len(clean) == len(queues) and all(clean)
+            self._wake.put(None)  # `run`, in another thread
             return self.drained
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
-        """`start`, then blocks until SIGTERM, SIGINT or SIGHUP (or `request_stop`), then `stop`.
+        """`start`, then blocks until SIGTERM, SIGINT or SIGHUP, `request_stop`, or a `stop` or `close` by another thread; then
+        `stop`.
 
         A second SIGTERM or SIGINT ends the process at once with status 130: what was claimed is left to the sweeper.
         SIGHUP, which a terminal sends at its end, often twice, only asks to stop; one that was ignored at the start, as
@@ -540,7 +565,7 @@ class Ignis:
         check_start("app.run() was called")
         with _signals(self._on_signal):
             self.start(queues)
-            while not self._stop_asked:
+            while self._running and not self._stop_asked:
                 with contextlib.suppress(queues_.Empty):
                     self._wake.get(timeout=0.5)
             log.info("stopping; a second signal ends at once")

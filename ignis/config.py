@@ -31,6 +31,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ignis.errors import ConfigError, InvalidNameError
 from ignis.near_names import meant, near_name
+from ignis.regular_files import check_regular, read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -70,7 +71,7 @@ __all__ = [
     "url_named",
 ]
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+NAME_PATTERN = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}\Z")
 _OTHERS_KEYS = re.compile(r"_(?:SHARD_[0-9]+|SHARDS|POINTERS|COUNTERS|SIDELINE)\Z")
 MAX_EXPIRY_S = 365 * 86_400
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
@@ -97,7 +98,7 @@ def parse_duration_s(value: object, name: str) -> float:
 def check_name(name: object, what: str = "queue") -> str:
     """Returns the name, or raises InvalidNameError. Names reach file systems, metrics and other stores' keys."""
     if not isinstance(name, str) or NAME_PATTERN.match(name) is None:
-        raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}")
+        raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}, or is . or ..")
     return str.__str__(name)  # of a class of its own a record could not be stored
 
 
@@ -572,6 +573,9 @@ class BrokerSettings(_Settings):
     max_connections_per_address: int = _setting(
         11_000, "connections of one address (of IPv6: of one /64 network) at a time", 1, 1_000_000
     )
+    max_connections_per_user: int = _setting(
+        0, "connections of one user at a time; 0 = a quarter of those that there is room for", 0, 1_000_000
+    )
     max_unauthenticated: int = _setting(
         256, "connections that have not yet said who they are, counted from accept on", 1, 100_000
     )
@@ -685,7 +689,7 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
     if given is None or given == "":
         where += " (environment variable IGNIS_CONFIG)"
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+        data: dict[str, Any] = tomllib.loads(read_text(path))
     except OSError as exc:
         raise ConfigError(f"{where}: {exc.strerror}") from exc
     except ValueError as exc:  # no TOML, no UTF-8, or a path that is none
@@ -702,6 +706,14 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
             said = value if isinstance(value, (int, float)) else type(value).__name__
             raise ConfigError(f"{where}: {section} = {said} is not {_KINDS[wanted]}")
     return data
+
+
+def check_file(path: str | os.PathLike[str], what: str) -> None:
+    """Raises ConfigError for a file that somebody else is going to open and that is none, or not there."""
+    try:
+        check_regular(path)
+    except OSError as exc:
+        raise ConfigError(f"{what} {os.fspath(path)}: {exc.strerror}") from exc
 
 
 def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:

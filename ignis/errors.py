@@ -466,7 +466,7 @@ class MainGuardError(ConfigError):
 
     def __init__(self, call: str, where: str = RUN_AGAIN) -> None:
         super().__init__(
-            f"{call} in {where}: everything that is not a "
+            f"{call}, in {where}: everything that is not a "
             'definition belongs under  if __name__ == "__main__":  or the handler into a module of its own'
         )
         self.call = call

@@ -54,6 +54,7 @@ __all__ = [
     "check_consumers",
     "failure_of",
     "make_spec",
+    "message_name",
 ]
 
 POOLS = ("thread", "async", "process")
@@ -366,11 +367,7 @@ class Runner:
 
     def _unreadable(self, data: bytes, exc: UnreadableMessageError) -> Failure:
         failure = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
-        try:
-            which = _which(Record(data), 1)
-        except UnreadableMessageError:
-            which = "a message without an envelope"
-        self._log.failed(failure.reason, failure.error, which)
+        self._log.failed(failure.reason, failure.error, message_name(data))
         return failure
 
     def _deadline(self) -> float | None:
@@ -456,6 +453,14 @@ def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
         return fn(context.body, context) if with_context else fn(context.body)
 
     return wrapped(innermost, spec.middleware, spec.pool == "async")
+
+
+def message_name(data: bytes, count: int = 1) -> str:
+    """What a stored message is called in the log, or a batch of which it is the first."""
+    try:
+        return _which(Record(data), count)
+    except UnreadableMessageError:
+        return "a message without an envelope"
 
 
 def _which(record: Record, count: int) -> str:

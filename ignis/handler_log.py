@@ -2,7 +2,8 @@
 
 A handler that fails for every message must be seen, and must not fill a disk. So a failure is logged at once, with its
 traceback, and then at most once in 10 s for each queue and type of exception; the next line says how many were left
-out. Nothing here runs for a message that does not fail.
+out. Failures that another attempt follows are counted apart from those that send a message to the sideline. Nothing here
+runs for a message that does not fail.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ignis.history import type_name
 from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
 
-__all__ = ["HandlerLog"]
+__all__ = ["HandlerLog", "cut"]
 
 log = logging.getLogger("ignis.handler")
 
@@ -43,11 +44,13 @@ class HandlerLog:
     def raised(self, exc: BaseException, message: str, *, again: bool) -> None:
         """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows at once."""
         kind = type_name(exc)
-        count = self._limit.due(kind)
+        # Two limits: what is tried again must not keep quiet that a message failed for good.
+        kept = f"again {kind}" if again else kind
+        count = self._limit.due(kept)
         if count:
             then = "it is tried again" if again else "the message goes to the sideline"
             text = f"{self._name} raised {kind} on {message}; {then}{_more(count)}"
-            self._write(logging.WARNING if again else logging.ERROR, kind, text, exc)
+            self._write(logging.WARNING if again else logging.ERROR, kept, text, exc)
 
     def failed(self, reason: str, error: str, message: str) -> None:
         """A message failed without an exception of the handler's: overran, or could not be read."""
@@ -62,6 +65,14 @@ class HandlerLog:
             "ignored",
             f"{self._name} returned a value of type {type_name(answer)}, which is ignored: the message is done. Only "
             "False fails it, None and True do not (said once)",
+        )
+
+    def ignored_list(self, length: int, count: int) -> None:
+        """The handler of a batch returned a list of another length, which fails nothing. Said once."""
+        self._write_once(
+            "ignored",
+            f"{self._name} returned a list of {length:,} for a batch of {count:,}, which is ignored: the messages are done. A "
+            "list of answers has one for each message (said once)",
         )
 
     def forwarded(self, level: int, key: str, text: str) -> None:
@@ -83,7 +94,7 @@ class HandlerLog:
         try:
             if exc is not None:
                 text = f"{text}\n{''.join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()}"
-            self.send(level, key, _cut(text))
+            self.send(level, key, cut(text))
         except BaseException:
             # Whatever the exception's own text raises, or a parent that is gone: the message's outcome is told elsewhere.
             log_safely(log, level, "%s", text, exc_info=exc)
@@ -93,7 +104,7 @@ def _more(count: int) -> str:
     return f" ({count - 1:,} more like it were not logged)" if count > 1 else ""
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
     """Both ends of a long text: the beginning says what it is, the end where it happened."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) > _MOST_TEXT_BYTES:

@@ -13,6 +13,8 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from ignis.escaping import print_trace
+
 __all__ = ["AfterHandling", "AfterPublish", "Hooks", "call_user_code", "log_safely"]
 
 log = logging.getLogger("ignis.hooks")
@@ -27,7 +29,8 @@ AfterHandling = Callable[[str, int, int], object]
 def log_safely(
     logger: logging.Logger, level: int, text: str, *args: object, exc_info: BaseException | bool | None = None
 ) -> None:
-    """Logs, from a thread that must go on. A log handler that raises is shown on stderr and goes no further.
+    """Logs, from a thread that must go on. A log handler that raises is named in a line of its own and goes no
+    further; where it raises for that as well the error is on stderr.
 
     What is no character in a text or an exception, such as the bytes of a file's name that is not UTF-8, is logged as its
     escape: a stream would refuse the whole line.
@@ -43,9 +46,17 @@ def log_safely(
         else:
             whole = f"{said}\n{trace}".rstrip().encode("utf-8", "backslashreplace").decode("utf-8")
             logger.log(level, "%s", whole)
-    except BaseException:
+    except BaseException as exc:
         with contextlib.suppress(BaseException):
-            traceback.print_exc()
+            _say_unsaid(logger, level, exc)
+
+
+def _say_unsaid(logger: logging.Logger, level: int, exc: BaseException) -> None:
+    """A line could not be logged: said as far as the log lets us, and on stderr where it lets us not at all."""
+    try:
+        logger.log(level, "a line could not be logged: %s", type(exc).__qualname__)
+    except BaseException:
+        print_trace(exc)
 
 
 def _is_utf8(text: str) -> bool:

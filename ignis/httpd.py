@@ -23,7 +23,7 @@ import msgspec
 
 from ignis.errors import ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
-from ignis.places import Places, network_of
+from ignis.places import Places, network_of_connection
 
 __all__ = ["Endpoint", "Exposition", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
 
@@ -113,7 +113,8 @@ class _Server(ThreadingHTTPServer):
         self._places: Places[socket.socket] = Places(
             _MAX_CONNECTIONS, "connections of the endpoint", _MAX_PER_ADDRESS, "connections of one address"
         )
-        self._began_s: dict[socket.socket, float] = {}
+        self._began: dict[socket.socket, tuple[float, str]] = {}
+        """When each began, and what it is counted under."""
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -126,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        network = network_of(client_address)
+        network = network_of_connection(request, client_address)
         with self._lock:
             admitted = self._admit(network, request)
         if not admitted:
@@ -135,20 +136,20 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread to be had: who calls this closes the connection
-            self._leave(network, request)
+            self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._leave(network_of(client_address), request)
+            self._leave(request)
 
     def service_actions(self) -> None:
         """Between two looks for connections: ends those that take too long."""
         overdue_s = time.monotonic() - _CONNECTION_S
         with self._lock:
-            for request, began_s in self._began_s.items():
+            for request, (began_s, _) in self._began.items():
                 if began_s < overdue_s:
                     _cut(request)
 
@@ -160,18 +161,19 @@ class _Server(ThreadingHTTPServer):
             return False
         if self._places.full:
             # Those that were displaced have a thread until they notice.
-            oldest = None if len(self._began_s) >= 2 * _MAX_CONNECTIONS else self._places.displace(network)
+            oldest = None if len(self._began) >= 2 * _MAX_CONNECTIONS else self._places.displace(network)
             if oldest is None:
                 return False
             _cut(oldest)
         self._places.enter(network, request)
-        self._began_s[request] = time.monotonic()
+        self._began[request] = time.monotonic(), network
         return True
 
-    def _leave(self, network: str, request: socket.socket) -> None:
+    def _leave(self, request: socket.socket) -> None:
         with self._lock:
-            self._places.leave(network, request)
-            self._began_s.pop(request, None)
+            began = self._began.pop(request, None)
+            if began is not None:
+                self._places.leave(began[1], request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("request of %s ended early: %s", client_address, sys.exc_info()[1])

@@ -7,6 +7,8 @@ that ``ignis worker`` imports: it would run there in place of the command, which
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +16,7 @@ from ignis.errors import MainGuardError
 
 __all__ = ["check_first_run", "check_start", "imported_by_worker", "running_again"]
 
+_PACKAGE = os.path.dirname(__file__) + os.sep
 _again = [False]
 _imported = [False]
 
@@ -31,7 +34,7 @@ def running_again() -> Iterator[None]:
 def check_first_run(call: str) -> None:
     """Raises MainGuardError in a script that a worker process runs again. ``call`` names what was asked for."""
     if _again[0]:
-        raise MainGuardError(call)
+        raise MainGuardError(f"{call} at {_users_line()}")
 
 
 @contextmanager
@@ -48,4 +51,12 @@ def check_start(call: str) -> None:
     """`check_first_run`, and MainGuardError in a module that ``ignis worker`` imports."""
     check_first_run(call)
     if _imported[0]:
-        raise MainGuardError(call, MainGuardError.IMPORTED)
+        raise MainGuardError(f"{call} at {_users_line()}", MainGuardError.IMPORTED)
+
+
+def _users_line() -> str:
+    """Where the call stands in the user's own file: the innermost line that is not ours."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

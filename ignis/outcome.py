@@ -161,16 +161,21 @@ def _storable(failure: Failure) -> Failure:
 
 def outcome_of(answer: object, log: HandlerLog) -> Outcome:
     """What an answer means; ``log`` is told of one that means nothing. Never raises."""
-    if answer is None or answer is True:
-        return None
-    try:
-        outcome = _meaning(answer)
-    except BaseException:  # it cannot be looked at, such as a proxy with nothing behind it: another value, then
-        outcome = _NOTHING
+    outcome = _weighed(answer)
     if isinstance(outcome, _Nothing):
         log.ignored(answer)
         return None
     return outcome
+
+
+def _weighed(answer: object) -> Outcome | _Nothing:
+    """`_meaning`, which never raises."""
+    if answer is None or answer is True:
+        return None
+    try:
+        return _meaning(answer)
+    except BaseException:  # it cannot be looked at, such as a proxy with nothing behind it: another value, then
+        return _NOTHING
 
 
 class _Nothing:
@@ -221,11 +226,13 @@ def _is_list(answer: object) -> TypeGuard[list[object] | tuple[object, ...]]:
 def batch_outcomes(answer: object, count: int, log: HandlerLog) -> list[Outcome]:
     """`outcome_of` for each of ``count`` messages of a batch."""
     if _is_list(answer):
-        outcomes = [outcome_of(one, log) for one in answer]
         if len(answer) == count:
-            return outcomes
-        if any(isinstance(one, Failure) for one in outcomes):
-            # Which of the messages it means cannot be told.
-            error = f"batch handler failed some of {count} messages in an answer of {len(answer)}"
+            return [outcome_of(one, log) for one in answer]
+        if any(isinstance(_weighed(one), Failure) for one in answer):
+            error = (
+                f"batch handler answered with a list of {len(answer)} for {count} messages: which fail cannot be told"
+            )
             return [Failure(REASON_EXCEPTION, error)] * count
+        log.ignored_list(len(answer), count)
+        return [None] * count
     return [outcome_of(answer, log)] * count

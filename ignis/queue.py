@@ -23,7 +23,7 @@ from ignis.config import (
     resolve,
     shown,
 )
-from ignis.consumer import FLEET, PROCESS, Consumer
+from ignis.consumer import FLEET, PROCESS, START, Consumer
 from ignis.errors import ConfigError, IgnisError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
 from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
 from ignis.handler_form import check_callable
@@ -458,6 +458,7 @@ class Queue(Generic[M]):
 
         def register(target: F) -> F:
             self.add_handler(target, options)
+            self.app.start_late([self])
             return target
 
         return register if fn is None else register(fn)
@@ -491,8 +492,10 @@ class Queue(Generic[M]):
 
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
-        function fits around every handler, a plain function only around what is plain. Raises ConfigError."""
+        function fits around every handler, a plain function only around what is plain. Raises ConfigError, also when the
+        handler runs already: its workers would not know of the layer."""
         check_callable(layer, "middleware", "ctx, call_next")
+        self.check_not_running(layer)
         self.check_middleware(self.app.layers, layer)
         self._middleware.append(layer)
         return layer
@@ -501,6 +504,14 @@ class Queue(Generic[M]):
         """Raises ConfigError where the handler would not run within these of the application, its own, and one more."""
         if self.spec is not None:
             self.spec.check_middleware([*outer, *self._middleware, *inner])
+
+    def check_not_running(self, layer: Middleware) -> None:
+        """Raises ConfigError where a layer comes too late."""
+        if self.consumer is not None:
+            name = getattr(layer, "__qualname__", type(layer).__qualname__)
+            raise ConfigError(
+                f"middleware {name} comes too late: the handler of queue {self.name!r} runs without it; add it before app.start()"
+            )
 
     @property
     def layers(self) -> list[Middleware]:
@@ -567,8 +578,11 @@ class Queue(Generic[M]):
 
     # -- running, by the application and the refresher
 
-    def start(self) -> None:
-        """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent."""
+    def start(self, *, held: bool = False) -> None:
+        """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent.
+
+        ``held``: it claims nothing before `let_go`.
+        """
         with self._life:
             if self.opened and not self._registration.removed:
                 stored = self.app.store.queues.get(self.name)
@@ -577,6 +591,8 @@ class Queue(Generic[M]):
             if self.consumer is None and self.spec is not None:
                 self._take_back()
                 consumer = Consumer(self, self.spec, self.app.consumer_settings)
+                if held:
+                    consumer.pause(START)
                 if self.app.paused:
                     consumer.pause(PROCESS)
                 if self.paused:
@@ -584,6 +600,12 @@ class Queue(Generic[M]):
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
+
+    def let_go(self) -> None:
+        """The consumer that was started ``held`` claims now."""
+        consumer = self.consumer
+        if consumer is not None:
+            consumer.resume(START)
 
     def _take_back(self) -> None:
         """What provably dead processes had claimed goes to the sideline now: nobody need wait for the sweeper's first pass."""

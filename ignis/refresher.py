@@ -188,7 +188,7 @@ class Refresher:
         if queue is None or queue.spec is None:
             self._note_no_handler(record)
             return
-        if self._app.running and queue.consumer is None and self._may_run(record.name):
+        if self._app.running and queue.consumer is None and self.may_run(record.name):
             if not self._start(queue):
                 return
             # What is stored may have been changed by the start: by what the code asks for.
@@ -207,13 +207,14 @@ class Refresher:
     def _known(self, record: QueueRecord) -> Queue[Any] | None:
         """The queue's object here, made when a template fits."""
         known = next((queue for queue in self._app.queues() if queue.name == record.name), None)
-        if (known is None or known.spec is None) and self._may_run(record.name):
+        if (known is None or known.spec is None) and self.may_run(record.name):
             template = next((one for one in self._app.templates if one.fits(record)), None)
             if template is not None:
                 return template.adopt(record.name, record)
         return known
 
-    def _may_run(self, name: str) -> bool:
+    def may_run(self, name: str) -> bool:
+        """Whether the queue is among those that the application was started for."""
         return self._only is None or name in self._only
 
     def _note_no_handler(self, record: QueueRecord) -> None:

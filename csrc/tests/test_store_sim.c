@@ -272,10 +272,13 @@ static void purge(ign_store *store)
     REQUIRE(rc == IGN_OK || allowed(rc));
 }
 
+/* Of a batch that is fetched: compaction makes one batch of neighbours, up to all that there are. */
+enum { FETCHED = 16 << 10 };
+
 static void claim_some(ign_store *store, bool retire, bool flush)
 {
     static const char *const owners[] = {"one", "two"};
-    uint8_t batch[1024];
+    uint8_t batch[FETCHED];
     ign_slice slices[4];
     uint32_t count;
     bool expired;
@@ -288,6 +291,7 @@ static void claim_some(ign_store *store, bool retire, bool flush)
         return;
     ign_store_run runs[4];
     for (uint32_t i = 0; i < count; i++) {
+        REQUIRE(slices[i].bytes <= sizeof batch);
         rc = ign_store_fetch(store, &slices[i], batch);
         REQUIRE(rc == IGN_OK || allowed(rc) || rc == IGN_E_STALE);
         runs[i] = (ign_store_run){.first = slices[i].first + slices[i].from, .last = slices[i].first + slices[i].to - 1};
@@ -383,14 +387,14 @@ static struct {
 static void look(ign_store *store, ign_shard *shard, uint32_t *records, uint64_t *ids)
 {
     static ign_slice slices[IDS];
-    uint8_t batch[1024];
+    uint8_t batch[FETCHED];
     uint32_t count;
     *records = 0;
     *ids = 0;
     REQUIRE(ign_store_shard(store, magazine, 0, shard) == IGN_OK);
     REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
     for (uint32_t i = 0; i < count; i++) {
-        REQUIRE(ign_store_fetch(store, &slices[i], batch) == IGN_OK);
+        REQUIRE(slices[i].bytes <= sizeof batch && ign_store_fetch(store, &slices[i], batch) == IGN_OK);
         for (uint32_t k = slices[i].from; k < slices[i].to; k++, ++*records)
             *ids += batch_read(batch, &slices[i], magazine, k) * 0x9E3779B97F4A7C15ull ^ (slices[i].first + k);
     }
@@ -500,7 +504,7 @@ static void check_all(int process, ign_store_io *io)
     ign_store *store;
     static ign_slice slices[IDS];
     static bool found[IDS];
-    uint8_t batch[1024];
+    uint8_t batch[FETCHED];
     uint32_t count;
     int rc = ign_store_open(&store, io, &options);
     TELL("open: %d errno %d\n", rc, errno);
@@ -517,7 +521,7 @@ static void check_all(int process, ign_store_io *io)
             compare_with_alive(store);
         REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
         for (uint32_t i = 0; i < count; i++) {
-            REQUIRE(ign_store_fetch(store, &slices[i], batch) == IGN_OK);
+            REQUIRE(slices[i].bytes <= sizeof batch && ign_store_fetch(store, &slices[i], batch) == IGN_OK);
             for (uint32_t k = slices[i].from; k < slices[i].to; k++) {
                 uint64_t id = batch_read(batch, &slices[i], magazine, k);
                 REQUIRE(id > 0 && id < next_id && model[id].sent && !model[id].never); /* nothing is invented */

@@ -12,7 +12,8 @@ __all__ = ["AllowAll", "Anyone", "Authenticator", "Credentials", "Principal"]
 class Credentials:
     """What a client said in CONNECT, and what its connection shows. Never logged: `repr` hides the secrets.
 
-    ``certificate`` is the subject's common name of a verified client certificate; empty without mutual TLS.
+    ``certificate`` is the subject's common name of a verified client certificate; empty without mutual TLS. ``peer``: address and
+    port, for logs. ``network``: what the connection is counted under, see `ignis.places`; empty = by the peer's address.
     """
 
     token: str = ""
@@ -20,6 +21,7 @@ class Credentials:
     password: str = ""
     certificate: str = ""
     peer: str = ""
+    network: str = ""
 
     @property
     def by_password(self) -> bool:

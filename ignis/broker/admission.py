@@ -3,10 +3,12 @@
 A connection is a stranger from `Admission.enter` until its client has said who it is, so one that never begins the TLS
 handshake is counted like any other. Strangers have places of their own, few of them for each address. When all are taken,
 an address that has fewer than the one with the most takes the oldest place of that one: no address can keep the others out.
+Who is known counts against the share of its user: no login can keep the others out either.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from ignis.config import BrokerSettings
@@ -15,15 +17,20 @@ from ignis.places import Places
 
 __all__ = ["Admission", "Visitor"]
 
+_SHARES = 4
+"""One user has at most one of so many parts of the connections."""
+
 
 class Visitor:
     """One accepted connection. ``close`` ends it at once; whoever accepts it sets it."""
 
-    __slots__ = ("close", "network")
+    __slots__ = ("close", "holder", "network")
 
     def __init__(self, network: str, close: Callable[[], object]) -> None:
         self.network = network
         self.close = close
+        self.holder = ""
+        """Whose share it is of, once that is known."""
 
 
 class Admission:
@@ -35,8 +42,12 @@ class Admission:
     """
 
     def __init__(self, settings: BrokerSettings, most: int | None = None) -> None:
+        most = settings.max_connections if most is None else min(most, settings.max_connections)
+        self._share = settings.max_connections_per_user or max(1, most // _SHARES)
+        self._shares: Counter[str] = Counter()
+        """Connections of each user."""
         self._all: Places[Visitor] = Places(
-            settings.max_connections if most is None else min(most, settings.max_connections),
+            most,
             "broker.max_connections",
             settings.max_connections_per_address,
             "broker.max_connections_per_address",
@@ -87,14 +98,31 @@ class Admission:
         self._strangers.enter(network, visitor)
         return visitor
 
-    def known(self, visitor: Visitor) -> None:
-        """Its client has said who it is. Idempotent."""
+    def known(self, visitor: Visitor, holder: str = "") -> None:
+        """Its client has said who it is.
+
+        Args:
+            holder: whose share of the connections it takes of; empty = nobody's.
+
+        Raises TooManyRequestsError naming the setting: that share is used up, and it must be closed.
+        """
+        if holder and self._shares[holder] >= self._share:
+            self.refused += 1
+            raise TooManyRequestsError(self._shares[holder] + 1, self._share, "broker.max_connections_per_user")
         self._strangers.leave(visitor.network, visitor)
+        if holder:
+            visitor.holder = holder
+            self._shares[holder] += 1
 
     def leave(self, visitor: Visitor) -> None:
         """The connection is closed. Idempotent."""
         self._strangers.leave(visitor.network, visitor)
         self._all.leave(visitor.network, visitor)
+        if visitor.holder:
+            self._shares[visitor.holder] -= 1
+            if not self._shares[visitor.holder]:
+                del self._shares[visitor.holder]
+            visitor.holder = ""
 
     def _displace(self, network: str) -> bool:
         """Closes a stranger of another address, if that has more of them than this one would have."""

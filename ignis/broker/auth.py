@@ -19,14 +19,19 @@ from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.throttle import Throttle
 from ignis.broker.users import User, Users, load_users
 from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
+from ignis.places import network_of
 
 __all__ = ["KnownUser", "UsersFile"]
 
 log = logging.getLogger("ignis.broker")
 
 _LOOK_AGAIN_S = 1.0
-_FREE_FAILURES_PEER = 10
-_FREE_FAILURES_USER = 50
+_FREE_FAILURES = 10
+_FREE_WHEN_SUSPECT = 1
+_SUSPECT_FAILURES = 50
+_NAMES_SHOWN = 5
+_MOST_NAME = 129
+"""Of a name that is remembered for its failures; no user's is as long."""
 _REFUSED = "unknown user, or wrong password, token or certificate"
 _NO_DIGEST = "0" * 64
 
@@ -72,11 +77,14 @@ class UsersFile:
         self._lock = threading.Lock()
         self._throttled = RepeatedLog(log, logging.WARNING, clock)
         self._denied = RepeatedLog(log, logging.WARNING, clock)
-        self._peers = Throttle(_FREE_FAILURES_PEER, clock=clock)
-        self._names = Throttle(_FREE_FAILURES_USER, clock=clock)
+        self._guesses = Throttle(_FREE_FAILURES, clock=clock)
+        """By address and name, so that nobody's wrong guesses keep out another user, nor the same one elsewhere."""
+        self._suspect = Throttle(_SUSPECT_FAILURES, clock=clock)
+        """By address, and by name: of one with many failures each pair has few that are free."""
         self._nobody = hash_password("nobody has this password")
         self._users: dict[str, User] = {}
         self._by_token: dict[str, tuple[User, str]] = {}
+        self._certificates: bool | None = None
         self._seen = self._stamp()
         self._take(load_users(path))
         self._next_look = clock() + _LOOK_AGAIN_S
@@ -85,26 +93,35 @@ class UsersFile:
         """The user whom the token, else the name and password, else the client certificate proves.
 
         Raises:
-            UnauthenticatedError: refused. TooManyRequestsError: too many failures from this address or for this user; nothing
-            was checked.
+            UnauthenticatedError: refused. TooManyRequestsError: too many failures of this name from this address; a password
+            was not checked. Tokens and certificates always are: nobody guesses them, and it costs nothing.
         """
         self._refresh()
-        peer = _address(credentials.peer)
-        name = credentials.user
-        waits = (self._peers.wait_s(peer), self._names.wait_s(name) if name else 0.0)
-        if max(waits) > 0:
-            self._throttled("login from %s refused for %.0f s more: too many failures", peer, max(waits))
-            raise TooManyRequestsError(_FREE_FAILURES_PEER, _FREE_FAILURES_PEER, "failed logins")
-        user = self._proved(credentials)
+        where = credentials.network or network_of((_host(credentials.peer),))
+        name = credentials.user[:_MOST_NAME] if credentials.by_password else ""
+        key = where, name
+        user = None if credentials.by_password else self._proved(credentials)
         if user is None:
-            self._peers.failed(peer)
-            if name:
-                self._names.failed(name)
-            self._denied("login from %s refused", peer)
+            wait_s = self._guesses.wait_s(key)
+            if wait_s > 0:
+                self._throttled("login from %s refused for %.0f s more: too many failures", where, wait_s)
+                raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, "failed logins")
+            if credentials.by_password:
+                user = self._proved(credentials)
+        if user is None:
+            self._failed(where, name)
+            self._denied("login from %s refused", where)
             raise UnauthenticatedError(_REFUSED)
-        self._peers.succeeded(peer)
-        self._names.succeeded(user.name)
+        self._guesses.succeeded(key)
         return KnownUser(user)
+
+    def _failed(self, where: str, name: str) -> None:
+        """What is suspect is not forgotten at a success: who has a password of his own could guess those of others for ever."""
+        suspects = [("address", where), *([("name", name)] if name else [])]
+        suspect = any(self._suspect.failures(one) >= _SUSPECT_FAILURES for one in suspects)
+        self._guesses.failed((where, name), _FREE_WHEN_SUSPECT if suspect else None)
+        for one in suspects:
+            self._suspect.failed(one)
 
     def _proved(self, credentials: Credentials) -> User | None:
         if credentials.token:
@@ -129,12 +146,27 @@ class UsersFile:
 
     # -- the file
 
+    def certificates_checked(self, checked: bool) -> None:
+        """Whether the broker asks its clients for certificates: if not, users who have nothing else are warned of, now and when
+        the file is read again."""
+        self._certificates = checked
+        self._warn()
+
+    def _warn(self) -> None:
+        names = [user.name for user in self._users.values() if user.certificate]
+        if names and self._certificates is False:
+            shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+            log.warning(
+                "%d user(s) may connect with a client certificate (%s), but no client is asked for one: give the broker "
+                "--tls-client-ca", len(names), shown,
+            )  # fmt: skip
+
     def _stamp(self) -> tuple[int, int, int]:
         try:
             found = os.stat(self._path)
         except OSError:
             return (0, 0, 0)
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return found.st_ino, found.st_ctime_ns, found.st_size  # of a change of owner or mode as well
 
     def _take(self, users: Users) -> None:
         self._by_token = {token.id: (user, token.digest) for user in users.users for token in user.tokens}
@@ -157,9 +189,10 @@ class UsersFile:
                 log.error("the users as they were before stay in force: %s", exc)
             else:
                 log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
+                self._warn()
 
 
-def _address(peer: str) -> str:
+def _host(peer: str) -> str:
     """The address without the port, which is another one with every connection."""
     host, _, port = peer.rpartition(":")
     return host if host and port.isdigit() else peer

@@ -109,11 +109,14 @@ class Calling:
         self._count(-len(request.payload))
         if self._bytes <= self._allowed_bytes() // 2:
             session.resume(_REASON)
-        session.broker.unread.made(room, 0 if isinstance(reply, BaseException) else len(reply.payload))
+        session.broker.unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes)
         if isinstance(reply, BaseException):
             session.refuse(request.request_id, reply)
         else:
             if reply.after is not None:
                 reply.after(session)
-            session.answer(reply.command, request.request_id, reply.payload)
+            if reply.claims is None:
+                session.answer(reply.command, request.request_id, reply.payload)
+            else:
+                session.answer_run(1, reply.claims.frame(reply.command, request.request_id, reply.payload))
         self.run()

@@ -16,6 +16,7 @@ from ignis.broker.delivery import packed
 from ignis.broker.holding import Held, Run, as_pointers, runs_in, runs_of
 from ignis.broker.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
 from ignis.broker.requests import Reply
+from ignis.native.wire import ClaimsFrame
 
 if TYPE_CHECKING:
     from ignis.broker.session import Session
@@ -42,15 +43,17 @@ def lost_runs(lost: Mapping[int, Sequence[int]]) -> list[Run]:
 
 def _fire(session: Session, payload: bytes, bound: int) -> Reply:
     head, _ = unpack(payload, Fire)
-    result = _magazines(session).fire(
+    claims = ClaimsFrame()
+    result = _magazines(session).fire_into(
+        claims,
         head.magazine,
         head.limit,
         owner_for(head.owner, session.owner),
         head.shards,
         max_bytes=min(head.max_bytes, bound),
     )
-    found = packed(result)
-    return Reply(_RESULT, found.payload, lambda held_by: held_by.hold(head.magazine, found.runs, fired=True))
+    found = packed(claims, result)
+    return Reply(_RESULT, found.head, lambda held_by: held_by.hold(head.magazine, found.runs, fired=True), claims)
 
 
 def _claim(session: Session, payload: bytes, bound: int) -> Reply:

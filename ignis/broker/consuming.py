@@ -247,6 +247,9 @@ class Consuming:
             then(mine)
             return
 
+        def look(runs: list[Run]) -> list[Run]:
+            return self._claimed(magazine, runs)
+
         def found(more: list[Run]) -> None:
             self._next_look()
             then(mine + more)
@@ -257,7 +260,7 @@ class Consuming:
             self._next_look()
             refuse(exc)
 
-        self._looks.append(lambda: session.broker.call(partial(self._claimed, magazine), found, rest, failed))
+        self._looks.append(lambda: session.broker.call(look, found, rest, failed))
         if len(self._looks) == 1:
             self._looks[0]()
 

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.broker.commands import Command
-from ignis.broker.holding import Run, runs_of
+from ignis.broker.holding import Run
 from ignis.broker.payloads import Delivery, pack
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
-from ignis.native.wire import pack_claims
-from ignis.storage.base import MOST_FRUITLESS, Claim, FireResult
+from ignis.native import PackedBatch
+from ignis.native.wire import ClaimsFrame, pack_claims
+from ignis.storage.base import MOST_FRUITLESS
+from ignis.storage.together import FiredInto
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -45,24 +47,24 @@ _RETRY_S = 0.5
 
 
 class Packed(NamedTuple):
-    """What a claim found, ready to be sent."""
+    """What a claim found, ready to be sent: the frame, and the head of its payload."""
 
-    payload: bytes
+    claims: ClaimsFrame
+    head: bytes
     runs: list[Run]
     messages: int
     more: bool
     error: Exception | None = None
 
 
-def packed(result: FireResult) -> Packed:
+def packed(claims: ClaimsFrame, found: FiredInto) -> Packed:
     """In whichever thread made the claim, so that the event loop has nothing left to do per message."""
-    head = Delivery(result.more, result.expired, result.holes)
-    runs = [run for claim in result.claims for run in runs_of(claim.shard, claim.pointers)]
-    return Packed(pack(head, pack_claims(result.claims)), runs, result.total(), result.more)
+    head = pack(Delivery(found.more, found.expired, found.holes))
+    return Packed(claims, head, claims.runs, claims.messages, found.more)
 
 
-_NOTHING = Packed(b"", [], 0, False)
-_PAUSED = Packed(b"", [], 0, False)
+_NOTHING = Packed(ClaimsFrame(), b"", [], 0, False)
+_PAUSED = Packed(ClaimsFrame(), b"", [], 0, False)
 """Of a queue whose consumers are paused: there may be messages, and nobody is to have them."""
 
 
@@ -108,9 +110,12 @@ class Taking:
         self._consumer = consumer
         self._runs: list[Run] = []
 
-    def give(self, claims: Sequence[Claim]) -> None:
+    def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
         """They are the consumer's, if they are stored."""
-        found = packed(FireResult(list(claims), {}, 0, False))
+        claims = ClaimsFrame()
+        for (shard, batch), first in zip(batches, firsts, strict=True):
+            claims.add_batch(shard, first, batch)
+        found = packed(claims, FiredInto({}, 0, False))
         self._runs = found.runs
         self._pump.hand_over(self._consumer, found)
 
@@ -320,12 +325,13 @@ class Pump:
         if sequence == self._empty_at and not consumer.due:
             return _NOTHING
         max_bytes = min(consumer.max_bytes, _MOST_BYTES_AT_ONCE)
-        result = magazines.try_fire(self.magazine, limit, consumer.session.owner, max_bytes=max_bytes)
+        claims = ClaimsFrame()
+        result = magazines.try_fire_into(claims, self.magazine, limit, consumer.session.owner, max_bytes)
         if result is None:
             return None
         if not result.more:
             self._empty_at = sequence
-        return packed(result)
+        return packed(claims, result)
 
     def _fire_in_thread(self, consumer: Consumer, limit: int) -> None:
         self._firing, self._again = True, False
@@ -350,12 +356,13 @@ class Pump:
             self._application.recover(self.magazine)
             if self._application.paused(self.magazine):
                 return consumer, _PAUSED
-            found = self._application.store.magazines.fire(
-                self.magazine, limit, consumer.session.owner, max_bytes=consumer.max_bytes
+            claims = ClaimsFrame()
+            found = self._application.store.magazines.fire_into(
+                claims, self.magazine, limit, consumer.session.owner, max_bytes=consumer.max_bytes
             )
-            return consumer, packed(found)
+            return consumer, packed(claims, found)
         except Exception as exc:
-            return consumer, Packed(b"", [], 0, False, exc)
+            return consumer, _NOTHING._replace(error=exc)
 
     def _fired(self, found: tuple[Consumer, Packed]) -> None:
         self._firing = False
@@ -385,9 +392,9 @@ class Pump:
         if consumer.once:
             self.remove(consumer)
             session.consuming.pulled(consumer)
-            session.answer(Command.DELIVER, consumer.request_id, claimed.payload)
+            session.answer_run(1, claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
         else:
-            session.deliver(consumer.request_id, claimed.payload)
+            session.deliver(claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
             if self._subscriptions and self._subscriptions[0] is consumer:
                 self._subscriptions.rotate(-1)
         session.flush()

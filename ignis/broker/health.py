@@ -20,6 +20,8 @@ __all__ = ["broker_endpoint"]
 R = TypeVar("R")
 
 _LOOP_S = 5.0
+_NOT_SHOWN = ("store",)
+"""Of a broker's status: the URL names a directory, and whoever reaches the port would read it."""
 
 
 def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> Endpoint:
@@ -38,7 +40,7 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> Endpo
 
     def health(rest: str) -> Reply:
         try:
-            status = _on_loop(broker, broker.status)
+            status = {name: value for name, value in _on_loop(broker, broker.status).items() if name not in _NOT_SHOWN}
         except WaitTimeoutError as exc:
             return json_reply(503, {"status": "failing", "error": str(exc)})
         if status["draining"]:

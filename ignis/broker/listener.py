@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ignis.broker.admission import Admission, Visitor
 from ignis.broker.descriptors import check_descriptor
 from ignis.errors import AddressInUseError, ConfigError, IgnisError, TooManyRequestsError
-from ignis.places import network_of
+from ignis.places import network_of_connection
 
 __all__ = ["Listener"]
 
@@ -135,7 +135,7 @@ class Listener:
         sock.setblocking(False)
         try:
             check_descriptor(sock.fileno(), self._reserved)
-            visitor = self._admission.enter(network_of(address), sock.close)
+            visitor = self._admission.enter(network_of_connection(sock, address), sock.close)
         except TooManyRequestsError as exc:
             self._refuse(sock, exc)
             return

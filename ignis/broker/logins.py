@@ -1,4 +1,7 @@
-"""Logins whose check is slow on purpose stand in a line of their own, so that they hold up nobody else. No I/O."""
+"""Logins whose check is slow on purpose stand in a line of their own, so that they hold up nobody else. No I/O.
+
+The addresses take turns in it, and at each address the names: whoever sends many waits for his own.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,21 @@ class Timer(Protocol):
 
 
 class _Login:
-    __slots__ = ("begin", "gone", "refused", "timer")
+    __slots__ = ("address", "begin", "gone", "name", "refused", "timer")
 
     def __init__(
-        self, begin: Callable[[], None], refused: Callable[[BaseException], None], gone: Callable[[], bool]
+        self,
+        begin: Callable[[], None],
+        refused: Callable[[BaseException], None],
+        gone: Callable[[], bool],
+        address: str,
+        name: str,
     ) -> None:
         self.begin = begin
         self.refused = refused
         self.gone = gone
+        self.address = address
+        self.name = name
         self.timer: Timer | None = None
 
 
@@ -41,55 +51,100 @@ class Logins:
     def __init__(self, later: Callable[[float, Callable[[], None]], Timer]) -> None:
         self._later = later
         self._running = 0
-        self._line: dict[_Login, None] = {}
-
-    @property
-    def waiting(self) -> int:
-        return len(self._line)
+        self._line: dict[str, dict[str, dict[_Login, None]]] = {}
+        """Address -> name -> its logins, the oldest first; whose turn is next stands first."""
+        self.waiting = 0
 
     def enter(
-        self, begin: Callable[[], None], refused: Callable[[BaseException], None], gone: Callable[[], bool]
+        self,
+        begin: Callable[[], None],
+        refused: Callable[[BaseException], None],
+        gone: Callable[[], bool],
+        address: str = "",
+        name: str = "",
     ) -> None:
         """Begins the check when its turn comes; `left` is due when it has ended.
 
         Args:
             begin: begins it.
-            refused: is given a TooManyRequestsError instead, at once when `MOST_WAITING` wait, or after `WAIT_S`.
+            refused: is given a TooManyRequestsError instead: at once when `MOST_WAITING` wait and no other address or name has
+                more of them, later when its place is given to another one, or after `WAIT_S`.
             gone: whether nobody waits for it any more: then it is skipped.
+            address, name: whose it is.
         """
         if self._running < AT_A_TIME:
             self._running += 1
             begin()
             return
-        if len(self._line) >= MOST_WAITING:
-            for one in [one for one in self._line if one.gone()]:
+        if self.waiting >= MOST_WAITING:
+            for one in [one for one in self._all() if one.gone()]:
                 self._take(one)
-        if len(self._line) >= MOST_WAITING:
-            refused(_too_many(len(self._line) + 1))
-            return
-        login = _Login(begin, refused, gone)
+        if self.waiting >= MOST_WAITING:
+            found = self._of_another(address, name)
+            if found is None:
+                refused(_too_many(self.waiting + 1))
+                return
+            self._take(found)
+            found.refused(_too_many(self.waiting + 1))
+        login = _Login(begin, refused, gone, address, name)
         login.timer = self._later(WAIT_S, lambda: self._waited(login))
-        self._line[login] = None
+        self._line.setdefault(address, {}).setdefault(name, {})[login] = None
+        self.waiting += 1
 
     def left(self) -> None:
         """A check has ended."""
         self._running -= 1
         while self._line and self._running < AT_A_TIME:
-            login = next(iter(self._line))
+            login = self._next()
             self._take(login)
             if not login.gone():
                 self._running += 1
                 login.begin()
 
+    def _all(self) -> list[_Login]:
+        return [one for names in self._line.values() for logins in names.values() for one in logins]
+
+    def _next(self) -> _Login:
+        """Whose turn it is; its address and name are the last ones afterwards."""
+        address = next(iter(self._line))
+        names = self._line[address] = self._line.pop(address)
+        name = next(iter(names))
+        logins = names[name] = names.pop(name)
+        return next(iter(logins))
+
+    def _of_another(self, address: str, name: str) -> _Login | None:
+        """The newest of the address, else of the name at this address, that has most of them, when that would not have fewer
+        left than this one then."""
+        of_address = {one: sum(map(len, names.values())) for one, names in self._line.items()}
+        most = max(of_address, key=of_address.__getitem__)
+        if of_address[most] <= of_address.get(address, 0) + 1:
+            most = address
+        names = {one: len(logins) for one, logins in self._line.get(most, {}).items()}
+        if not names:
+            return None
+        fullest = max(names, key=names.__getitem__)
+        if most == address and names[fullest] <= names.get(name, 0) + 1:
+            return None
+        return next(reversed(self._line[most][fullest]))
+
     def _take(self, login: _Login) -> None:
-        del self._line[login]
+        names = self._line[login.address]
+        logins = names[login.name]
+        del logins[login]
+        if not logins:
+            del names[login.name]
+        if not names:
+            del self._line[login.address]
+        self.waiting -= 1
         if login.timer is not None:
             login.timer.cancel()
+            login.timer = None
 
     def _waited(self, login: _Login) -> None:
-        if login in self._line:
-            waiting = len(self._line)
-            del self._line[login]
+        if login.timer is not None:
+            waiting = self.waiting
+            login.timer = None
+            self._take(login)
             login.refused(_too_many(waiting))
 
 

@@ -79,11 +79,11 @@ T = TypeVar("T")
 # What each field of a request may be, checked when it is decoded. Names that are any text, such as a lock's id, are bounded
 # here and checked by `ignis.storage.checks` before the store is asked.
 
-Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
-Magazine = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}(?:_SIDELINE)?\Z")]
-Scope = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
+Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}\Z")]
+Magazine = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}(?:_SIDELINE)?\Z")]
+Scope = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._@-]{1,200}\Z")]
 LockName = Annotated[str, Meta(min_length=1, max_length=MAX_TABLE_LOCK_BYTES)]
-Table = Annotated[str, Meta(pattern=rf"\A[A-Za-z0-9._#-]{{0,{MAX_TABLE_BYTES}}}\Z")]
+Table = Annotated[str, Meta(max_length=MAX_TABLE_BYTES)]
 Farm = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,128}\Z")]
 Owner = Annotated[str, Meta(pattern=r"\A[ -~]{0,255}\Z")]
 Bin = Annotated[str, Meta(min_length=1, max_length=15)]

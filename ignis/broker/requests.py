@@ -43,7 +43,7 @@ from ignis.errors import (
     QueueNotFoundError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.native.wire import unpack_send_batch
+from ignis.native.wire import ClaimsFrame, unpack_send_batch
 from ignis.storage.base import KEEP_TTL, Fence, LockRecord, LockTable, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
@@ -66,6 +66,12 @@ class Reply(NamedTuple):
     command: int
     payload: bytes
     after: Callable[[Session], object] | None = None
+    claims: ClaimsFrame | None = None
+    """What follows the payload."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.payload) + (0 if self.claims is None else self.claims.nbytes)
 
 
 class Asked(NamedTuple):

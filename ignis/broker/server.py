@@ -21,6 +21,7 @@ from ignis.app import Ignis
 from ignis.broker.access import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.admission import Admission
 from ignis.broker.application import Application
+from ignis.broker.auth import UsersFile
 from ignis.broker.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.cluster import Cluster, make_cluster
 from ignis.broker.commands import Command
@@ -179,6 +180,8 @@ class Broker:
             await self._close()
             raise
         self._ticker = self.loop.create_task(self._tick())
+        if isinstance(self.authenticator, UsersFile):
+            self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
         log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
 
     def request_stop(self) -> None:
@@ -353,10 +356,10 @@ class Broker:
         def begin() -> None:
             self._submit(self._password_threads, work, ended(admitted), None, ended(refused))
 
-        self._logins.enter(begin, refused, gone)
+        self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
 
     def holder(self, principal: Principal, peer: str) -> str:
-        """Under what the applications that a connection uses are counted: its user, or without users its address; of this
+        """Under what a connection and the applications that it uses are counted: its user, or without users its address; of this
         machine's own connections to an open broker nothing."""
         if not self.authenticator.open:
             return f"user {principal.name}"
@@ -472,7 +475,6 @@ class Broker:
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
         assert session.application is not None
-        self.admission.known(session.visitor)
         self._present.setdefault(self._key(session, session.application), []).append(session)
         found = self._lost.pop(self._key(session, session.application), None)
         if found is None:

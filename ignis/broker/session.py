@@ -41,6 +41,11 @@ __all__ = ["Session"]
 
 log = logging.getLogger("ignis.broker")
 
+_JOINED_BYTES = 65_536
+"""What is sent in one piece; more is not copied for that."""
+_MOST_PIECES = 512
+"""Of one call of the system."""
+
 
 class Session(asyncio.BufferedProtocol):
     """See the module.
@@ -73,7 +78,7 @@ class Session(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._fd = -1
         """Of a connection without TLS, as long as its transport is open."""
-        self._out: list[bytes] = []
+        self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flush_planned = False
         self._paused_by: set[str] = set()
@@ -209,7 +214,7 @@ class Session(asyncio.BufferedProtocol):
 
     # -- out
 
-    def write(self, frame: bytes) -> None:
+    def write(self, frame: bytes | memoryview) -> None:
         """Everything written in one turn of the loop goes out in one call."""
         if self.closed or self._transport is None:
             return
@@ -224,19 +229,24 @@ class Session(asyncio.BufferedProtocol):
         transport = self._transport
         if not self._out or transport is None or self.closed:
             return
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out.clear()
-        self._out_bytes = 0
-        self.broker.bytes_out += len(data)
+        out, size = self._out, self._out_bytes
+        self._out, self._out_bytes = [], 0
+        if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
+            out = [b"".join(out)]
+        self.broker.bytes_out += size
         sent = 0
         if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
             # The event loop's own write waits for the end of the turn.
             try:
-                sent = os.write(self._fd, data)
+                sent = os.write(self._fd, out[0]) if len(out) == 1 else os.writev(self._fd, out)
             except OSError:
                 sent = 0  # no room, or the connection is broken, which the transport finds out in its own way
-        if sent < len(data):
-            transport.write(data[sent:] if sent else data)
+        if sent == size:
+            return
+        for data in out:
+            if sent < len(data):
+                transport.write(memoryview(data)[sent:] if sent else data)
+            sent = max(0, sent - len(data))
 
     def _flush(self) -> None:
         self._flush_planned = False
@@ -246,7 +256,7 @@ class Session(asyncio.BufferedProtocol):
         if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
 
-    def answer_run(self, count: int, frames: bytes) -> None:
+    def answer_run(self, count: int, frames: bytes | memoryview) -> None:
         """Ready-made frames that end so many pending requests."""
         self._machine.pending -= count
         self.write(frames)
@@ -258,9 +268,9 @@ class Session(asyncio.BufferedProtocol):
     def result(self, request_id: int, value: Any) -> None:
         self.answer(Command.RESULT, request_id, pack(value))
 
-    def deliver(self, request_id: int, payload: bytes) -> None:
+    def deliver(self, frame: memoryview) -> None:
         """Messages for a subscription: no pending request ends with them."""
-        self.write(self._machine.answer(Command.DELIVER, request_id, payload, count=0))
+        self.write(frame)
 
     def refuse(self, request_id: int, exc: BaseException) -> None:
         """ERROR for one pending request."""
@@ -490,7 +500,7 @@ class Session(asyncio.BufferedProtocol):
         tls: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         if tls is not None:
             certificate = common_name(tls.getpeercert() or {})
-        credentials = Credentials(head.token, head.user, head.password, certificate, self.peer)
+        credentials = Credentials(head.token, head.user, head.password, certificate, self.peer, self.visitor.network)
         self.broker.authenticate(
             credentials,
             head,
@@ -503,10 +513,12 @@ class Session(asyncio.BufferedProtocol):
         if self.closed or self._closing:
             self.broker.left(application, self.broker.holder(principal, self.peer))
             return
+        holder = self.broker.holder(principal, self.peer)
         try:
             self.owner = claimant(principal.name, head)
-        except ConfigError as exc:
-            self.broker.left(application, self.broker.holder(principal, self.peer))
+            self.broker.admission.known(self.visitor, holder)
+        except (ConfigError, TooManyRequestsError) as exc:
+            self.broker.left(application, holder)
             self.end(exc)
             return
         self.principal = principal

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
+import stat
 
 from ignis.errors import ConfigError
+from ignis.regular_files import check_regular
+from ignis.storage.private_directory import check_file
 
 __all__ = ["client_context", "server_context"]
+
+log = logging.getLogger("ignis.broker")
 
 PathLike = str | os.PathLike[str]
 
 
 def server_context(certificate: PathLike, key: PathLike, *, client_ca: PathLike | None = None) -> ssl.SSLContext:
-    """TLS 1.2 or newer with the broker's certificate.
+    """TLS 1.2 or newer with the broker's certificate. A key that everybody may read is warned of.
 
     Args:
         certificate: the chain, the broker's own certificate first. key: its private key, without a passphrase.
         client_ca: mutual TLS: every client must show a certificate that these authorities signed.
 
     Raises:
-        ConfigError: a file cannot be read, or key and certificate do not belong together.
+        ConfigError: a file cannot be read or could be replaced by another user (see `ignis.storage.private_directory`), or key
+        and certificate do not belong together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -41,7 +48,8 @@ def client_context(
         certificate, key: for mutual TLS; ``key`` may be left out when it is in the same file.
 
     Raises:
-        ConfigError: a file cannot be read, or key and certificate do not belong together.
+        ConfigError: a file cannot be read or could be replaced by another user (see `ignis.storage.private_directory`), or key
+        and certificate do not belong together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -61,7 +69,14 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
         # Without this OpenSSL would ask on the terminal and wait for ever.
         raise ConfigError(f"TLS key {os.fspath(key or certificate)} has a passphrase; the key must have none")
 
+    for path in (certificate, key or certificate):
+        check_file(path, "TLS key" if path is key else "TLS certificate")
     try:
+        for one in (certificate, key):
+            if one is not None:
+                check_regular(one)
+        if os.stat(key or certificate).st_mode & stat.S_IROTH:
+            log.warning("TLS key %s may be read by everybody: chmod 600 it", os.fspath(key or certificate))
         context.load_cert_chain(certificate, key, password=no_passphrase)
     except (OSError, ssl.SSLError) as exc:
         where = f"{os.fspath(certificate)}" + (f" and key {os.fspath(key)}" if key is not None else "")
@@ -69,7 +84,9 @@ def _load_pair(context: ssl.SSLContext, certificate: PathLike, key: PathLike | N
 
 
 def _load_authorities(context: ssl.SSLContext, ca: PathLike) -> None:
+    check_file(ca, "TLS authorities")
     try:
+        check_regular(ca)
         context.load_verify_locations(ca)
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"TLS authorities {os.fspath(ca)}: {exc.strerror or exc}") from exc

@@ -19,6 +19,8 @@ from ignis.broker.permissions import Rule
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.regular_files import regular_only
+from ignis.storage.private_directory import check_way
 
 __all__ = ["Token", "User", "Users", "editing", "load_users"]
 
@@ -64,21 +66,32 @@ class Users(msgspec.Struct, forbid_unknown_fields=True):
         return next((user for user in self.users if user.name == name), None)
 
 
-def load_users(path: str | os.PathLike[str]) -> Users:
+def load_users(path: str | os.PathLike[str], *, as_owner: bool = False) -> Users:
     """Reads and checks the file.
 
-    Raises ConfigError: it is not there, others may read it, or something in it makes no sense. The text never has a secret.
+    Args:
+        as_owner: for root, who looks at the file of another user and trusts that one: a broker trusts root and its own user.
+
+    Raises ConfigError: it is not there, belongs to another user, others may read it or could replace it, or something in it
+    makes no sense. The text never has a secret.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = regular_only(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as exc:
         raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
     with open(descriptor, "rb") as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077:
+        here = os.geteuid()
+        if found.st_uid not in (here, 0) and not (as_owner and here == 0):
+            raise ConfigError(
+                f"users file {os.fspath(path)} belongs to user {found.st_uid}, who says with it who may do what; it must "
+                f"belong to user {here}, as which this process runs, or to root (chown {here})"
+            )
+        if found.st_mode & 0o077:
             raise ConfigError(
                 f"users file {os.fspath(path)} has mode {found.st_mode & 0o777:o}: only its owner may read it (chmod 600)"
             )
+        check_way(path, "users file", owners=(found.st_uid,) if as_owner and here == 0 else ())
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"users file {os.fspath(path)} is larger than {MAX_BYTES} bytes")
@@ -101,19 +114,23 @@ def load_users(path: str | os.PathLike[str]) -> Users:
 def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
     """The users, to be changed; written back at the end of the block, unless it raises. One editor at a time.
 
-    The file is made when it is not there. Durable on return. Raises ConfigError as `load_users`, LockHeldError when another
-    edits it for over 10 s or has begun to because the lock's file was removed, OSError.
+    The file is made when it is not there, with mode 0600; one that is there keeps its owner and mode. What root makes in the
+    directory of another user is that user's, whose broker could not read it else. Durable on return. Raises ConfigError as
+    `load_users`, LockHeldError when another edits it for over 10 s or has begun to because the lock's file was removed,
+    OSError.
     """
     target = Path(path)
+    like = _like(target)
     lock = _lock(target)
     try:
-        users = load_users(target) if target.exists() else Users()
+        _give(lock.descriptor, like)
+        users = load_users(target, as_owner=True) if target.exists() else Users()
         yield users
         for user in users.users:
             user.check()
         if not lock.valid:
             raise LockHeldError(f"users file {target} is not changed: {lock.path} was removed, and another may edit it")
-        _replace(target, msgspec.json.format(msgspec.json.encode(users), indent=2) + b"\n")
+        _replace(target, msgspec.json.format(msgspec.json.encode(users), indent=2) + b"\n", like)
     finally:
         lock.close()
 
@@ -129,15 +146,36 @@ def _lock(target: Path) -> FileLock:
         time.sleep(_POLL_S)
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _like(target: Path) -> os.stat_result:
+    """Whose the file and what lies beside it are to be: what is there of it, else its directory. Raises ConfigError where
+    another user could replace it."""
+    try:
+        found = os.stat(target, follow_symlinks=False)
+    except FileNotFoundError:
+        try:
+            found = os.stat(target.parent)
+        except OSError as exc:
+            raise ConfigError(f"users file {target}: {exc.strerror}") from exc
+    check_way(target, "users file", owners=(found.st_uid,) if os.geteuid() == 0 else ())
+    return found
+
+
+def _give(descriptor: int, like: os.stat_result) -> None:
+    """What root has made is its owner's. Not what has another name as well: the owner of the directory could have given it
+    that, to be given a file of root's."""
+    if os.geteuid() == 0 and os.fstat(descriptor).st_nlink == 1:
+        os.fchown(descriptor, like.st_uid, like.st_gid)
+
+
+def _replace(target: Path, data: bytes, like: os.stat_result) -> None:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of an editor that was killed; nobody else has the lock
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            if os.geteuid() == 0 and target.exists():
-                found = target.stat()
-                os.fchown(descriptor, found.st_uid, found.st_gid)  # else its broker could not read it any more
+            _give(descriptor, like)
+            if stat.S_ISREG(like.st_mode):
+                os.fchmod(descriptor, like.st_mode & 0o700)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +32,7 @@ from ignis.cli.state import State, common_options
 from ignis.cli.worker import sweep, worker
 from ignis.cli.workers import workers
 from ignis.errors import PermissionDeniedError
+from ignis.escaping import escape_uncaught, print_trace
 
 __all__ = ["cli", "main"]
 
@@ -66,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None = ``sys.argv[1:]``.
     """
     closed = _open_standard_streams()
+    if argv is None:
+        escape_uncaught()
     if argv is None and (answered := answer(cli)) is not None:
         return answered
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -92,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
     code = exit_codes.code_of(exc)
     if debug:
-        traceback.print_exception(type(exc), exc, exc.__traceback__)
+        print_trace(exc)
     if isinstance(exc, KeyboardInterrupt):
         render.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
         return code

@@ -95,7 +95,7 @@ def add(
 @pass_state
 def remove(state: State, name: str, path: Path) -> int:
     """Removes a user. Connections that are open stay open."""
-    load_users(path)  # a file that is not there is an error here, and not made
+    load_users(path, as_owner=True)  # a file that is not there is an error here, and not made
     with editing(path) as users:
         known = users.find(name)
         if known is None:
@@ -122,7 +122,7 @@ def list_users(state: State, path: Path) -> int:
             "tokens": [token.id for token in one.tokens],
             "certificate": one.certificate,
         }
-        for one in sorted(load_users(path).users, key=lambda one: one.name)
+        for one in sorted(load_users(path, as_owner=True).users, key=lambda one: one.name)
     ]
     if state.json:
         render.document(rows)

@@ -288,7 +288,7 @@ class _Bars:
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        self._bars.console.print(render.plain(text, keep="\n"), highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, step: Step) -> None:
         self._remove()

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ignis.errors import IgnisError
+from ignis.escaping import plain
 
 __all__ = [
     "age",
@@ -252,14 +253,6 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
         count /= 1024
     return f"{count:,.1f} TiB"
-
-
-def plain(text: str, keep: str = "") -> str:
-    """Text whose control and direction characters, which could steer a terminal or begin a line of their own, are shown escaped;
-    those of ``keep`` stay."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text)
 
 
 def preview(text: str, width: int = 60) -> str:

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ignis.app import Ignis
-from ignis.cli import render
 from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
+from ignis.escaping import PlainFormatter
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
 from ignis.urls import redacted
@@ -29,17 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_CLIENT_ID = "ignis"
 DEFAULT_FARM_ID = "local"
 LOG_LEVELS = ("debug", "info", "warning", "error")
-_TAB = "\t"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-class LogFormatter(logging.Formatter):
-    """Log lines that nobody can forge: a traceback shows what messages hold, and whoever publishes chooses that. Control
-    characters are escaped, and every line but an entry's first is indented."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        first, *others = super().format(record).split("\n")
-        return "\n".join([render.plain(first, keep=_TAB), *(f"  {render.plain(one, keep=_TAB)}" for one in others)])
 
 
 @dataclass
@@ -107,7 +97,7 @@ class State:
         """Configures logging for this process, which is the command line's to do and never the library's."""
         level = (self.log_level or default).upper()
         handler = logging.StreamHandler()
-        handler.setFormatter(LogFormatter(LOG_FORMAT))
+        handler.setFormatter(PlainFormatter(LOG_FORMAT))
         logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -106,7 +106,7 @@ def find_app(target: str) -> Ignis:
             raise ConfigError(f"there is no module {exc.name!r} in {directory} or on the path") from exc
         raise ConfigError(f"cannot import {module_name}: {exc}{_place(exc)}") from exc
     except MainGuardError as exc:
-        raise ConfigError(f"cannot import {module_name}: {exc}{_place(exc)}") from exc
+        raise ConfigError(f"cannot import {module_name}: {exc}") from exc
     except Exception as exc:
         raise ConfigError(f"cannot import {module_name}: {type(exc).__name__}: {exc}{_place(exc)}") from exc
     for name in (path or "app").split("."):

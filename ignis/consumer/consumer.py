@@ -22,16 +22,17 @@ from ignis.consumer.in_hand import InHand
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.pools import make_pool
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
-from ignis.handler import Failure, HandlerSpec, check_consumers
+from ignis.handler import Failure, HandlerSpec, check_consumers, message_name
 from ignis.upkeep import Timer, run_soon, timers_of
 
 if TYPE_CHECKING:
     from ignis.queue import Queue
 
-__all__ = ["FLEET", "PROCESS", "REMOVAL", "Consumer"]
+__all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
-PROCESS, FLEET, REMOVAL = "process", "fleet", "removal"
-"""Who pauses a consumer: the application here, the queue's record, and a removal that is under way."""
+PROCESS, FLEET, REMOVAL, START = "process", "fleet", "removal", "start"
+"""Who pauses a consumer: the application here, the queue's record, a removal that is under way, and the start of an application
+of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
 
@@ -76,6 +77,7 @@ class Consumer:
             claims=self._claims,
         )
         self._pool.on_ended = self._check_soon
+        self._pool.name_of = self._name_of
         self._started = False
         self._check_timer: Timer | None = None
         self._ready = 0
@@ -244,6 +246,11 @@ class Consumer:
             self._timed_s += elapsed_s
             self.counts["timed"] += messages
         self._dispatcher.measured(elapsed_s / messages)
+
+    def _name_of(self, first_id: int, count: int) -> str:
+        """Of messages in hand, for the log."""
+        chunk, index = self._in_hand.locate(first_id)
+        return message_name(chunk.records[index], count)
 
     def _poke(self) -> None:
         self._claims.poke()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ignis.file_lock import FileLock, is_locked
 from ignis.leader.base import REFRESH_S, Leadership, LeaderStatus, forget_after_fork
+from ignis.regular_files import read_text
 from ignis.storage.base import Fence, Store
 from ignis.storage.os_errors import store_errors
 
@@ -141,7 +142,7 @@ class FileLeader(Leadership):
 
     def status(self) -> LeaderStatus:
         try:
-            text = self._path.read_text("utf-8", "replace").strip() if is_locked(self._path) else ""
+            text = read_text(self._path, "replace").strip() if is_locked(self._path) else ""
         except OSError:
             text = ""
         found = _TEXT.match(text)
@@ -163,7 +164,7 @@ class FileLeader(Leadership):
         for path in sorted(self._directory.glob(f"{self._members}*.lock")):
             with contextlib.suppress(OSError):
                 if is_locked(path):
-                    names.append(path.read_text("utf-8", "replace"))
+                    names.append(read_text(path, "replace"))
                 elif tidy:
                     path.unlink()
         return tuple(names)

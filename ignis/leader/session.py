@@ -32,7 +32,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 from kazoo.security import make_digest_acl
 
-from ignis.config import LeaderSettings
+from ignis.config import LeaderSettings, check_file
 from ignis.errors import CoordinatorError, CoordinatorUnreachableError
 from ignis.hooks import call_user_code
 from ignis.leader.address import Address
@@ -255,7 +255,10 @@ def _client(settings: LeaderSettings, address: Address, logger: Any) -> Any:
         options["use_ssl"] = True
         options["check_hostname"] = settings.tls_check_hostname
         files = {"ca": settings.tls_cafile, "certfile": settings.tls_certfile, "keyfile": settings.tls_keyfile}
-        options.update({name: value for name, value in files.items() if value})
+        given = {name: value for name, value in files.items() if value}
+        for value in given.values():
+            check_file(value, "TLS file of the leader")
+        options.update(given)
     pause = min(_LONGEST_PAUSE_S, settings.session_timeout_s / 4)
     return KazooClient(
         address.hosts,

@@ -3,6 +3,7 @@ from typing import Any, TypeVar, final
 
 from ignis.native import PackedBatch
 from ignis.native.gate import CallGate
+from ignis.native.wire import ClaimsFrame
 
 _W = TypeVar("_W", bound=tuple[Any, ...])
 
@@ -157,3 +158,17 @@ class Log:
     def ring(self) -> None: ...
 
 def salvage(data: bytes, salt: int, position: int) -> tuple[int, bytes, int, int, int] | None: ...
+def fire_into(
+    log: Log,
+    frame: ClaimsFrame,
+    number: int,
+    limit: int,
+    owner: bytes,
+    ms: int,
+    *,
+    order: Sequence[int] | None = None,
+    begin: int = 0,
+    max_bytes: int = 1 << 62,
+    at_once: bool = False,
+    first: bool = True,
+) -> tuple[int | None, list[int], bool, int]: ...

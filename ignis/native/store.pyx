@@ -17,6 +17,9 @@ from libc.string cimport memcpy, memset
 from ignis.native.gate cimport CallGate
 from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, PackedBatch, ign_segment
 from ignis.native.record cimport ign_segment_get, ign_segment_open
+from ignis.native.wire cimport (
+    IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
+)
 from ignis.native.wait cimport ign_fork_generation, ign_now_ns, thread_spin_ns
 
 include "_errors.pxi"
@@ -1113,4 +1116,5 @@ cdef tuple fill_change(ign_store_change *made, object change):
 
 include "_store_arguments.pxi"
 include "_store_reading.pxi"
+include "_store_frames.pxi"
 include "_store_firing.pxi"

@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 cdef extern from "ignis_bytes.h" nogil:
     uint32_t ign_get32(const uint8_t *p)
     void ign_put32(uint8_t *p, uint32_t v)
+    void ign_put64(uint8_t *p, uint64_t v)
 
 
 cdef extern from "ignis_wire.h" nogil:
@@ -88,6 +89,27 @@ cdef extern from "ignis_wire.h" nogil:
     void ign_wire_claim_run(const ign_wire_claim *claim, uint32_t i, ign_wire_run *run)
     const uint8_t *ign_wire_claim_take(ign_wire_claim *claim, uint32_t *len)
     void ign_wire_put_claim(uint8_t *dst, uint16_t shard, uint32_t records, uint32_t runs)
+
+
+cdef class ClaimsFrame:
+    cdef uint8_t *_data
+    cdef size_t _room
+    cdef size_t _front              # where the claims begin
+    cdef size_t _begin              # of the frame, once it is whole
+    cdef size_t _filled
+    cdef uint32_t _claims
+    cdef Py_ssize_t _exports
+    cdef bint _whole
+    cdef readonly uint64_t messages
+    cdef readonly list runs
+
+    cdef uint8_t *room_for(self, size_t size) except NULL
+    cdef int added(self, uint16_t shard, uint64_t first, uint32_t records, size_t size) except -1
+    cdef int _run(self, uint16_t shard, uint64_t start, uint64_t stop) except -1
+
+
+cdef size_t claim_head(uint32_t records) noexcept nogil
+cdef void put_claim_head(uint8_t *to, uint16_t shard, uint64_t first, uint32_t records) noexcept nogil
 
 
 cdef class ReadArea:

@@ -11,12 +11,15 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
-from ignis.native.frame cimport ign_frame, ign_frame_decode
-from ignis.native.record cimport BatchBuilder, PackedBatch, builder_abort, builder_close
+from ignis.native.frame cimport IGN_FRAME_HEADER_BYTES, IGN_FRAME_MAX_PAYLOAD, ign_frame, ign_frame_decode, ign_frame_put_header
+from ignis.native.record cimport (
+    IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, BatchBuilder, PackedBatch, builder_abort, builder_close, ign_segment,
+    ign_segment_open,
+)
 
 include "_errors.pxi"
 include "_arguments.pxi"
@@ -241,4 +244,5 @@ def encode_send_acks(bytes request_ids not None, int shard, first_pointer):
 
 
 include "_wire_pointers.pxi"
+include "_wire_claims.pxi"
 include "_wire_reader.pxi"

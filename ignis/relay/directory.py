@@ -20,6 +20,7 @@ from typing import Any
 
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
 from ignis.file_lock import FileLock, is_locked
+from ignis.regular_files import read_text
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import make_private
 
@@ -102,7 +103,7 @@ class RelayDirectory:
     def read_state(self) -> dict[str, Any]:
         """What the present or the last relay said; ``{}`` when there was none, or it makes no sense."""
         try:
-            found = json.loads(self._state.read_text("utf-8"))
+            found = json.loads(read_text(self._state))
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -141,7 +142,7 @@ class RelayDirectory:
     def refusal_of(self, channel: Path) -> str:
         """The reason for which a channel was refused, or a word that there is none."""
         try:
-            return self.reason_file(channel).read_text("utf-8").strip()
+            return read_text(self.reason_file(channel)).strip()
         except OSError:
             return "no reason is known"
 

@@ -30,7 +30,7 @@ from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.purging import Purges
 from ignis.storage.removing import remove_queue
-from ignis.storage.together import AtOnce
+from ignis.storage.together import AtOnce, ClaimsWriter, FiredInto
 from ignis.storage.underway import BeginsLoads
 
 __all__ = [
@@ -281,6 +281,20 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         the sum of the records' sizes (at least one record is handed out). A claim survives ``kill -9`` of anybody;
         after a power cut what was claimed and not deleted is fired again.
         """
+
+    def fire_into(
+        self,
+        writer: ClaimsWriter,
+        magazine: str,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None = None,
+        max_bytes: int = 64 << 20,
+    ) -> FiredInto:
+        """`fire` into a writer."""
+        found = self.fire(magazine, limit, owner, shards, max_bytes)
+        writer.add(found.claims)
+        return FiredInto(found.holes, found.expired, found.more)
 
     def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
         """`fire` without the records, for a job whose parts `peek` them: up to ``limit`` in runs, ``[]`` when nothing is

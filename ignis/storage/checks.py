@@ -14,7 +14,8 @@ epoch 459, a lock in a table 502.
 | bin of an array queue | text of 1 to 15 bytes |
 | owner of a claim or a lock | text of 1 to 1,024 bytes |
 
-*Text* is what can be printed: no line ends, no control or direction characters, no halves of surrogate pairs.
+No name is ``.`` or ``..``: names become parts of paths. *Text* is what can be printed: no line ends, no control or direction
+characters, no halves of surrogate pairs.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 """Of a queue's record: those of the settings, and of what is stored beside them."""
 _SECONDS = ("message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s")
 _CHOICES = {"durability": DURABILITIES, "codec": ("raw", "json", "msgpack")}
-_MAGAZINE = re.compile(rf"[A-Za-z0-9._-]{{1,128}}(?:{_SIDELINE})?\Z")
-_LOCK = re.compile(r"[A-Za-z0-9._@-]{1,200}\Z")
+_MAGAZINE = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,128}}(?:{_SIDELINE})?\Z")
+_LOCK = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._@-]{1,200}\Z")
 _UP = re.compile(r"(?:^|/)\.\.(?:/|$)")
 
 
@@ -111,7 +112,8 @@ def check_magazine(name: object) -> str:
     """Returns the name, or raises InvalidNameError."""
     if not isinstance(name, str) or _MAGAZINE.match(name) is None:
         raise InvalidNameError(
-            f"magazine name {shorten(name)} does not match [A-Za-z0-9._-]{{1,128}}, with or without {_SIDELINE} behind it"
+            f"magazine name {shorten(name)} does not match [A-Za-z0-9._-]{{1,128}}, with or without {_SIDELINE} behind it, "
+            "or is . or .."
         )
     return name
 
@@ -145,7 +147,7 @@ def check_scope(scope: object) -> None:
 
 def _check_lock(name: object, what: str) -> None:
     if not isinstance(name, str) or _LOCK.match(name) is None:
-        raise InvalidNameError(f"{what} name {shorten(name)} does not match [A-Za-z0-9._@-]{{1,200}}")
+        raise InvalidNameError(f"{what} name {shorten(name)} does not match [A-Za-z0-9._@-]{{1,200}}, or is . or ..")
 
 
 def check_table(name: object, farm_id: object) -> None:

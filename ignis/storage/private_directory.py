@@ -60,15 +60,15 @@ def make_way(path: Path) -> None:
 
 
 def check_file(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:
-    """A file whose content this process trusts: `check_way`, and nobody but its owner may write it. Raises ConfigError; for
-    one that is not there nothing, as whoever opens it says so better."""
+    """A file whose content this process trusts: `check_way`, and not everybody may write it. Raises ConfigError; for one that
+    is not there nothing, as whoever opens it says so better."""
     check_way(path, what, owners)
     try:
         mode = os.stat(path).st_mode
     except OSError:
         return
-    if mode & 0o022:
-        raise ConfigError(f"{what} {os.fspath(path)} has mode {mode & 0o7777:o}: others may write it; chmod go-w it")
+    if mode & stat.S_IWOTH:
+        raise ConfigError(f"{what} {os.fspath(path)} has mode {mode & 0o7777:o}: everybody may write it; chmod o-w it")
 
 
 def check_way(path: str | os.PathLike[str], what: str, owners: Collection[int] = ()) -> None:

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from ignis.native import PackedBatch
     from ignis.storage.base import Claim, FireResult, Pointers
 
-__all__ = ["AtOnce", "Taker", "Unflushed", "Write"]
+__all__ = ["AtOnce", "ClaimsWriter", "FiredInto", "Taker", "Unflushed", "Write"]
+
+
+class ClaimsWriter(Protocol):
+    """Where a claim's records are put as they are found. A store in C puts them into `ignis.native.wire.ClaimsFrame` without
+    making an object for each."""
+
+    def add(self, claims: Sequence[Claim]) -> None:
+        """Adds claims with their records."""
+
+    def add_batch(self, shard: int, first: int, batch: PackedBatch) -> None:
+        """Adds the records of a batch, whose pointers are those from ``first`` on."""
+
+
+class FiredInto(NamedTuple):
+    """`ignis.storage.base.FireResult` without the claims, which are in the writer."""
+
+    holes: dict[int, list[int]]
+    expired: int
+    more: bool
 
 
 class Taker(Protocol):
@@ -19,9 +38,10 @@ class Taker(Protocol):
     def owner(self) -> str:
         """In whose name they are claimed."""
 
-    def give(self, claims: Sequence[Claim]) -> None:
-        """They are this taker's, if the write succeeds. Called when that is all but certain and before it has happened, so
-        that a message is on its way while it is being stored; from within the store, which must not be called.
+    def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+        """The records of these batches, with pointers from those on, are this taker's, if the write succeeds. Called when that is
+        all but certain and before it has happened, so that a message is on its way while it is being stored; from within the
+        store, which must not be called.
 
         When the write then fails after all, its pointers will be another message's: nobody may account for them any more.
         """
@@ -109,6 +129,16 @@ class AtOnce:
         """`MagazineStore.fire` over all shards, or None when that would have to wait, or would retire expired records:
         nothing was claimed then."""
         return None
+
+    def try_fire_into(
+        self, writer: ClaimsWriter, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20
+    ) -> FiredInto | None:
+        """`try_fire` into a writer."""
+        found = self.try_fire(magazine, limit, owner, max_bytes)
+        if found is None:
+            return None
+        writer.add(found.claims)
+        return FiredInto(found.holes, found.expired, found.more)
 
     def catch_up(self) -> bool:
         """Does what the two calls above have left for later, such as forgetting claims whose records are gone; may wait.

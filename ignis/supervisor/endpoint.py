@@ -95,7 +95,9 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
             200 if ok else 503,
             {
                 "status": "ok" if ok else "failing", "pid": os.getpid(), "paused": app.paused,
-                "queues": running_queues(app), "failed": failed, "states": app.refresher.states,
+                "queues": running_queues(app), "failed": failed,
+                # Without why: the text of a store's error names files. It is in the log.
+                "states": {name: state.partition(":")[0] for name, state in app.refresher.states.items()},
             },
         )  # fmt: skip
 

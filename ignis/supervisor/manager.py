@@ -20,6 +20,7 @@ from typing import Any
 
 from ignis.config import SupervisorSettings
 from ignis.errors import ConfigError, IgnisError, StoreUnreachableError
+from ignis.exit_status import ending
 from ignis.hooks import call_user_code
 from ignis.storage import open_store
 from ignis.storage.base import Store
@@ -261,7 +262,7 @@ class Supervisor:
         failure: so will the next one be."""
         clean = code == 0 and bool(one.why) and bool(one.status.get("drained"))
         if one.owner and not clean:
-            self.undertaker.bury(one.owner, f"its process ended with {_ending(code)}")
+            self.undertaker.bury(one.owner, f"its process ended with {ending(code)}")
         if one.why == BURST and code == 0:
             self._target = max(0, self._target - 1)
             return
@@ -285,7 +286,11 @@ class Supervisor:
         self._start_at = time.monotonic() + wait_s
         if not self._stopping:
             self.restarts += 1
-            log.warning("process %d ended with %s; another one in %.3g s", one.pid, _ending(code), wait_s)
+            queues = ", ".join(one.started.get("queues", [])) or "no queue yet"
+            log.warning(
+                "process %d of %s ended with %s and about %d message(s) in hand; another one in %.3g s",
+                one.pid, queues, ending(code), one.describe()["in_flight"], wait_s,
+            )  # fmt: skip
 
     def _adjust(self) -> None:
         """As many processes as wanted: locked ones first, then new ones; the youngest go first."""
@@ -401,15 +406,6 @@ class Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         # A SimpleQueue may be put into whatever the interrupted code holds.
         self._asked.put({signal.SIGHUP: "reload", signal.SIGUSR1: "dump"}.get(signal.Signals(number), "stop"))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _youngest_first(one: WorkerProcess) -> tuple[bool, int]:

@@ -18,7 +18,7 @@ from ignis.broker.sync_client import SyncClient
 from ignis.broker.turns import Turns
 from ignis.errors import ConnectionLostError, StoreBusyError
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
-from ignis.storage.base import Claim, FireResult
+from ignis.storage.base import FireResult
 from ignis.storage.embedded import at_once
 from tests.broker_support import RunningBroker, Wire
 from tests.integration.embedded_support import held_by_another, lose_segment, refuse_writes, resting, settle
@@ -186,9 +186,9 @@ def test_nothing_is_answered_before_it_was_flushed(
         note("answered")
         real_run(self, count, frames)
 
-    def deliver(self: Session, request_id: int, payload: bytes) -> None:
+    def deliver(self: Session, frame: memoryview) -> None:
         note("delivered")
-        real_deliver(self, request_id, payload)
+        real_deliver(self, frame)
 
     with client.subscribe("sync", 64):
         monkeypatch.setattr(Session, "answer_run", answer)
@@ -213,7 +213,7 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
         if not planted:
             planted.append(True)
             write.given = True
-            taker.give([Claim(0, range(50, 51), [encode_record(b"ghost")])])
+            taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
         raise StoreBusyError("planted")
 
     with broker.client(timeout_s=WAIT_S) as consumer:

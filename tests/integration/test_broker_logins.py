@@ -60,3 +60,30 @@ def test_tokens_do_not_wait_behind_passwords(memory_url: str, tmp_path: Path, mo
         leave.set()
         for wire in held + waiting:
             assert wire.failure().code == "unauthenticated"
+
+
+def test_one_login_keeps_nobody_out(memory_url: str, tmp_path: Path) -> None:
+    """However many connections it asks for, the others have places."""
+    tokens, path = [new_token(), new_token()], tmp_path / "users.json"
+    with editing(path) as users:
+        for name, token in zip(("ann", "bob"), tokens, strict=True):
+            users.users.append(User(name, ["publish:*"], tokens=[Token(token.id, token.digest)]))
+    ann, bob = (token.text for token in tokens)
+    settings = {"max_connections": 12}
+    with (
+        running(memory_url, settings=settings, authenticator=UsersFile(path)) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        wires = [stack.enter_context(Wire(broker.port)) for _ in range(3)]
+        for wire in wires:
+            wire.greet(token=ann)
+        with Wire(broker.port) as fourth:
+            fourth.send(Command.CONNECT, 1, pack_connect(Connect("a", "local", "x", token=ann)))
+            failure = fourth.failure()
+        assert (failure.code, failure.retryable) == ("too_many_requests", True)
+        assert "broker.max_connections_per_user" in failure.message
+        stack.enter_context(Wire(broker.port)).greet(token=bob)
+        wires[0].close()
+        assert eventually(lambda: broker.on_loop(lambda: broker.broker.admission.count) == 3)
+        with Wire(broker.port) as again:
+            again.greet(token=ann)

@@ -69,8 +69,9 @@ class Someone:
     def __init__(self) -> None:
         self.given: list[Claim] = []
 
-    def give(self, claims: Sequence[Claim]) -> None:
-        self.given += claims
+    def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+        for (shard, batch), first in zip(batches, firsts, strict=True):
+            self.given.append(Claim(shard, range(first, first + batch.count), list(batch.records())))
 
     @property
     def texts(self) -> list[str | None]:

@@ -220,8 +220,9 @@ class Given:
     def __init__(self) -> None:
         self.claims: list[Claim] = []
 
-    def give(self, claims: Sequence[Claim]) -> None:
-        self.claims += claims
+    def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+        for (shard, one), first in zip(batches, firsts, strict=True):
+            self.claims.append(Claim(shard, range(first, first + one.count), list(one.records())))
 
 
 @pytest.fixture(params=["sync", "none"])

@@ -77,7 +77,7 @@ def test_outcomes(app: ignis.Ignis, journal: Journal) -> None:
     assert found["raise"].error == "RuntimeError: job 5 failed"
     assert found["exit"].error == "SystemExit: 3"
     assert (found["die"].crashes, found["die"].attempts) == (1, 1)
-    assert "exit code -9" in (found["die"].error or "")
+    assert "signal SIGKILL" in (found["die"].error or "")
     assert all(message.crashes == 0 for do, message in found.items() if do != "die")
     counts = journal.counts()
     assert all(counts[f"start {n}"] == 1 for n in range(len(OUTCOMES))), "each was called once"
@@ -112,6 +112,17 @@ def test_a_batch_dies_as_a_whole_and_alone(app: ignis.Ignis, journal: Journal) -
     wait_idle(queue)
     assert [(message.reason, message.crashes) for message in sidelined(queue)] == [("crash", 1)] * 5
     assert all(journal.counts()[f"start {n}"] == 1 for n in range(15))
+
+
+def test_the_death_of_a_process_is_logged(app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
+    queue = jobs.register(app, "jobs", "process")
+    app.start()
+    [pid] = wait_ready(queue, 1)
+    published = queue.publish({"n": 0, "do": "die"})
+    wait_idle(queue)
+    [line] = [one.getMessage() for one in caplog.records if "ended with" in one.getMessage()]
+    assert line.startswith(f"worker process {pid} (")
+    assert line.endswith(f"of queue jobs ended with signal SIGKILL and 1 message(s) in hand, at message {published.id}")
 
 
 def test_a_process_that_overruns_is_killed(app: ignis.Ignis, journal: Journal) -> None:

@@ -49,7 +49,7 @@ app.queue("jobs", str).handler(work, pool="process")
 HOWS = {
     "raise": r"ModuleNotFoundError: No module named 'no_such_module' .*handlers_of_.*, line 9",
     "exit": "SystemExit: 7",
-    "die": "exit code -9 before it was ready",
+    "die": "signal SIGKILL before it was ready",
     "hang": r"worker_start_timeout_s",
 }
 
@@ -154,7 +154,9 @@ def test_a_script_without_the_guard_publishes_once(tmp_path: Path, new_app: Make
     done = run_script(tmp_path, script)
     assert done.returncode == 1
     assert "MainGuardError" in done.stderr
-    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1], "start() says so, and shows the guard"
+    said = done.stderr.splitlines()[-1]
+    assert 'if __name__ == "__main__":' in said, "start() says so, and shows the guard"
+    assert f"open_store() was called at {tmp_path}/script.py:12, in a script" in said, "the user's own line"
     assert new_app(f"embedded://{tmp_path}/store").queue("jobs", str).main.pending() == 1
 
 

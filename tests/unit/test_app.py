@@ -146,6 +146,45 @@ def test_a_start_that_fails_leaves_nothing_running(memory_app: ignis.Ignis, monk
     assert not threads.named()
 
 
+def test_a_start_that_fails_has_claimed_nothing(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = memory_app.queue("a", int), memory_app.queue("b", int)
+    claimed, fire = threading.Event(), good.main.store.fire
+    for queue in (good, bad):
+        queue.handler(lambda message: None)
+        queue.publish(1)
+
+    def firing(*args: Any, **kwargs: Any) -> Any:
+        claimed.set()
+        return fire(*args, **kwargs)
+
+    def broken() -> None:
+        claimed.wait(0.5)  # time for what ought not to be
+        raise StoreFailedError("EIO")
+
+    monkeypatch.setattr(good.main.store, "fire", firing)
+    with monkeypatch.context() as patched:
+        patched.setattr(bad, "open", broken)
+        with pytest.raises(StoreFailedError):
+            memory_app.start()
+    assert not claimed.is_set()
+    assert good.main.pending() == 1
+    memory_app.start()
+    wait_idle(good)
+    wait_idle(bad)
+
+
+@pytest.mark.parametrize("how", ["stop", "close"])
+def test_run_ends_when_another_thread_stops_the_application(memory_app: ignis.Ignis, how: str) -> None:
+    queue = memory_app.queue("jobs", int)
+    queue.handler(lambda message: None)
+    thread = threading.Thread(target=memory_app.run)
+    thread.start()
+    eventually(lambda: memory_app.ready)
+    getattr(memory_app, how)()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
 def test_run_ends_when_asked(app: ignis.Ignis) -> None:
     queue = app.queue("jobs", int)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
+import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +16,8 @@ from ignis.broker.admission import Admission, Visitor
 from ignis.broker.descriptors import room_for_connections
 from ignis.config import BrokerSettings
 from ignis.errors import ConfigError, TooManyRequestsError
-from ignis.places import network_of
+from ignis.places import network_of, network_of_connection
+from tests.support import WAIT_S
 
 
 def nothing() -> None:
@@ -32,11 +36,84 @@ def admission(**limits: int) -> Admission:
         (("2001:db8:1:2:3:4:5:6", 5, 0, 0), "2001:db8:1:2::/64"),
         (("2001:db8:1:2:ffff::", 5, 0, 0), "2001:db8:1:2::/64"),
         (("fe80::1%eth0", 5, 0, 2), "fe80::/64"),
+        (("127.0.0.1", 5), "this machine"),
+        (("127.9.8.7", 5), "this machine"),
+        (("::1", 5, 0, 0), "this machine"),
+        (("::ffff:127.0.0.1", 5, 0, 0), "this machine"),
         ("", ""),
     ],
 )
 def test_what_an_address_is_counted_under(address: object, network: str) -> None:
     assert network_of(address) == network
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sock_diag")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_users_of_this_machine_are_counted_apart(host: str) -> None:
+    """Whatever address they come from, of which each has millions."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    def counted(user: int, source: str) -> str:
+        ready, done = os.pipe(), os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                if user != os.geteuid():
+                    os.setuid(user)
+                with socket.socket(family) as sock:
+                    sock.bind((source, 0))
+                    sock.connect((host, port))
+                    os.write(ready[1], b".")
+                    os.close(done[1])
+                    os.read(done[0], 1)
+            finally:
+                os._exit(0)
+        os.read(ready[0], 1)
+        try:
+            sock, address = listening.accept()
+            with sock:
+                return network_of_connection(sock, address)
+        finally:
+            for one in (*ready, *done):
+                os.close(one)
+            os.waitpid(child, 0)
+
+    with socket.create_server((host, 0), family=family) as listening:
+        listening.settimeout(WAIT_S)
+        port = listening.getsockname()[1]
+        sources = [host] if family == socket.AF_INET6 else [host, "127.0.0.9"]
+        for user in (os.geteuid(), *((65_534,) if os.geteuid() == 0 else ())):
+            assert {counted(user, source) for source in sources} == {f"user {user} of this machine"}
+
+
+def test_a_user_has_a_share_of_the_connections() -> None:
+    places = admission(max_connections=8)
+    mine = [places.enter("a", nothing) for _ in range(3)]
+    for visitor in mine[:2]:
+        places.known(visitor, "user ann")
+    with pytest.raises(TooManyRequestsError, match=r"broker\.max_connections_per_user"):
+        places.known(mine[2], "user ann")
+    assert places.refused == 1
+    places.known(mine[2], "user bob")
+    places.leave(mine[0])
+    places.leave(mine[0])
+    again = [places.enter("b", nothing) for _ in range(5)]
+    places.known(again[0], "user ann")
+    with pytest.raises(TooManyRequestsError):
+        places.known(again[1], "user ann")
+    for visitor in again[1:]:
+        places.known(visitor)  # of a broker without users, from its own machine
+    for visitor in (*mine, *again):
+        places.leave(visitor)
+    assert (places.count, places.strangers) == (0, 0)
+    assert not places._shares
+
+
+def test_the_share_can_be_set() -> None:
+    places = admission(max_connections=8, max_connections_per_user=8)
+    for _ in range(8):
+        places.known(places.enter("a", nothing), "user ann")
+    assert places.count == 8
 
 
 def test_one_address_keeps_nobody_out() -> None:

@@ -221,6 +221,68 @@ def test_a_file_that_others_may_read_is_refused(path: Path, tmp_path: Path) -> N
         load_users(tmp_path / "nowhere")
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+STRANGER = 65_534
+
+
+@as_root
+def test_a_file_of_another_user_is_refused(path: Path) -> None:
+    """He could say with it who may do what."""
+    add(path, User("ann", ["all:*"]))
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        load_users(path)
+    with pytest.raises(ConfigError, match=f"belongs to user {STRANGER}"):
+        UsersFile(path)
+
+
+def test_a_file_below_a_directory_that_everybody_may_write_is_refused(path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    path.parent.chmod(0o777)
+    for refused in (load_users, UsersFile, add):
+        with pytest.raises(ConfigError, match=rf"everybody may write {path.parent}"):
+            refused(path)
+    path.parent.chmod(0o1777)
+    load_users(path)
+
+
+def test_a_named_pipe_is_no_users_file(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConfigError, match="is a named pipe and not a file"):
+        load_users(path)
+
+
+@as_root
+def test_what_root_edits_stays_its_owners(tmp_path: Path) -> None:
+    """The broker's user must be able to read it, and to edit it next."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, STRANGER, STRANGER)
+    path = home / "users.json"
+    for mode in (0o600, 0o400):
+        add(path, User(f"user{mode}", ["all:*"]))
+        for one in home.iterdir():
+            assert (one.stat().st_uid, one.stat().st_gid) == (STRANGER, STRANGER), one
+        path.chmod(0o400)
+        add(path, User(f"other{mode}", ["all:*"]))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o400, "its mode stays too"
+        assert path.stat().st_uid == STRANGER
+        path.unlink()
+    assert len(list(home.iterdir())) == 1, "the lock's file"
+
+
+@as_root
+def test_a_file_of_roots_is_not_given_away(tmp_path: Path) -> None:
+    """The owner of the directory has given it the lock's name as well."""
+    home, treasure = tmp_path / "home", tmp_path / "treasure"
+    treasure.touch(mode=0o600)
+    home.mkdir(mode=0o700)
+    os.chown(home, STRANGER, STRANGER)
+    os.link(treasure, home / "users.json.lock")
+    add(home / "users.json", User("ann", ["all:*"]))
+    assert treasure.stat().st_uid == 0
+
+
 def test_an_edit_that_fails_changes_nothing(path: Path) -> None:
     add(path, User("ann", ["all:*"]))
     before = path.read_bytes()
@@ -312,32 +374,82 @@ def test_an_unknown_user_costs_a_hash_too(users: UsersFile, monkeypatch: pytest.
     assert len(hashed) == 3
 
 
-def test_failures_slow_an_address_down(users: UsersFile, clock: Clock) -> None:
-    for port in range(10):
-        with pytest.raises(UnauthenticatedError):
-            users.authenticate(Credentials(token="wrong", peer=f"192.0.2.1:{40_000 + port}"))
-    with pytest.raises(UnauthenticatedError):
-        users.authenticate(Credentials(token="wrong", peer="192.0.2.1:1"))
-    right = Credentials(token=TOKEN.text, peer="192.0.2.1:2")
+def wrong(users: UsersFile, where: str, **given: str) -> type[BaseException]:
+    with pytest.raises((UnauthenticatedError, TooManyRequestsError)) as refused:
+        users.authenticate(Credentials(**(given or {"user": "ann", "password": "guess"}), network=where))
+    return refused.type
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords are compared at no cost."""
+    monkeypatch.setattr(auth, "verify_password", lambda password, kept: password == SECRET and kept.startswith("$"))
+
+
+def test_failures_slow_a_name_at_an_address_down(users: UsersFile, clock: Clock, quick: None) -> None:
+    assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
+    right = Credentials(user="ann", password=SECRET, network="a")
     with pytest.raises(TooManyRequestsError):
         users.authenticate(right)
-    assert users.authenticate(Credentials(token=TOKEN.text, peer="192.0.2.2:2")).name == "robot"
     clock.now += 1.01
-    assert users.authenticate(right).name == "robot"
-    for _ in range(10):
-        with pytest.raises(UnauthenticatedError):
-            users.authenticate(Credentials(token="wrong", peer="192.0.2.1:1"))
+    assert users.authenticate(right).name == "ann"
+    assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11, "a success begins anew"
 
 
-def test_failures_slow_guessing_one_users_password_down(
-    users: UsersFile, clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_wrong_guesses_of_one_name_at_an_address_keep_out_nobody_else(
+    users: UsersFile, path: Path, clock: Clock, quick: None, kept: str
 ) -> None:
-    monkeypatch.setattr(auth, "verify_password", lambda password, kept: False)
-    for n in range(51):
+    add(path, User("bob", ["look:*"], password=kept))
+    clock.now += 1.01
+    while wrong(users, "a") is not TooManyRequestsError:
+        pass
+    assert users.authenticate(Credentials(user="bob", password=SECRET, network="a")).name == "bob"
+    assert users.authenticate(Credentials(user="ann", password=SECRET, network="b")).name == "ann"
+    assert users.authenticate(Credentials(token=TOKEN.text, network="a")).name == "robot"
+    assert users.authenticate(Credentials(certificate="machine", network="a")).name == "machine"
+
+
+def test_right_tokens_and_certificates_are_let_in_whatever_else_was_wrong(users: UsersFile, clock: Clock) -> None:
+    while wrong(users, "a", token="wrong") is not TooManyRequestsError:
+        pass
+    while wrong(users, "a", certificate="nobody") is not TooManyRequestsError:
+        pass
+    assert users.authenticate(Credentials(token=TOKEN.text, network="a")).name == "robot"
+    while wrong(users, "a", token="wrong") is not TooManyRequestsError:
+        pass
+    assert users.authenticate(Credentials(certificate="machine", network="a")).name == "machine"
+
+
+def test_a_user_who_is_guessed_from_everywhere_gets_in_at_once(users: UsersFile, clock: Clock, quick: None) -> None:
+    """And who guesses from ever new addresses has one try at each."""
+    for n in range(60):
+        assert wrong(users, f"address {n}") is UnauthenticatedError
+    assert users.authenticate(Credentials(user="ann", password=SECRET, network="home")).name == "ann"
+    assert [wrong(users, "new") for _ in range(3)] == [UnauthenticatedError] * 2 + [TooManyRequestsError]
+
+
+def test_who_guesses_many_names_has_one_try_at_each(users: UsersFile, clock: Clock, quick: None) -> None:
+    for n in range(60):
+        assert wrong(users, "a", user=f"user{n}", password="summer") is UnauthenticatedError
+    assert users.authenticate(Credentials(user="ann", password=SECRET, network="a")).name == "ann"
+    assert [wrong(users, "a") for _ in range(3)] == [UnauthenticatedError] * 2 + [TooManyRequestsError], (
+        "a success is no excuse"
+    )
+    clock.now += 901
+    assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
+
+
+def test_the_address_counts_without_its_port(users: UsersFile, clock: Clock, quick: None) -> None:
+    for port in range(11):
         with pytest.raises(UnauthenticatedError):
-            users.authenticate(Credentials(user="ann", password=f"{n}", peer=f"192.0.2.{n}:1"))
+            users.authenticate(Credentials(user="ann", password="x", peer=f"2001:db8::{port:x}:{40_000 + port}"))
     with pytest.raises(TooManyRequestsError):
-        users.authenticate(Credentials(user="ann", password="x", peer="192.0.2.99:1"))
+        users.authenticate(Credentials(user="ann", password=SECRET, peer="2001:db8::ffff:1"))
+
+
+def test_long_names_do_not_fill_the_memory(users: UsersFile, quick: None) -> None:
+    wrong(users, "a", user="x" * 8_000, password="x")
+    assert max(len(name) for _, name in users._guesses._failures) <= 129  # type: ignore[misc]
 
 
 def test_a_changed_file_counts_for_the_next_login(
@@ -361,6 +473,31 @@ def test_a_changed_file_counts_for_the_next_login(
     os.unlink(path)
     clock.now += 1.01
     assert users.authenticate(Credentials(certificate="gadget")).name == "gadget"
+
+
+def test_users_by_certificate_need_a_broker_that_asks_for_one(
+    users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    users.certificates_checked(True)
+    assert not caplog.records
+    users.certificates_checked(False)
+    (said,) = caplog.records
+    assert said.levelname == "WARNING"
+    assert "(machine)" in said.getMessage()
+    assert "--tls-client-ca" in said.getMessage()
+    add(path, User("gadget", ["look:*"], certificate=True))
+    clock.now += 1.01
+    users.authenticate(Credentials(token=TOKEN.text))
+    assert "(gadget, machine)" in caplog.records[-1].getMessage()
+
+
+def test_a_change_of_mode_is_noticed(
+    users: UsersFile, path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.chmod(0o644)
+    clock.now += 1.01
+    users.authenticate(Credentials(token=TOKEN.text))
+    assert "only its owner may read it" in caplog.text
 
 
 def test_a_broker_does_not_start_without_its_users(path: Path) -> None:

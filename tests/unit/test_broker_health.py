@@ -24,6 +24,16 @@ def ask(url: str) -> tuple[int, dict[str, str]]:
             return exc.code, json.load(exc)
 
 
+def test_it_names_no_file(tmp_path: Path) -> None:
+    running = RunningBroker(f"embedded://{tmp_path / 'store'}")
+    endpoint = health.broker_endpoint("0", running.broker)
+    try:
+        assert str(tmp_path) not in json.dumps(ask(endpoint.url))
+    finally:
+        endpoint.close()
+        running.stop()
+
+
 def test_a_loop_that_is_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     running = RunningBroker(f"embedded://{tmp_path / 'store'}")
     endpoint = health.broker_endpoint("0", running.broker)

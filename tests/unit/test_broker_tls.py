@@ -106,3 +106,29 @@ def _encrypted() -> str:
 
 
 ENCRYPTED = _encrypted()
+
+
+def test_files_that_another_user_could_replace_are_refused(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path)
+    tmp_path.chmod(0o777)
+    for make in (
+        lambda: server_context(*files.server),
+        lambda: client_context(files.ca),
+        lambda: client_context(certificate=files.client[0], key=files.client[1]),
+    ):
+        with pytest.raises(ConfigError, match=f"everybody may write {tmp_path}"):
+            make()
+    tmp_path.chmod(0o700)
+    files.server[1].chmod(0o666)
+    with pytest.raises(ConfigError, match=r"TLS key .* everybody may write it"):
+        server_context(*files.server)
+
+
+def test_a_key_that_everybody_may_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = TlsFiles(tmp_path)
+    files.server[1].chmod(0o600)
+    server_context(*files.server)
+    assert not caplog.records
+    files.server[1].chmod(0o644)
+    server_context(*files.server)
+    assert f"TLS key {files.server[1]} may be read by everybody" in caplog.text

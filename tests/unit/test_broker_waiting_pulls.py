@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ignis.broker.delivery import Consumer, Packed, Pump
+from ignis.native.wire import ClaimsFrame
 
 PULLS = 500
 
@@ -68,7 +69,7 @@ def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch)
     application, session = Application(), Session()
     pump = Pump(application, "q")  # type: ignore[arg-type]
     pump._by_thread = False
-    monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(b"", [], 0, False))
+    monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(ClaimsFrame(), b"", [], 0, False))
     monkeypatch.setattr(Counted, "looks", 0)
     pulls = [Counted(session, number, "q", 1, 1, True) for number in range(PULLS)]  # type: ignore[arg-type]
     for one in pulls:

@@ -23,7 +23,7 @@ import pytest
 import ignis
 from ignis.app import Ignis
 from ignis.cli import main, render
-from ignis.cli.state import LogFormatter
+from ignis.escaping import PlainFormatter
 from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.storage import open_store
@@ -319,11 +319,58 @@ def test_no_log_line_is_forged() -> None:
         record = logging.makeLogRecord(
             {"msg": "key %s", "args": ("a\tb\nforged\x07",), "exc_info": (ValueError, exc, None)}
         )
-    entry = LogFormatter("%(levelname)s %(message)s").format(record)
+    entry = PlainFormatter("%(levelname)s %(message)s").format(record)
     first, *others = entry.split("\n")
     assert first.endswith("key a\tb")
     assert [one.strip() for one in others][:2] == ["forged\\x07", "ValueError: bad\\x1b[31m"]
     assert all(one.startswith("  ") and one.isprintable() for one in others)
+
+
+def test_no_traceback_forges_a_line(run: Run, url: str, app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ValueError("bad\x1b[31m\n2026-01-01 INFO ignis.broker: forged\r\x9b")
+
+    app.queue("orders", bytes).publish(b"x")
+    monkeypatch.setattr(render, "document", fail)
+    result = run("queues", "-u", url, "--json", "--log-level", "debug")
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert "\n2026-01-01" not in result.err
+    for char in ("\x1b", "\r", "\x9b"):
+        assert char not in result.err
+
+
+UNCAUGHT = """
+import logging, sys, threading
+from ignis.escaping import escape_uncaught
+escape_uncaught()
+BAD = "bad\\x1b[31m\\nERROR forged\\r"
+
+class Ending:
+    def __del__(self):
+        raise ValueError(BAD)
+
+def fail():
+    raise ValueError(BAD)
+
+logging.getLogger("mine").warning("%s", BAD)
+thread = threading.Thread(target=fail, name=BAD)
+thread.start()
+thread.join()
+Ending()
+fail()
+"""
+
+
+def test_what_nobody_catches_forges_no_line() -> None:
+    """As the interpreter itself says it, of threads, of objects that end and of the main program."""
+    result = subprocess.run([sys.executable, "-c", UNCAUGHT], capture_output=True, timeout=WAIT_S, check=False)
+    err = result.stderr.decode()
+    assert result.returncode == 1
+    assert err.count("ValueError: bad\\x1b[31m") == 3, err
+    assert err.startswith("bad\\x1b[31m\n  ERROR forged\\r\n")
+    assert "\nERROR" not in err
+    assert not {"\x1b", "\r"} & set(err)
 
 
 # -- publishing

@@ -360,7 +360,7 @@ BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
     (
         "too few, one failed",
         lambda messages, ctx: [None, False],
-        [Failure("exception", "batch handler failed some of 3 messages in an answer of 2")] * 3,
+        [Failure("exception", "batch handler answered with a list of 2 for 3 messages: which fail cannot be told")] * 3,
     ),
     ("too few", lambda messages, ctx: [None], [None] * 3),
     ("empty", lambda messages, ctx: [], [None] * 3),

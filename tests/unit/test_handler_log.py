@@ -11,10 +11,11 @@ import pytest
 import ignis
 from ignis.handler import HandlerSpec, Runner
 from ignis.handler_log import HandlerLog
+from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
 from ignis.message import BodyCodec
 from ignis.native import CODEC_JSON, encode_record
-from ignis.outcome import batch_outcomes
+from ignis.outcome import Failure, batch_outcomes
 from tests.apps import jobs
 from tests.support import Journal, eventually, sidelined, wait_idle
 
@@ -189,6 +190,46 @@ def test_batch_answers_that_cannot_be_looked_at_fail_nothing() -> None:
     made = HandlerLog("jobs", "handle")
     assert batch_outcomes(Unbound(), 2, made) == [None, None]
     assert batch_outcomes([Unbound(), True], 2, made) == [None, None]
+
+
+def test_a_list_of_another_length_is_told_with_both_lengths(caplog: pytest.LogCaptureFixture) -> None:
+    made = HandlerLog("jobs", "handle")
+    assert batch_outcomes([True] * 4, 3, made) == [None] * 3
+    assert "returned a list of 4 for a batch of 3" in caplog.text
+    [failure] = set(batch_outcomes([False], 2, made))
+    assert isinstance(failure, Failure)
+    assert "a list of 1 for 2 messages" in failure.error
+
+
+def test_a_failure_for_good_is_said_though_earlier_attempts_were(caplog: pytest.LogCaptureFixture) -> None:
+    made = HandlerLog("jobs", "handle")
+    for again in (True, True, False, False):
+        made.raised(ValueError("no"), "message 1", again=again)
+    assert [one.levelno for one in said(caplog)] == [logging.WARNING, logging.ERROR]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_an_overrun_names_the_message(
+    memory_app: ignis.Ignis, journal: Journal, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    queue = jobs.register(memory_app, "timed", pool)
+    published = queue.publish({"n": 1, "do": "hold", "until": "released"})
+    memory_app.start()
+    eventually(lambda: queue.sideline.pending() == 1)
+    journal.path.with_name(journal.path.name + ".released").touch()
+    assert f"message {published.id} goes to the sideline, timeout: handler ran for more than 0.4 s" in caplog.text
+
+
+def test_a_line_that_cannot_be_logged_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Unsayable:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    log_safely(logging.getLogger("ignis.handler"), logging.ERROR, "%s", Unsayable())
+    assert "a line could not be logged: RuntimeError" in caplog.text
+    assert capsys.readouterr().err == "", "nothing past the log's own form"
 
 
 def test_a_long_text_is_cut_in_the_middle() -> None:

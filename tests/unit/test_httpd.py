@@ -127,7 +127,9 @@ def silent(port: int, source: str) -> socket.socket:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2")
-def test_silence_of_one_address_does_not_lock_out_another(endpoint: Endpoint) -> None:
+def test_silence_of_one_address_does_not_lock_out_another(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All of 127/8 is one machine's, and would count as that.
+    monkeypatch.setattr(httpd, "network_of_connection", lambda sock, address: address[0])
     with contextlib.ExitStack() as stack:
         for source in ("127.0.0.2", "127.0.0.3"):
             for _ in range(30):
@@ -253,6 +255,8 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         wait_idle(queue)
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["queues"], health["paused"]) == (200, "ok", ["jobs"], False)
+        app.refresher.states["other"] = "failed: /var/lib/orders/format.json: Permission denied"
+        assert fetch_json(port, "/healthz")[1]["states"]["other"] == "failed", "no path for whoever reaches the port"
         assert queue.consumer is not None
         monkeypatch.setattr(queue.consumer, "failed", OSError("disk"))
         status, health = fetch_json(port, "/healthz")

@@ -22,7 +22,9 @@ PACKAGE = Path(ignis.__file__).parent
 # and itself; never its neighbours.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"_version", "errors"}),
-    frozenset({"clock", "file_lock", "log_limit", "near_names", "places", "urls"}),
+    frozenset(
+        {"clock", "escaping", "exit_status", "file_lock", "log_limit", "near_names", "places", "regular_files", "urls"}
+    ),
     frozenset({"config", "history", "hooks", "httpd", "main_guard", "native", "stacks", "stop_signals"}),
     frozenset({"body_plan", "handler_form", "pydantic_models", "upkeep"}),
     frozenset({"handler_log", "message"}),

@@ -240,6 +240,8 @@ class Worker(abc.ABC):
 class Pool(abc.ABC):
     """The workers of one consumer."""
 
+    name_of: Callable[[int, int], str] = staticmethod(lambda request_id, count: "a message")
+    """Gives what the messages of a call are called in the log, from the first request id and their number."""
     on_ended: Callable[[], None] = staticmethod(lambda: None)
     """Called when a worker has ended that nobody told to: `check` sees to it."""
 

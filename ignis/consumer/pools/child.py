@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import logging
 import multiprocessing.process
 import os
 import pickle
@@ -28,9 +29,11 @@ from ignis.consumer.pools.base import (
     COMMAND_STARTED,
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
-from ignis.errors import ConfigError, PeerDiedError
+from ignis.errors import ConfigError, MainGuardError, PeerDiedError
+from ignis.escaping import escape_uncaught
 from ignis.handler import Failure, HandlerSpec, Runner, failure_of
-from ignis.history import extended
+from ignis.handler_log import cut
+from ignis.history import extended, type_name
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
@@ -130,13 +133,16 @@ def entry(spec: ChildSpec) -> None:
     faulthandler.register(
         signal.SIGUSR1
     )  # a worker's parent is asked by it for a dump, and it may reach the whole group
+    escape_uncaught()
     inbox = Channel.open(spec.inbox, role="consumer")
     outbox = Channel.open(spec.outbox, role="producer")
     try:
         _prepare(spec)
         queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
     except BaseException as exc:
-        traceback.print_exc()
+        # Said in the parent's log, in its form: what stands on stderr beside it no collector of logs can read.
+        said = (logging.ERROR, "start", cut(f"worker process of {spec.queue} cannot start\n{_trace(exc)}"))
+        outbox.send(encode_frame(COMMAND_SAID, 0, _encode(said)), timeout=_REPORT_S)
         outbox.send(encode_frame(COMMAND_START_FAILED, 0, _why(exc).encode("utf-8", "replace")), timeout=_REPORT_S)
         outbox.close()
         sys.exit(1)
@@ -193,8 +199,17 @@ def _prepare(spec: ChildSpec) -> None:
         del this._inheriting
 
 
+def _trace(exc: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()
+    except BaseException:  # the exception's own text raises
+        return type_name(exc)
+
+
 def _why(exc: BaseException) -> str:
     """The error, and where in the user's files it was raised."""
+    if isinstance(exc, MainGuardError):
+        return str(exc)  # which names the line
     frames = traceback.extract_tb(exc.__traceback__)
     package = os.path.dirname(os.path.dirname(__file__)) + os.sep
     own = [one for one in frames if not one.filename.startswith((package, "<frozen"))]

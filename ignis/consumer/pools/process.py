@@ -33,6 +33,7 @@ from ignis.consumer.pools.base import (
     inbox_classes,
 )
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
+from ignis.exit_status import ending
 from ignis.handler import Failure, HandlerSpec
 from ignis.history import parsed
 from ignis.message import REASON_CRASH
@@ -125,6 +126,13 @@ class _ProcessWorker(Worker):
         except ClosedError:  # buried meanwhile
             return None
 
+    def name_of(self, first_id: int, count: int) -> str:
+        """What it is at, for the log: it may be reported meanwhile."""
+        try:
+            return self._pool.name_of(first_id, count)
+        except LookupError:
+            return "a message that is reported by now"
+
     def kill(self, reason: Failure | None) -> None:
         """SIGKILL; what was running goes to the sideline for ``reason``, or without one stays claimed."""
         self._kill_reason = reason
@@ -186,15 +194,17 @@ class _ProcessWorker(Worker):
             self.leaving = True
         code = self.process.returncode
         if not self.ready and self.start_error is None:
-            self.start_error = f"the process ended with exit code {code} before it was ready"
+            self.start_error = f"the process ended with {ending(code)} before it was ready"
         running = self.running()
         if self.outstanding or (code and self._kill_reason is None):
+            at = f", at {self.name_of(running[0], running[1])}" if running else ""
             log.warning(
-                "worker process %s ended (exit code %s) with %d message(s) in hand", self.name, code, self.outstanding
-            )
+                "worker process %d (%s) of queue %s ended with %s and %d message(s) in hand%s",
+                self.process.pid, self.name, self._pool.spec.queue, ending(code), self.outstanding, at,
+            )  # fmt: skip
         failure = self._kill_reason
         if failure is None and not self._abandoned:
-            failure = Failure(REASON_CRASH, f"worker process ended with exit code {code}")
+            failure = Failure(REASON_CRASH, f"worker process ended with {ending(code)}")
         first, count = (running[0], running[1]) if running else (0, 0)
         self.settle_lost(first, count, failure)
         self._pool.on_death(self)
@@ -348,13 +358,10 @@ class ProcessPool(Pool):
             for worker in [*self._workers, *self._leaving]:
                 running = worker.running() if worker.ready and worker.process.poll() is None else None
                 if running is not None and running[2] > timeout_s:
-                    log.warning(
-                        "handler %s of %s overran %.3g s; its process is killed",
-                        self.spec.name,
-                        self.spec.queue,
-                        timeout_s,
-                    )
-                    worker.kill(overrun_failure(timeout_s))
+                    failure = overrun_failure(timeout_s)
+                    said = f"{failure.error}; its process is killed"
+                    self.spec.log.failed(failure.reason, said, worker.name_of(running[0], running[1]))
+                    worker.kill(failure)
         for worker in list(self._workers):
             if not worker.ready and now_s - worker.started_at > self._start_timeout_s and worker.process.poll() is None:
                 worker.start_error = self._too_slow()

@@ -234,11 +234,10 @@ class ThreadPool(Pool):
         overrun = worker.give_up_overdue(now_s, timeout_s)
         if overrun is None:
             return
-        log.warning(
-            "handler %s of %s overran %.3g s; its thread is given up", self.spec.name, self.spec.queue, timeout_s
-        )
+        failure = overrun_failure(timeout_s)
+        self.spec.log.failed(failure.reason, f"{failure.error}; its thread is given up", self.name_of(*overrun))
         self._lost.append(worker)
-        worker.settle_lost(*overrun, overrun_failure(timeout_s))
+        worker.settle_lost(*overrun, failure)
 
     def drain(self, timeout: float) -> bool:
         self._target = 0

@@ -20,6 +20,7 @@ import msgspec
 
 from ignis.config import QueueSettings, check_name, resolve
 from ignis.errors import ConfigError, IgnisError
+from ignis.regular_files import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -229,7 +230,7 @@ def load_description(path: str | os.PathLike[str]) -> Description:
     """Reads and checks a description. Raises ConfigError naming the file, the key and what is allowed."""
     file = Path(path)
     try:
-        data = tomllib.loads(file.read_text("utf-8"))
+        data = tomllib.loads(read_text(file))
     except OSError as exc:
         raise ConfigError(f"pipeline description {file}: {exc.strerror}") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:

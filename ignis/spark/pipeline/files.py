@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ignis.errors import ConfigError, IgnisError
+from ignis.regular_files import regular_only
 from ignis.spark._pyspark import SparkSession
 
 __all__ = ["File", "Files", "literal"]
@@ -93,7 +94,7 @@ class Files:
         local = self.local(path)
         if local is not None:
             found = hashlib.sha256()
-            with open(local, "rb", buffering=0) as file:
+            with open(local, "rb", buffering=0, opener=regular_only) as file:
                 for block in _blocks(file, size_bytes):
                     found.update(block)
             return found.hexdigest()
@@ -127,7 +128,7 @@ class Files:
     def _bytes(self, path: str, start: int, count: int) -> bytes:
         local = self.local(path)
         if local is not None:
-            with open(local, "rb") as file:
+            with open(local, "rb", opener=regular_only) as file:
                 file.seek(start)
                 return file.read(count)
         where, system = self._open(path)

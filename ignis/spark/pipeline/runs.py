@@ -20,6 +20,7 @@ import msgspec
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.regular_files import read_bytes
 from ignis.spark.pipeline.files import File
 
 __all__ = ["Run", "Runs"]
@@ -169,7 +170,7 @@ def _private(path: str, flags: int) -> int:
 
 def _read(path: Path) -> Run:
     try:
-        run = msgspec.json.decode(path.read_bytes(), type=Run)
+        run = msgspec.json.decode(read_bytes(path), type=Run)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"the record of a run cannot be read: {path}: {exc}") from exc
     if run.format != _FORMAT:

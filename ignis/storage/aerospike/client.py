@@ -27,6 +27,7 @@ from aerospike.exception import AerospikeError
 from aerospike_helpers.batch.records import BatchRecords, Read, Remove, Write
 from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_attempt, wait_fixed
 
+from ignis.config import check_file
 from ignis.errors import IgnisError, NamespaceNotFoundError, RecordTooLargeError, StoreUnreachableError
 from ignis.storage.aerospike.codes import (
     AUTHENTICATION,
@@ -470,6 +471,8 @@ def _config(hosts: Sequence[tuple[str, int]], options: AerospikeOptions) -> dict
         config["user"], config["password"] = options.user, options.password
     if options.uses_tls:
         tls = {"cafile": options.tls_cafile, "certfile": options.tls_certfile, "keyfile": options.tls_keyfile}
+        for value in filter(None, tls.values()):
+            check_file(value, "TLS file of the store")
         config["tls"] = {"enable": True, **{name: value for name, value in tls.items() if value}}
     return config
 

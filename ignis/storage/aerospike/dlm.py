@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aerospike_helpers import expressions as exp
 
@@ -31,11 +31,9 @@ from ignis.errors import ConfigError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.client import policy
 from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND
+from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.base import LockRecord, LockTable
 from ignis.storage.checks import check_lock_in_table, check_owner, ttl_milliseconds
-
-if TYPE_CHECKING:
-    from ignis.storage.aerospike.store import AerospikeStore
 
 __all__ = ["AerospikeLockTable"]
 
@@ -55,7 +53,7 @@ class AerospikeLockTable(LockTable):
     """The locks of one set. Thread-safe. One client call each, `draw_token` two; none is repeated here.
 
     Args:
-        store: whose connection is used.
+        context: of the store whose locks these are.
         set_name: see the module.
         farm_id: part of the bins' names.
 
@@ -63,7 +61,7 @@ class AerospikeLockTable(LockTable):
         ConfigError: a bin's or the set's name is longer than the server takes.
     """
 
-    def __init__(self, store: AerospikeStore, set_name: str, farm_id: str) -> None:
+    def __init__(self, context: StoreContext, set_name: str, farm_id: str) -> None:
         self._data, self._at = farm_id + _DATA, farm_id + _SINCE
         longest = len(self._data.encode())
         if longest > MAX_BIN_BYTES:
@@ -77,8 +75,8 @@ class AerospikeLockTable(LockTable):
                 f"the locks' suffix makes the set name {set_name + _TOKENS!r} of {longest} bytes; "
                 f"Aerospike takes {layout.MAX_SET_BYTES}"
             )
-        self._store = store
-        self._connection = store.connection
+        self._context = context
+        self._connection = context.connection
         self._set = set_name
 
     def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
@@ -86,12 +84,12 @@ class AerospikeLockTable(LockTable):
         check_owner(owner)
         now_ms = int(time.time() * 1000)
         key, bins = self._key(name), {self._data: 1, self._at: now_ms, OWNER_BIN: owner}
-        store = self._store
-        store.enter()
+        context = self._context
+        context.enter()
         try:
             done = self._connection.once("lock", lambda client: client.put(key, bins, policy=how), _TAKEN)
         finally:
-            store.leave()
+            context.leave()
         return None if done is None else LockRecord(name, owner, 0, now_ms, now_ms + ttl_ms)
 
     def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
@@ -108,19 +106,19 @@ class AerospikeLockTable(LockTable):
 
     def release(self, name: str, owner: str) -> bool:
         key, how = self._key(name), {"expressions": _is_of(owner), "commit_level": _MASTER_ONLY}
-        store = self._store
-        store.enter()
+        context = self._context
+        context.enter()
         try:
             done = self._connection.once("lock_release", lambda client: client.remove(key, policy=how), _NOT_OURS)
         finally:
-            store.leave()
+            context.leave()
         return done is not None
 
     def draw_token(self, name: str, owner: str) -> int | None:
         check_lock_in_table(name)
         counter = (self._connection.namespace, self._set + _TOKENS, name)
         draw = [expressions.increment(_COUNT, 1), expressions.read(_COUNT)]
-        with self._store.call():
+        with self._context.call():
             # A draw whose answer was lost only leaves a number out.
             drawn = self._connection.apply("lock_token", counter, draw, policy(ttl=layout.TTL_NEVER), repeat=False)
         token = int((drawn or {})[_COUNT])
@@ -132,7 +130,7 @@ class AerospikeLockTable(LockTable):
     def get(self, name: str) -> LockRecord | None:
         """A holder that is no ignis has no owner here: it is the empty text. The end is known to the second."""
         key = self._key(name)
-        with self._store.call():
+        with self._context.call():
             found = self._connection.call("lock_get", lambda client: client.get(key), fine=(NOT_FOUND,), repeat=False)
         if found is None:
             return None
@@ -152,7 +150,7 @@ class AerospikeLockTable(LockTable):
         return {**how, "commit_level": _MASTER_ONLY}
 
     def _apply(self, what: str, name: str, ops: list[Any], how: dict[str, Any]) -> dict[str, Any] | None:
-        with self._store.call():
+        with self._context.call():
             return self._connection.apply(what, self._key(name), ops, how, repeat=False)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.appending import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
+from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.firing import Firing
 from ignis.storage.aerospike.looking import Looking
 from ignis.storage.aerospike.retiring import Retiring
@@ -39,9 +39,6 @@ from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_m
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.runs import Runs, overlap
 
-if TYPE_CHECKING:
-    from ignis.storage.aerospike.store import AerospikeStore
-
 __all__ = ["AerospikeMagazines"]
 
 log = logging.getLogger("ignis.storage.aerospike")
@@ -53,11 +50,12 @@ _HOLE_WAIT_S = 0.02
 class AerospikeMagazines(MagazineStore):
     """See the module. Thread-safe."""
 
-    def __init__(self, store: AerospikeStore) -> None:
-        connection = store.connection
-        self._store = store
+    def __init__(self, context: StoreContext, epoch: Callable[[str], int]) -> None:
+        connection = context.connection
+        self._context = context
+        self._epoch = epoch
         self.calls: Counter[str] = Counter(dict.fromkeys(("loads", "fires", "deletes", "reloads", "transfers"), 0))
-        self._catalogue = Catalogue(connection, store.sets)
+        self._catalogue = Catalogue(connection, context.sets)
         self._appender = Appender(connection, self._catalogue)
         trickle = Trickle(connection, self._catalogue)
         self._trickle = trickle
@@ -66,19 +64,19 @@ class AerospikeMagazines(MagazineStore):
         self._looking = Looking(connection, self._catalogue)
         self._expired_log = ExpiredLog()
         # All that decides where the records are, but for the hosts: one cluster has many names.
-        words = WakeWords(connection.options.wake_dir, f"{connection.namespace}\0{store.sets.data}")
+        words = WakeWords(connection.options.wake_dir, f"{connection.namespace}\0{context.sets.data}")
         self.waits = Waits(self._pending, words)
 
     @contextmanager
     def _call(self, counted: str = "") -> Iterator[None]:
         """Raises ForkedHandleError, ClosedError."""
-        self._store.enter()
+        self._context.enter()
         try:
             yield
             if counted:
                 self.calls[counted] += 1
         finally:
-            self._store.leave()
+            self._context.leave()
 
     def figures(self) -> dict[str, int]:
         """For `Store.stats`."""
@@ -206,7 +204,7 @@ class AerospikeMagazines(MagazineStore):
             limit = min(len(many), many[-1] - known[shard].fire)
             if limit <= 0:
                 continue  # others have claimed it all
-            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._store.owner, [shard]))
+            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._context.owner, [shard]))
             mine = overlap(runs.runs, 1, end + 1)
             beyond = overlap(runs.runs, end + 1, 1 << 62)
             if mine:
@@ -247,7 +245,7 @@ class AerospikeMagazines(MagazineStore):
 
     def _check_fence(self, fence: Fence | None) -> None:
         if fence is not None:
-            check_epoch(self._store.locks.epoch(fence.scope), fence)
+            check_epoch(self._epoch(fence.scope), fence)
 
     def abandoned(
         self,
@@ -282,7 +280,7 @@ class AerospikeMagazines(MagazineStore):
             return self._looking.oldest_enqueued_at_us(self._catalogue.get(magazine))
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
-        with self._store.waiting():
+        with self._context.call():
             found = self._catalogue.get(magazine)
             if found.holes:
                 timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._firing.holes.next_look_s(found)))
@@ -290,7 +288,7 @@ class AerospikeMagazines(MagazineStore):
 
     def idle(self, magazine: str, seen: int, timeout_s: float) -> int:
         """See `MagazineStore.idle`. Asks nobody: the claim that follows is the question."""
-        with self._store.waiting():
+        with self._context.call():
             found = self._catalogue.get(magazine)
             self._trickle.idle(found)
             if found.holes:
@@ -356,7 +354,7 @@ class AerospikeMagazines(MagazineStore):
             try:
                 self._firing.settle(magazine)
                 left = self._put_back(magazine, self._firing.holes.take_all(magazine))
-                self._firing.leave(magazine, left, self._store.owner)
+                self._firing.leave(magazine, left, self._context.owner)
             except IgnisError as exc:
                 log.warning("the last claims of %s are left to the sweeper: %s", magazine.name, exc)
 

@@ -13,18 +13,16 @@ import operator
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreBusyError, StoreFormatError
 from ignis.storage.aerospike import layout
 from ignis.storage.aerospike.client import policy
+from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.base import Fence, QueueRecord, QueueStore
 from ignis.storage.checks import check_epoch, check_printable, check_record, check_same_name
-
-if TYPE_CHECKING:
-    from ignis.storage.aerospike.store import AerospikeStore
 
 __all__ = ["ACTIVE", "AerospikeQueues", "bins_of", "record_of"]
 
@@ -44,10 +42,11 @@ _BUSY_S = 30.0
 class AerospikeQueues(QueueStore):
     """Queues of one application. Thread-safe."""
 
-    def __init__(self, store: AerospikeStore) -> None:
-        self._store = store
-        self._connection = store.connection
-        self._set = store.sets.queues
+    def __init__(self, context: StoreContext, epoch: Callable[[str], int]) -> None:
+        self._context = context
+        self._epoch = epoch
+        self._connection = context.connection
+        self._set = context.sets.queues
         self._reported: set[str] = set()
 
     def _key(self, name: str) -> tuple[str, str, str]:
@@ -56,19 +55,19 @@ class AerospikeQueues(QueueStore):
         return self._connection.namespace, self._set, name
 
     def get(self, name: str) -> QueueRecord | None:
-        with self._store.call():
+        with self._context.call():
             found = self._connection.get("queue", self._key(name))
             return None if found is None else record_of(name, found[0])
 
     def put(self, record: QueueRecord) -> None:
         check_record(record, fractions=True)
-        with self._store.call():
+        with self._context.call():
             self._connection.put("queue", self._key(record.name), bins_of(record), policy(ttl=_ttl(record)))
 
     def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
         """Read, changed, and written if nobody has written since; else again. The fence is read right before the write:
         what remains between the two is one round trip."""
-        with self._store.call():
+        with self._context.call():
             deadline = time.monotonic() + _BUSY_S
             while True:
                 found = self._connection.get("queue", self._key(name))
@@ -80,7 +79,7 @@ class AerospikeQueues(QueueStore):
                 check_same_name(name, record)
                 check_record(record, fractions=True, any_name=True)
                 if fence is not None:
-                    check_epoch(self._store.locks.epoch(fence.scope), fence)
+                    check_epoch(self._epoch(fence.scope), fence)
                 how = policy("update", ttl=_ttl(record), generation=generation)
                 if self._connection.put("queue", self._key(name), bins_of(record), how, generation):
                     return copy.deepcopy(record)
@@ -89,7 +88,7 @@ class AerospikeQueues(QueueStore):
                 time.sleep(random.uniform(0, 0.005))
 
     def list(self, active: bool | None = None) -> builtins.list[QueueRecord]:
-        with self._store.call():
+        with self._context.call():
             if active is None:
                 rows = self._connection.everything("queues", self._set)
             else:
@@ -106,7 +105,7 @@ class AerospikeQueues(QueueStore):
             return sorted(records, key=lambda record: record.name)
 
     def remove(self, name: str) -> bool:
-        with self._store.call():
+        with self._context.call():
             return self._connection.discard("queue", self._key(name))
 
 

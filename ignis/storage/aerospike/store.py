@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from ignis.errors import ClosedError, ForkedHandleError, WaitTimeoutError
 from ignis.storage.aerospike.client import Connection
+from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.layout import SetNames
 from ignis.storage.aerospike.locks import AerospikeLocks
 from ignis.storage.aerospike.magazines import AerospikeMagazines
@@ -24,15 +21,6 @@ from ignis.storage.checks import check_application
 __all__ = ["AerospikeStore"]
 
 log = logging.getLogger("ignis.storage.aerospike")
-
-_forks = [0]
-
-
-def _in_child() -> None:
-    _forks[0] += 1
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class AerospikeStore(Store):
@@ -69,24 +57,19 @@ class AerospikeStore(Store):
         self.farm_id = farm_id
         self.sets = SetNames.of(client_id, farm_id, options.scope)
         self.connection = Connection(parse_hosts(hosts), namespace, options)
-        # Entering the lock itself is twice as fast as entering the condition, and every call does it twice.
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
-        self._inside = 0
-        self._closed = False
+        self._context = StoreContext(self.connection, self.sets, owner_name())
+        self._releasing = threading.Lock()
         self._released = False
-        self._forks = _forks[0]
-        self._owner = owner_name()
         try:
             self.connection.index(self.sets.queues, ACTIVE, f"{self.sets.queues}_{ACTIVE}")
             self._look_elsewhere(options.scope)
         except BaseException:
             self.connection.close()
             raise
-        self.magazines = self._magazines = AerospikeMagazines(self)
-        self.queues = AerospikeQueues(self)
-        self.locks = AerospikeLocks(self)
-        self.arrays = AerospikeArrays(self)
+        self.locks = AerospikeLocks(self._context)
+        self.magazines = self._magazines = AerospikeMagazines(self._context, self.locks.epoch)
+        self.queues = AerospikeQueues(self._context, self.locks.epoch)
+        self.arrays = AerospikeArrays(self._context)
 
     def _look_elsewhere(self, scope: str) -> None:
         """Warns when this application's magazines seem to be under the names of the scope that was the default once: nothing
@@ -99,39 +82,11 @@ class AerospikeStore(Store):
                 "nothing is stored with scope=local, but set %s has magazines that were made with scope=global", other
             )
 
-    # -- what the facets use
-
-    def enter(self) -> None:
-        """Begins a call. Raises ForkedHandleError, ClosedError."""
-        if self._forks != _forks[0]:
-            raise ForkedHandleError("this store was opened before fork(); open another in the child")
-        with self._mutex:
-            if self._closed:
-                raise ClosedError("store is closed")
-            self._inside += 1
-
-    def leave(self) -> None:
-        with self._mutex:
-            self._inside -= 1
-            if not self._inside and self._closed:
-                self._changed.notify_all()
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """`enter` and `leave`."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    waiting = call
-
     # -- Store
 
     @property
     def owner(self) -> str:
-        return self._owner
+        return self._context.owner
 
     @property
     def local_dir(self) -> str | None:
@@ -140,7 +95,7 @@ class AerospikeStore(Store):
     def stats(self) -> dict[str, int | float | str]:
         """Figures of this process since it opened the store: calls of the contract, client calls (all, and by kind as
         ``client_<kind>``), holes; and the bytes of the data set on one node."""
-        with self.call():
+        with self._context.call():
             calls = dict(self.connection.calls)
             return {
                 "store": "aerospike",
@@ -153,15 +108,13 @@ class AerospikeStore(Store):
             }
 
     def close(self, timeout: float = 30.0) -> None:
-        if self._forks != _forks[0]:
+        if self._context.forked:
             return  # the parent's; nothing in the child belongs to it
         deadline = time.monotonic() + timeout
-        with self._changed:
-            self._closed = True
+        self._context.refuse()
         self._magazines.close()
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._inside, max(0.0, deadline - time.monotonic())):
-                raise WaitTimeoutError(f"store: {self._inside} call(s) still in flight after {timeout:g} s")
+        self._context.wait_until_idle(deadline, timeout)
+        with self._releasing:
             if self._released:
                 return
             self._released = True

@@ -15,18 +15,16 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aerospike_helpers import expressions as exp
 from aerospike_helpers.operations import expression_operations
 
 from ignis.errors import RecordTooLargeError, StoreError, StoreTimeoutError
+from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
-
-if TYPE_CHECKING:
-    from ignis.storage.aerospike.store import AerospikeStore
 
 __all__ = ["AerospikeArrays", "module_name"]
 
@@ -55,10 +53,10 @@ class AerospikeArrays(ArrayStore):
     (StoreTimeoutError) they may have been done.
     """
 
-    def __init__(self, store: AerospikeStore) -> None:
-        self._store = store
-        self._connection = store.connection
-        self.set_name = store.sets.queues.removesuffix("_queues") + "_arrays"
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._connection = context.connection
+        self.set_name = context.sets.queues.removesuffix("_queues") + "_arrays"
         self._registering = threading.Lock()
         self._registered = False
 
@@ -95,7 +93,7 @@ class AerospikeArrays(ArrayStore):
         def run(client: Any) -> Any:
             return client.apply(key, module, function, arguments)
 
-        with self._store.call():
+        with self._context.call():
             if not self._registered:
                 self._register()
             try:
@@ -136,7 +134,7 @@ class AerospikeArrays(ArrayStore):
         ops = [expression_operations.expression_read("bytes", exp.RecordSize().compile())]
         key = self._key(name)
         try:
-            with self._store.call():
+            with self._context.call():
                 found = self._connection.call("array_bytes", lambda client: client.operate(key, ops)[2])
         except StoreError:
             found = None  # not there yet: then only what was to be added counts

@@ -5,16 +5,17 @@ A write is in the log, and seen by others, before it is durable; who was promise
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
-from ignis.native.store import Log, Mark, NoShardError
+from ignis.native.store import Log, Mark, NoShardError, fire_into
+from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.firing import Firing
-from ignis.storage.together import Taker, Write
+from ignis.storage.together import FiredInto, Taker, Write
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["AtOnce"]
 
 _ANY_SIZE = 1 << 62
+T = TypeVar("T")
 
 
 class _Noted:
@@ -111,18 +113,58 @@ class AtOnce:
             return False
         write.firsts = firsts
         write.given = True
-        taker.give(
-            [
-                Claim(shard, range(first, first + batch.count), list(batch.records()))
-                for (shard, batch), first in zip(batches, firsts, strict=True)
-            ]
-        )
+        taker.give(batches, firsts)
         return True
 
     # -- claiming
 
     def fire(self, magazine: str, limit: int, owner: str, max_bytes: int) -> FireResult | None:
         """`MagazineStore.try_fire`."""
+
+        def fire(found: Magazine, stored: bytes, now_ms: int, size: int) -> FireResult | None:
+            pieces, expired, more, _ = found.log.fire(
+                found.number, limit, stored, now_ms, begin=self._firing.begin(found), max_bytes=size, at_once=True
+            )
+            if expired and not pieces:
+                return None  # they are retired by who may wait
+            claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+            if claims:
+                self._firing.served(found, claims[-1].shard)
+            return FireResult(claims, {}, 0, more or bool(expired))
+
+        return self._fire(magazine, limit, owner, max_bytes, fire)
+
+    def fire_into(self, frame: ClaimsFrame, magazine: str, limit: int, owner: str, max_bytes: int) -> FiredInto | None:
+        """`MagazineStore.try_fire_into`."""
+
+        def fire(found: Magazine, stored: bytes, now_ms: int, size: int) -> FiredInto | None:
+            served, expired, more, _ = fire_into(
+                found.log,
+                frame,
+                found.number,
+                limit,
+                stored,
+                now_ms,
+                begin=self._firing.begin(found),
+                max_bytes=size,
+                at_once=True,
+            )
+            if expired and served is None:
+                return None
+            if served is not None:
+                self._firing.served(found, served)
+            return FiredInto({}, 0, more or bool(expired))
+
+        return self._fire(magazine, limit, owner, max_bytes, fire)
+
+    def _fire(
+        self,
+        magazine: str,
+        limit: int,
+        owner: str,
+        max_bytes: int,
+        fire: Callable[[Magazine, bytes, int, int], T | None],
+    ) -> T | None:
         check_limit(limit)
         stored = self._store.stored_owner_bytes(owner)
         if not self._store.try_enter():
@@ -132,25 +174,11 @@ class AtOnce:
             if found is None:
                 return None
             try:
-                pieces, expired, more, _ = found.log.fire(
-                    found.number,
-                    limit,
-                    stored,
-                    self._directory.clock.now_ms(),
-                    begin=self._firing.begin(found),
-                    max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
-                    at_once=True,
-                )
+                return fire(found, stored, self._directory.clock.now_ms(), min(max(max_bytes, 0), _ANY_SIZE))
             except StoreBusyError:
                 return None
             except QueueNotFoundError:
                 self._catalogue.forget(found)
                 return None
-            if expired and not pieces:
-                return None  # they are retired by who may wait
-            claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
-            if claims:
-                self._firing.served(found, claims[-1].shard)
-            return FireResult(claims, {}, 0, more or bool(expired))
         finally:
             self._store.leave()

@@ -7,6 +7,8 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from ignis.regular_files import read_bytes
+
 __all__ = ["create_whole", "read_or_none", "remove", "sync_directory", "write_whole"]
 
 
@@ -59,7 +61,7 @@ def _write_beside(path: Path, data: bytes) -> Path:
 def read_or_none(path: Path) -> bytes | None:
     """The file's bytes, or None when there is no such file."""
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         return None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.errors import ConfigError, IgnisError, StoreBusyError, StoreFormatError, StoreUnreachableError
+from ignis.regular_files import read_bytes, regular_only
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.format import FORMAT_FILE, check_format, refuse_former
 from ignis.storage.embedded.log_files import (
@@ -193,7 +194,7 @@ def _check_directory(report: Report, directory: Path, names: list[str], classes:
 def _has_version(directory: Path) -> bool:
     """Whether the format file can be read: then it is another version's, and no damage."""
     try:
-        return type(json.loads((directory / FORMAT_FILE).read_bytes())["format"]) is int
+        return type(json.loads(read_bytes(directory / FORMAT_FILE))["format"]) is int
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return False
 
@@ -269,7 +270,7 @@ def _check_temporary(report: ClassReport, kind: str, shown: str) -> None:
 
 
 def _all_zeros(path: Path, start: int = 0) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_only) as file:
         file.seek(start)
         while piece := file.read(1 << 20):
             if any(piece):

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ignis.errors import ConfigError
-from ignis.native.store import Recall
+from ignis.native.store import Recall, fire_into
+from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.together import FiredInto
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -124,6 +126,47 @@ class Firing:
             )
             claims += [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
         return FireResult(claims, {}, count, more)
+
+    def fire_into(
+        self,
+        frame: ClaimsFrame,
+        found: Magazine,
+        limit: int,
+        owner: bytes,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+    ) -> FiredInto:
+        """`fire` into a frame."""
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        size = min(max(max_bytes, 0), _ANY_SIZE)
+        before, began = frame.messages, frame.nbytes
+        served, expired, more, _ = fire_into(
+            found.log, frame, found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+        )
+        if served is not None:
+            self.served(found, served)
+        count = 0
+        while expired:
+            count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or count >= _MOST_EXPIRED:
+                more = True
+                break
+            left = limit - (frame.messages - before)
+            size = min(max(max_bytes, 0), _ANY_SIZE) - (frame.nbytes - began)
+            none_yet = frame.messages == before
+            _, expired, more, _ = fire_into(
+                found.log,
+                frame,
+                found.number,
+                left if size > 0 or none_yet else 0,
+                owner,
+                now_ms,
+                order=expired,
+                max_bytes=max(size, 0),
+                first=none_yet,
+            )
+        return FiredInto({}, count, more)
 
     def claim(self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None) -> tuple[list[Run], int]:
         """The runs that were claimed, and how many records had expired."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
+from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory
 from ignis.storage.embedded.log_files import (
     FileDamaged,
@@ -115,7 +116,7 @@ def look_at_segments(path: Path, directory: Path) -> None:
         if named is None or named[0] != "log":
             continue
         try:
-            with (path / name).open("rb") as file:
+            with open(path / name, "rb", opener=regular_only) as file:
                 header = SegmentHeader.read(file)
                 size = os.fstat(file.fileno()).st_size
             whole += 1

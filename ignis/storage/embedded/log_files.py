@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, NamedTuple
 
 from ignis.native import crc32c
+from ignis.regular_files import regular_only
 
 __all__ = [
     "ENTRY_HEADER_BYTES",
@@ -146,7 +147,7 @@ class Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_only) as file:
             header = SegmentHeader.read(file)
             self._bytes = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         self.generation, self.number, self.base, self.size, self.salt, self.store, self.flushed = header
@@ -294,7 +295,7 @@ class Checkpoint:
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
         """Raises FileDamaged, FileOfAnotherVersion, OSError."""
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_only) as file:
             head = file.read(SECTOR_BYTES)
             if len(head) < SECTOR_BYTES:
                 raise FileDamaged(f"it has {len(head)} bytes, less than a header")
@@ -339,7 +340,7 @@ class Control(NamedTuple):
     @classmethod
     def read(cls, path: Path) -> Control | None:
         """None when it says nothing: it is none, of another version, or its generation had not begun. Raises OSError."""
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular_only) as file:
             head = file.read(4096)
         if len(head) < 4096:
             return None

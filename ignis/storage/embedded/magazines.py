@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.native.store import NoShardError, Recall
+from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -33,7 +34,7 @@ from ignis.storage.embedded.known import load_once
 from ignis.storage.embedded.waits import Waits
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
-from ignis.storage.together import Unflushed, Write
+from ignis.storage.together import ClaimsWriter, FiredInto, Unflushed, Write
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -194,6 +195,41 @@ class EmbeddedMagazines(MagazineStore):
         self._expired_log.note(magazine, fired.expired)
         return fired
 
+    def fire_into(
+        self,
+        writer: ClaimsWriter,
+        magazine: str,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None = None,
+        max_bytes: int = 64 << 20,
+    ) -> FiredInto:
+        if not isinstance(writer, ClaimsFrame):
+            return super().fire_into(writer, magazine, limit, owner, shards, max_bytes)
+        return self._fire_into(writer, magazine, limit, owner, shards, max_bytes)
+
+    @guarded
+    def _fire_into(
+        self,
+        frame: ClaimsFrame,
+        magazine: str,
+        limit: int,
+        owner: str,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+    ) -> FiredInto:
+        check_limit(limit)
+        check_owner(owner)
+        stored = self._store.stored_owner(owner).encode()
+
+        def fire(found: Magazine) -> FiredInto:
+            return self._firing.fire_into(frame, self._seen(found, shards), limit, stored, shards, max_bytes)
+
+        fired = self._on(magazine, fire)
+        self.calls["fires"] += 1
+        self._expired_log.note(magazine, fired.expired)
+        return fired
+
     def _seen(self, found: Magazine, shards: Sequence[int] | None) -> Magazine:
         """With the number of shards as it is now, when what is asked for lies beyond what was known."""
         if shards is not None and any(shard >= found.shards for shard in shards):
@@ -325,6 +361,15 @@ class EmbeddedMagazines(MagazineStore):
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         fired = self._at_once.fire(magazine, limit, owner, max_bytes)
+        self.calls["fires"] += fired is not None
+        return fired
+
+    def try_fire_into(
+        self, writer: ClaimsWriter, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20
+    ) -> FiredInto | None:
+        if not isinstance(writer, ClaimsFrame):
+            return super().try_fire_into(writer, magazine, limit, owner, max_bytes)
+        fired = self._at_once.fire_into(writer, magazine, limit, owner, max_bytes)
         self.calls["fires"] += fired is not None
         return fired
 

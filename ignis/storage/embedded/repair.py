@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ignis.errors import ConfigError
 from ignis.native.store import Log
+from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import sync_directory, write_whole
 from ignis.storage.embedded.check import ASIDE, ClassReport, Problem, Report
 from ignis.storage.embedded.format import FORMAT_FILE, FORMAT_VERSION
@@ -97,7 +98,7 @@ def _repair_file(directory: Path, problem: Problem) -> None:
 
 
 def _mend_header(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular_only) as file:
         mended = mended_header(file.read(SECTOR_BYTES))
     if mended is None:
         return False
@@ -122,7 +123,7 @@ def _copy_aside(directory: Path, problem: Problem) -> str:
     """The damaged bytes in a file of their own, and beside it why."""
     path, offset, left = directory / problem.file, problem.offset or 0, problem.bytes or 0
     to = _aside(directory, problem) / f"{path.name}@{offset}"
-    with path.open("rb") as source, to.open("wb") as copy:
+    with open(path, "rb", opener=regular_only) as source, to.open("wb") as copy:
         source.seek(offset)
         while left > 0 and (piece := source.read(min(_PIECE, left))):
             copy.write(piece)

@@ -122,6 +122,9 @@ TAKES: dict[str, tuple[str, ...]] = {
     "FrameDecoder.feed": ("stream",),
     "FrameReader.feed": ("stream",),
     "FrameReader.received": ("int",),
+    "ClaimsFrame.add": ("claims",),
+    "ClaimsFrame.add_batch": ("int", "int", "batch"),
+    "ClaimsFrame.frame": ("int", "int", "bytes"),
     "PackedBatch.pack": ("records", "int"),
     "PackedBatch.pack_bodies": ("records", "=flags:codec", "=keys:keys", "=shards:small", "=any_shard:int"),
     "PackedBatch.pack_columns": ("column", "=flags:codec", "=shards:small", "=any_shard:int", "=keys:column"),
@@ -457,6 +460,8 @@ class Fuzz:
                 self.make("ReadArea")
             area = self.random.choice(self.objects["ReadArea"])
             found = wire.FrameReader(area, self.value("size"), self.random.random() < 0.5)
+        elif name == "ClaimsFrame":
+            found = wire.ClaimsFrame()
         elif name == "ReadArea":
             found = wire.ReadArea(self.random.choice([4096, 1 << 16]))
         elif name == "FrameDecoder":
