@@ -78,6 +78,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         relay,
         ring,
         spark,
+        steps,
         store,
         sweep,
     )
@@ -86,7 +87,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
         "apublish": apublish.run,
         "broker": broker.run, "connections": broker_connections.run,
-        "store": store.run, "latency": latency.run, "memory": memory.run,
+        "store": store.run, "latency": latency.run, "steps": steps.run, "memory": memory.run,
         "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
     }  # fmt: skip
     # A default SIGTERM would end this process without stopping and removing what it started.
@@ -125,6 +126,7 @@ _add("connections", ("connections",), "The last part of `broker`: 1,000 connecti
 _add("handover", ("handover",), "A change of threads inside the broker, beside the write that it would be made for.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")
+_add("steps", ("steps",), "Where the time of a lone message goes, step by step, beside a floor in C.")
 _add("memory", ("memory",), "Memory over a backlog of 5 million messages.")
 _add("aerospike", ("aerospike",), "Publish, drain and latency on Aerospike beside call by call; needs a server.")
 _add("locks", ("locks",), "A lock on Aerospike beside the bare client calls; needs a server.")

@@ -13,7 +13,7 @@ from ignis.native import PackedBatch
 from ignis.native.store import Log, Mark, NoShardError, fire_into
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult
-from ignis.storage.checks import check_limit, check_owner
+from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.firing import Firing
 from ignis.storage.together import FiredInto, Taker, Write
@@ -206,14 +206,13 @@ class AtOnce:
         fire: Callable[[Magazine, bytes, int, int], T | None],
     ) -> T | None:
         check_limit(limit)
-        check_owner(owner)
+        stored = self._store.stored_owner_bytes(owner)
         if not self._store.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
             if found is None:
                 return None
-            stored = self._store.stored_owner_bytes(owner)
             try:
                 return fire(found, stored, self._directory.clock.now_ms(), min(max(max_bytes, 0), _ANY_SIZE))
             except StoreBusyError:

@@ -99,8 +99,8 @@ class EmbeddedMagazines(MagazineStore):
 
     def _changing(self, found: Magazine) -> None:
         """Raises what flushes in the background have met."""
-        if not found.durable:
-            self._directory.changing(found.durability)
+        if found.durability == "interval":
+            self._directory.changing("interval")
 
     # -- the way of a message
 
@@ -109,11 +109,27 @@ class EmbeddedMagazines(MagazineStore):
         if not batches:
             self._catalogue.find(magazine)
             return []
-        expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
-        if expires_at_ms:
+        if ttl_s is not None:
+            expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
             for _, batch in batches:
                 batch.set_expiry(expires_at_ms)
+        found = self._catalogue.remembered(magazine)
+        firsts = None if found is None else self._load_there(found, batches)
+        if firsts is None:
+            firsts = self._load_anywhere(magazine, batches)
+        self.calls["loads"] += 1
+        return firsts
 
+    def _load_there(self, found: Magazine, batches: Sequence[tuple[int, PackedBatch]]) -> list[int] | None:
+        """None when it is not as it was found."""
+        if found.durability == "interval":
+            self._directory.changing("interval")
+        try:
+            return found.log.load(found.number, batches, durable=found.durability == "sync")
+        except (QueueNotFoundError, NoShardError):
+            return None
+
+    def _load_anywhere(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
         def load(found: Magazine) -> list[int]:
             self._changing(found)
             try:
@@ -123,9 +139,7 @@ class EmbeddedMagazines(MagazineStore):
             assert firsts is not None
             return firsts
 
-        firsts = self._on(magazine, load)
-        self.calls["loads"] += 1
-        return firsts
+        return self._on(magazine, load)
 
     def _no_shard(self, found: Magazine, shards: Sequence[int]) -> Exception:
         now = self._catalogue.again(found)
@@ -160,8 +174,18 @@ class EmbeddedMagazines(MagazineStore):
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
         check_limit(limit)
-        check_owner(owner)
         stored = self._store.stored_owner_bytes(owner)
+        known = self._catalogue.remembered(magazine) if shards is None else None
+        if known is not None:
+            try:
+                fired = self._firing.fire(known, limit, stored, None, max_bytes)
+            except QueueNotFoundError:
+                self._catalogue.forget(known)
+            else:
+                self.calls["fires"] += 1
+                if fired.expired:
+                    self._expired_log.note(magazine, fired.expired)
+                return fired
 
         def fire(found: Magazine) -> FireResult:
             return self._firing.fire(self._seen(found, shards), limit, stored, shards, max_bytes)
@@ -267,6 +291,14 @@ class EmbeddedMagazines(MagazineStore):
     @guarded
     def delete(self, magazine: str, pointers: Pointers) -> int:
         self.calls["deletes"] += 1
+        known = self._catalogue.remembered(magazine)
+        if known is not None:
+            if known.durability == "interval":
+                self._directory.changing("interval")
+            try:
+                return known.log.retire(known.number, pointers, durable=known.durability == "sync")
+            except (QueueNotFoundError, NoShardError):
+                pass  # made anew, or with other shards
         return self._retire(magazine, pointers, False)
 
     @guarded
@@ -414,9 +446,8 @@ class EmbeddedMagazines(MagazineStore):
         max_bytes: int = 64 << 20,
     ) -> tuple[int, FireResult | None]:
         check_limit(limit)
-        check_owner(owner)
         stored = self._store.stored_owner_bytes(owner)
-        self._store.enter_wait()
+        self._store.waiting_gate.enter()
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
@@ -426,10 +457,11 @@ class EmbeddedMagazines(MagazineStore):
                 self._catalogue.forget(found)  # made anew, or removed: `fire` says which
                 return seen + 1, None
         finally:
-            self._store.leave_wait()
+            self._store.waiting_gate.leave()
         if fired is not None:
             self.calls["fires"] += 1
-            self._expired_log.note(magazine, fired.expired)
+            if fired.expired:
+                self._expired_log.note(magazine, fired.expired)
         return number, fired
 
     @guarded

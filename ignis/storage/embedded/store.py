@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ignis.errors import WaitTimeoutError
 from ignis.storage.base import Owner, Store
-from ignis.storage.checks import check_application
+from ignis.storage.checks import check_application, check_owner
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
 from ignis.storage.embedded.keys import Keys, Scope
@@ -101,9 +101,10 @@ class EmbeddedStore(Store):
         return stored_owner(owner, self._life)
 
     def stored_owner_bytes(self, owner: str | Owner) -> bytes:
-        """`stored_owner` as the log takes it."""
+        """`stored_owner` as the log takes it. Raises InvalidNameError."""
         if owner is self._owner:  # as a rule
             return self._stored_owner
+        check_owner(owner)
         return self.stored_owner(owner).encode()
 
     # -- Store
