@@ -1,6 +1,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
+from ignis.errors import StoreFullError
 from ignis.native import PackedBatch
 
 _W = TypeVar("_W", bound=tuple[Any, ...])
@@ -10,6 +11,7 @@ DEFAULT_TIMEOUT_S: float
 
 class NoShardError(ValueError): ...
 class FenceError(Exception): ...
+class GrowthError(StoreFullError): ...
 
 @final
 class Mark:
