@@ -199,7 +199,9 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     /* A file that is laid out ahead, and room in the arena: what is in the log must not fail to be applied. */
     uint64_t room = room_for(g, type, payload_bytes), another = 0;
     uint64_t fits = size + (type == IGN_ENTRY_WITNESS ? 0 : ign_entry_size(0)); /* with a witness behind it */
-    if (size > atomic_load_explicit(&head->largest, memory_order_relaxed))
+    /* What comes to a full disk can be made in pieces: segments that hold one such entry could not be emptied one into another. */
+    bool in_pieces = weight_of(g, type) != IGN_WEIGHT_LOAD && atomic_load_explicit(&head->short_of_room, memory_order_seq_cst) != 0;
+    if (size > atomic_load_explicit(&head->largest, memory_order_relaxed) && !in_pieces)
         atomic_store_explicit(&head->largest, size, memory_order_relaxed);
     bool rolls = ign_store_must_roll(g, fits);
     if (g->at_once && (!ign_store_has_way(g, fits, weight_of(g, type)) ||

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #ifdef __linux__
 #include <sys/random.h>
 #endif
@@ -163,6 +164,15 @@ static int os_allocate(ign_store_io *io, int file, uint64_t bytes)
         return rc;
 #endif
     return ftruncate(file, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+static int os_room(ign_store_io *io, uint64_t *bytes)
+{
+    struct statvfs disk;
+    if (fstatvfs(((os_io *)io)->directory, &disk) != 0)
+        return errno;
+    *bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    return 0;
 }
 
 static int os_link_new(ign_store_io *io, const char *from, const char *to)
@@ -353,8 +363,9 @@ int ign_store_io_open(const char *directory, ign_store_io **io)
     p->inode = st.st_ino;
     p->io = (ign_store_io){
         .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read,
-        .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .link_new = os_link_new,
-        .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .identify = os_identify, .leads_to = os_leads_to, .map = os_map,
+        .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .room = os_room, .link_new = os_link_new,
+        .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .identify = os_identify,
+        .leads_to = os_leads_to, .map = os_map,
         .unmap = os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,
         .random = os_random, .wait = os_wait, .wake = os_wake,
     };

@@ -28,9 +28,10 @@ int ign_load_check(ign_load_call *call)
 int ign_load_fits(ign_store *store, ign_generation *g, const ign_load_call *call, uint64_t freed)
 {
     uint64_t most = store->options.max_bytes, living = g->ctl.root->living_bytes;
-    if (call->batches <= freed || living + call->batches - freed <= most)
+    bool fits = call->batches <= freed || living + call->batches - freed <= most;
+    if (fits && (freed == 0 || ign_store_may_grow(store, g, call, freed)))
         return IGN_OK;
-    errno = ENOBUFS;
+    errno = fits ? E2BIG : ENOBUFS;
     return IGN_E_NO_ROOM;
 }
 

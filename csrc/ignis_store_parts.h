@@ -110,7 +110,7 @@ typedef struct ign_load_call {
 } ign_load_call;
 
 int ign_load_check(ign_load_call *call);
-/* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may. */
+/* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may; with E2BIG: it is larger than what is freed, on a full disk. */
 int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
 int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
 
@@ -154,8 +154,13 @@ uint64_t ign_store_cheapest(ign_generation *generation); /* ... the one that is 
 uint64_t ign_store_left(ign_generation *generation); /* bytes of entries that fit without more room on the disk */
 /* The call that holds the lock found no room for what is to be laid out; `goes`: it goes on all the same. */
 void ign_store_note_no_room(ign_generation *generation, ign_store_weight weight, bool goes);
+uint64_t ign_store_log_bytes(ign_generation *generation);  /* of all segments */
+uint64_t ign_store_kept_bytes(ign_generation *generation); /* of what is laid out and kept beside them */
 /* Bytes of log that it takes at most to empty a segment of what lives in it. */
 uint64_t ign_store_cost(const ign_state_segment *segment);
+
+/* ignis_store_growth.c, under the lock: may batches take the place of what is freed, though they are larger? */
+bool ign_store_may_grow(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t frees);
 
 /* ignis_store_look.c: enters the newest generation and locks it. */
 int ign_store_look(ign_store *store, ign_generation **generation);

@@ -22,8 +22,9 @@
 
 #define FROZEN IGN_REFUSED_FROZEN
 
-/* Of a generation that begins on a full disk, beside what it has to write again. */
-enum { LEAST_SEGMENT = 64 << 10 };
+/* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
+ * has. */
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -295,8 +296,9 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     if (rc == IGN_OK) {
         if (needs_room)
             io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
-        rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve,
-                                            store->options.undo_capacity, store->options.arena_bytes));
+        uint64_t arena = store->options.arena_bytes;
+        arena = needs_room && arena > LEAST_ARENA ? LEAST_ARENA : arena;
+        rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve, store->options.undo_capacity, arena));
         created = rc == IGN_OK;
     }
     if (created) {
@@ -306,6 +308,8 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         made->ctl.head->segment_number = c.segment.number;
         rc = fill_generation(store, &chain, &c, limit_of(sealed, refused), log);
     }
+    if (rc == IGN_OK && needs_room) /* as much as there is: what is short of it refuses calls */
+        ign_ctl_make_room(&made->ctl, store->options.arena_bytes);
     if (rc == IGN_OK) {
         ign_ctl_head *head = made->ctl.head;
         uint64_t end = made->ctl.root->applied;

@@ -334,7 +334,14 @@ static int make_do(ign_generation *g, uint64_t size, ign_store_weight weight)
     return goes ? IGN_OK : IGN_E_NO_ROOM;
 }
 
-static uint64_t log_bytes(ign_generation *g)
+uint64_t ign_store_kept_bytes(ign_generation *g)
+{
+    ign_ctl_head *head = g->ctl.head;
+    return size_of(atomic_load_explicit(&head->ahead, memory_order_seq_cst)) + size_of(atomic_load_explicit(&head->reserve, memory_order_seq_cst)) +
+           (has(&head->spare) ? atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) : 0);
+}
+
+uint64_t ign_store_log_bytes(ign_generation *g)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
     uint64_t bytes = 0;
@@ -370,7 +377,7 @@ int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_s
         return IGN_OK; /* what room there is, is for maintenance to find */
     int rc = was_short != 0 && weight == IGN_WEIGHT_LOAD ? ign_store_error(ENOSPC) : IGN_OK; /* until maintenance has found room for all */
     if (rc == IGN_OK && weight == IGN_WEIGHT_LOAD && rolls)
-        rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, log_bytes(g) + bytes));
+        rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, ign_store_log_bytes(g) + bytes));
     if (rc >= 0)
         rc = lay_into(store, g, &head->reserve, ign_store_reserve_bytes(store, g), false);
     if (rc >= 0 && (rolls || weight == IGN_WEIGHT_LOAD))

@@ -1060,6 +1060,54 @@ static void told_to_one_thread(void)
     store_dir_close(io);
 }
 
+/* -- handed out before the flush --------------------------------------------------------------------------------------- */
+
+static int never_flushed(ign_store_io *io, int file)
+{
+    (void)io, (void)file;
+    return EIO;
+}
+
+/* A message can be claimed before the flush that its publisher waits for. When that fails, and no other file takes it either, the publisher is
+ * told so, and the message is not found again; who has claimed it has it. */
+static void handed_out_and_refused(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    uint8_t batch[4096], fetched[4096];
+    ign_store_mark mark, flushed, ignored;
+    ign_store_part part = part_of(batch, 0, 1, 7, 0);
+    ign_slice slice;
+    uint32_t count;
+    uint64_t retired;
+    bool expired;
+    CHECK_EQ(ign_store_mark_now(store, &flushed), IGN_OK);
+    CHECK_EQ(ign_store_flush(store, &flushed, true), IGN_OK);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_claim(other, m, 0, 1, 1 << 20, "me", 1, &slice, 1, &count, &expired, NULL, &ignored), IGN_OK);
+    CHECK_EQ(ign_store_fetch(other, &slice, fetched), IGN_OK);
+    CHECK_EQ(batch_read(fetched, &slice, m, slice.from), 7);
+    int (*real_flush)(ign_store_io *, int) = io->flush;
+    io->flush = never_flushed;
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_FAILED);
+    io->flush = real_flush;
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, UINT64_MAX, &slice, 1, &count), IGN_OK);
+    CHECK_EQ(count, 0);
+    ign_store_run run = {.first = 1, .last = part.first};
+    CHECK_EQ(ign_store_retire(other, m, &run, 1, false, &retired, NULL, &ignored), IGN_OK);
+    CHECK_EQ(retired, 0);
+    ign_store_close(store);
+    ign_store_close(other);
+    store = open_with(io, &small);
+    CHECK_EQ(ign_store_peek(store, m, 0, 1, UINT64_MAX, &slice, 1, &count), IGN_OK);
+    CHECK_EQ(count, 0);
+    ign_store_close(store);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
 MAIN("store_calls", {
     RUN(never_waits);
     RUN(the_bell);
@@ -1080,4 +1128,5 @@ MAIN("store_calls", {
     RUN(control_file_removed);
     RUN(in_a_child);
     RUN(told_to_one_thread);
+    RUN(handed_out_and_refused);
 })

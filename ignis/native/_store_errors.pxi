@@ -33,6 +33,8 @@ cdef object log_error(int code, int number, Log log):
             return _errors.StoreFullError(
                 f"store: {what} holds as many bytes of messages as it may: {log.max_bytes} (max_store_bytes)"
             )
+        if number == _numbers.E2BIG:
+            return GrowthError(f"store: disk full ({what}): messages may not grow when they are moved")
         if number == _numbers.EOVERFLOW:
             return _errors.StoreFullError(f"store: {what}: a shard of the magazine has given out all of its 2**62 pointers")
         return _errors.StoreFullError(f"store: disk full ({what}): {_os.strerror(number)}")

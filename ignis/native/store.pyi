@@ -1,6 +1,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, final
 
+from ignis.errors import StoreFullError
 from ignis.native import PackedBatch
 from ignis.native.gate import CallGate
 from ignis.native.wire import ClaimsFrame
@@ -12,6 +13,7 @@ DEFAULT_TIMEOUT_S: float
 
 class NoShardError(ValueError): ...
 class FenceError(Exception): ...
+class GrowthError(StoreFullError): ...
 
 @final
 class Mark:

@@ -53,6 +53,10 @@ class FenceError(Exception):
     """The key of a fence has another value: ask again."""
 
 
+class GrowthError(_errors.StoreFullError):
+    """What is moved is larger than what it takes the place of, and the disk is full."""
+
+
 cdef class _Any:
     def __repr__(self):
         return "ANY"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ignis.errors import RecordTooLargeError, StoreFullError
 from ignis.message import bare_record, slim_record
+from ignis.native.store import GrowthError
 from ignis.storage.base import Transfer
 
 __all__ = ["in_parts", "transfer_all", "transfer_in_parts"]
@@ -48,6 +49,14 @@ def in_parts(
                 size = len(part) // 2
                 continue
             if _shorten(ordered, at, at + 1):
+                continue
+            refused = exc
+        except GrowthError as exc:
+            # Such as those that follow: of what they may spare there is as much in each.
+            if _shorten(ordered, at, len(ordered)):
+                continue
+            if len(part) > 1:
+                size = len(part) // 2
                 continue
             refused = exc
         except StoreFullError as exc:

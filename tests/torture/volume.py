@@ -52,6 +52,12 @@ def unavailable(kind: str = "xfs") -> str | None:
         return f"a {kind} volume cannot be mounted: {exc}"
 
 
+def _device_at(path: Path) -> str:
+    """The name of the block device of the file system that is mounted there."""
+    device = os.stat(path).st_dev
+    return os.path.basename(os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+
+
 def _search_path() -> str:
     return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
@@ -64,9 +70,20 @@ class Volume:
         kind: "xfs" or "ext4".
         size_mb: of the sparse image. XFS refuses less than 300 MB.
         options: more of them for the program that makes the file system.
+        page_requests: the device below is asked for a page at a time. Where its image finds no room in the middle of a
+            longer request, Linux's loop driver says that all of it was written (``lo_complete_rq`` takes a short write for
+            done), and the flush behind it says so too: a disk that lies, which no store can help.
     """
 
-    def __init__(self, directory: Path, kind: str = "xfs", size_mb: int = 320, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        kind: str = "xfs",
+        size_mb: int = 320,
+        options: Sequence[str] = (),
+        *,
+        page_requests: bool = False,
+    ) -> None:
         self.kind = kind
         self.path = directory / "mount"
         self._directory = directory
@@ -75,6 +92,8 @@ class Volume:
         self._options: tuple[str, ...] = ("loop",)
         self._more = options
         self._size_bytes = size_mb << 20
+        self._page_requests = page_requests
+        self._device = ""
         self._mounted = False
 
     def __enter__(self) -> Volume:
@@ -97,6 +116,10 @@ class Volume:
         """Mounts it; after a cut this replays the file system's own log, as the machine's next start would."""
         _run("mount", "-o", ",".join(self._options), str(self._image), str(self.path))
         self._mounted = True
+        self._device = _device_at(self.path)
+        if self._page_requests:
+            limit = Path(f"/sys/block/{self._device}/queue/max_sectors_kb")
+            limit.write_text(str(os.sysconf("SC_PAGE_SIZE") // 1024))
 
     def cut(self) -> float:
         """The power fails now. Returns the monotonic time just before, in seconds.
@@ -144,6 +167,13 @@ class Volume:
                     raise
                 time.sleep(0.02)
         self._mounted = False
+        # The kernel lets go of the device a little later, and whoever mounts the image before that gets the device as it is,
+        # with what it holds in memory.
+        backing = Path(f"/sys/block/{self._device}/loop/backing_file")
+        while self._device and backing.exists():
+            if time.monotonic() > deadline:
+                raise OSError(f"{self._device} is not released")
+            time.sleep(0.02)
 
     def restart(self) -> None:
         """Unmounts and mounts again: everything that was only in memory is gone."""

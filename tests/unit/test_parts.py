@@ -9,6 +9,7 @@ import pytest
 from ignis.errors import RecordTooLargeError, StoreFullError
 from ignis.message import Message, bare_record, encode_meta, failed_record
 from ignis.native import Record, encode_record
+from ignis.native.store import GrowthError
 from ignis.storage.base import Transfer
 from ignis.storage.parts import in_parts, transfer_all, transfer_in_parts
 
@@ -79,6 +80,38 @@ def test_a_history_for_which_a_full_store_has_no_room_is_left_out() -> None:
     store = Store(len(record) - 1)
     assert transfer_in_parts([Transfer(0, pointer, record, 0) for pointer in range(3)], store.transfer) == 3
     assert sorted(store.moved) == [0, 1, 2]
+
+
+class Full(Store):
+    """Moves whatever is no larger than it was, in one call."""
+
+    def __init__(self, plain: Sequence[Transfer]) -> None:
+        super().__init__(0)
+        self.plain = {item.pointer: len(item.record) for item in plain}
+
+    def transfer(self, part: Sequence[Transfer]) -> int:
+        self.calls.append([item.pointer for item in part])
+        if sum(len(item.record) for item in part) > sum(self.plain[item.pointer] for item in part):
+            raise GrowthError("may not grow")
+        self.moved += [item.pointer for item in part]
+        return len(part)
+
+
+def test_what_may_not_grow_goes_together_without_what_it_may_spare() -> None:
+    record = failed_record(encode_record(b"body"), "exception", "x" * 400)
+    failed = [Transfer(0, pointer, record, 0) for pointer in range(4)]
+    store = Full([item._replace(record=bare_record(record)) for item in failed])
+    assert transfer_in_parts(failed, store.transfer) == 4
+    assert store.calls[-1] == [0, 1, 2, 3], "no halves: each of them has as much to spare"
+
+
+def test_what_may_not_grow_and_has_nothing_to_spare_is_refused() -> None:
+    plain = [Transfer(0, pointer, encode_record(b"body"), 0) for pointer in range(3)]
+    store = Full([item._replace(record=b"") for item in plain])
+    with pytest.raises(StoreFullError):
+        transfer_in_parts(plain, store.transfer)
+    assert store.moved == []
+    assert len(store.calls) < 20
 
 
 def test_where_there_is_room_for_no_more_than_before_nothing_of_the_failure_goes_along() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ignis.errors import StoreBusyError, StoreFullError
 from ignis.native import PackedBatch
-from ignis.native.store import FenceError, NoShardError
+from ignis.native.store import FenceError, GrowthError, NoShardError
 from ignis.storage.base import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.checks import check_epoch
 from ignis.storage.embedded.catalogue import Magazine
@@ -94,6 +94,8 @@ def _move_in_room(
     while items:
         try:
             moved += _move(source, target, items[:piece], expires_at_ms, held)
+        except GrowthError:
+            raise  # no time gives room for that: what may be spared goes first
         except StoreFullError:
             if time.monotonic() >= until:
                 raise
