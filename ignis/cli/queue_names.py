@@ -35,9 +35,6 @@ def complete_queue(context: click.Context, parameter: click.Parameter, incomplet
         with contextlib.suppress(BaseException), state.store() as store:
             found.extend(sorted(one.name for one in store.queues.list()))
 
-    # What a driver or the store would say goes into the line that is being typed.
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
     thread = threading.Thread(target=look, name="ignis-complete", daemon=True)
     with _silent():
         thread.start()
@@ -55,17 +52,23 @@ def end_if_asked_in_vain(code: int) -> None:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Nothing on standard error, whoever writes it."""
+    """Nothing on standard error, whoever writes it: it would go into the line that is being typed."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         kept = os.dup(2)
     except OSError:
-        yield
-        return
+        kept = None
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 2)
-        yield
+        if kept is not None:
+            os.dup2(nowhere, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        if kept is not None:
+            os.dup2(kept, 2)
+            os.close(kept)
         os.close(nowhere)
+        logging.disable(disabled)

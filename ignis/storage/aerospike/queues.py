@@ -34,8 +34,6 @@ TTL_FACTOR = 2
 MESSAGE_EXPIRY_S = 172_800
 """Of a queue for which nobody has said another, as Java has it."""
 MAX_NAME_BYTES = 255
-
-log = logging.getLogger("ignis.storage.aerospike")
 _BUSY_S = 30.0
 
 
