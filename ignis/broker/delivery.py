@@ -26,7 +26,7 @@ from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.native.wire import ClaimsFrame, pack_claims
 from ignis.storage.base import MOST_FRUITLESS
-from ignis.storage.together import FiredInto
+from ignis.storage.write_batch import FiredInto
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -100,7 +100,7 @@ class Consumer:
 
 
 class Taking:
-    """A consumer that is given messages while they are being loaded. See `ignis.storage.together.Taker`."""
+    """A consumer that is given messages while they are being loaded. See `ignis.storage.write_batch.Taker`."""
 
     __slots__ = ("_consumer", "_pump", "_runs", "owner")
 

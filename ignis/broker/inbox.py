@@ -18,7 +18,7 @@ from ignis.broker.commands import OWN_TTL
 from ignis.errors import BadRequestError, ConfigError, MalformedFrameError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import route_batch
-from ignis.storage.together import Write
+from ignis.storage.write_batch import WriteBatch
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -84,7 +84,7 @@ class Loading:
     __slots__ = ("_inbox", "_taken", "_taking", "_writes", "magazine")
 
     def __init__(
-        self, inbox: Inbox, taken: list[Sent], writes: list[tuple[Write, list[Sent]]], taking: Taking | None
+        self, inbox: Inbox, taken: list[Sent], writes: list[tuple[WriteBatch, list[Sent]]], taking: Taking | None
     ) -> None:
         self.magazine = inbox.magazine
         self._inbox = inbox
@@ -93,7 +93,7 @@ class Loading:
         self._taking = taking
 
     @property
-    def writes(self) -> list[Write]:
+    def writes(self) -> list[WriteBatch]:
         return [write for write, _ in self._writes]
 
     @property
@@ -296,9 +296,9 @@ class Inbox:
         messages = sum(batch.count for sent in taken for _, batch, _ in sent.batches)
         return pump.taker(messages, sum(sent.nbytes for sent in taken))
 
-    def _write(self, many: list[Sent], ttl_ms: int, taking: Taking | None) -> Write:
+    def _write(self, many: list[Sent], ttl_ms: int, taking: Taking | None) -> WriteBatch:
         batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
-        return Write(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None, taker=taking)
+        return WriteBatch(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None, taker=taking)
 
     def _take(self, most_bytes: int = _MOST_BYTES, most_batches: int = _MOST_BATCHES) -> list[Sent]:
         taken: list[Sent] = []

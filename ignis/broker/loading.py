@@ -12,7 +12,7 @@ from ignis.broker.protocol import Answer
 from ignis.broker.slot import Slot
 from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError
 from ignis.native import PackedBatch
-from ignis.storage.underway import Loading
+from ignis.storage.pending_load import PendingLoad
 
 if TYPE_CHECKING:
     from ignis.broker.store import BrokerStore
@@ -25,8 +25,8 @@ _NONE = Answer(None, 0, b"", None)
 
 
 def begin(
-    store: BrokerStore, ask: Ask[Placed], batches: Sequence[tuple[int, PackedBatch]], after: Loading | None
-) -> Loading | None:
+    store: BrokerStore, ask: Ask[Placed], batches: Sequence[tuple[int, PackedBatch]], after: PendingLoad | None
+) -> PendingLoad | None:
     """Sends the request. None, and nothing was sent, when there is no connection, or another than the one that the load
     before is on: over two of them the second could overtake the first.
 
@@ -48,7 +48,7 @@ def begin(
 
 
 class _Sent:
-    """See `Loading`. Holds the store open until `result`."""
+    """See `PendingLoad`. Holds the store open until `result`."""
 
     def __init__(
         self, store: BrokerStore, link: Link, ask: Ask[Placed], batches: Sequence[tuple[int, PackedBatch]]

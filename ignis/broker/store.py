@@ -70,8 +70,8 @@ from ignis.storage.checks import (
     ttl_milliseconds,
 )
 from ignis.storage.in_flight import Gate
+from ignis.storage.pending_load import PendingLoad
 from ignis.storage.purging import PURGE_BATCH, Purged
-from ignis.storage.underway import Loading
 from ignis.urls import redacted
 
 __all__ = ["BrokerStore", "open_store"]
@@ -317,8 +317,8 @@ class BrokerMagazines(MagazineStore):
         magazine: str,
         batches: Sequence[tuple[int, PackedBatch]],
         ttl_s: float | None,
-        after: Loading | None = None,
-    ) -> Loading | None:
+        after: PendingLoad | None = None,
+    ) -> PendingLoad | None:
         self._check(batches)
         ask = asks.load(magazine, batches, ttl_s)
         self._check_size(len(ask.payload))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.broker.holding import Run, as_pointers
-from ignis.storage.together import Unflushed, Write
+from ignis.storage.write_batch import PendingSync, WriteBatch
 
 if TYPE_CHECKING:
     from ignis.broker.application import Application
@@ -46,7 +46,7 @@ _SHARES_S = 0.001
 
 
 class _Deleting(NamedTuple):
-    write: Write
+    write: WriteBatch
     runs: list[Run]
     done: Callable[[int], None]
     failed: Callable[[BaseException], None]
@@ -64,7 +64,7 @@ class Turns:
         self._inboxes: list[Inbox] = []
         self._deletes: list[_Deleting] = []
         self._planned = False
-        self._unflushed: list[tuple[Unflushed, list[Callable[[BaseException | None], None]]]] = []
+        self._unflushed: list[tuple[PendingSync, list[Callable[[BaseException | None], None]]]] = []
         self._flush_planned = False
         self._flush_timer: asyncio.TimerHandle | None = None
         self._loaded_at_s = 0.0
@@ -78,7 +78,7 @@ class Turns:
         self._inboxes.append(inbox)
         self._plan()
 
-    def loaded(self, unflushed: Unflushed, finish: Callable[[BaseException | None], None]) -> None:
+    def loaded(self, unflushed: PendingSync, finish: Callable[[BaseException | None], None]) -> None:
         """Something was loaded; ``finish`` is called when it is flushed, which happens in the next pass, for all that was."""
         self._unflushed.append((unflushed, [finish]))
         self._plan_flush(True, True)
@@ -103,7 +103,7 @@ class Turns:
         ):
             self._delete_in_thread(magazine, runs, done, failed)
             return
-        self._deletes.append(_Deleting(Write(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait))
+        self._deletes.append(_Deleting(WriteBatch(magazine, pointers=as_pointers(runs)), runs, done, failed, may_wait))
         self._plan()
 
     @property

@@ -91,7 +91,7 @@ def open_store(
             del merged["clock"]
         if merged:
             raise ConfigError(f"a memory store has no option {shown(min(merged))}; it has none in its URL")
-        from ignis.storage.memory import MemoryStore
+        from ignis.storage.memory.store import MemoryStore
 
         return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)
     if parts.scheme == "embedded":

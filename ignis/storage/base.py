@@ -28,10 +28,10 @@ from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.pending_load import BeginsLoads
 from ignis.storage.purging import Purges
 from ignis.storage.removing import remove_queue
-from ignis.storage.together import AtOnce, ClaimsWriter, FiredInto
-from ignis.storage.underway import BeginsLoads
+from ignis.storage.write_batch import AtOnce, ClaimsWriter, FiredInto
 
 __all__ = [
     "KEEP_TTL",

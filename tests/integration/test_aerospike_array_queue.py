@@ -17,7 +17,7 @@ import ignis
 from ignis.array_queue import ArrayQueue
 from ignis.errors import RecordTooLargeError, StoreError
 from ignis.storage import open_store
-from ignis.storage.aerospike import udf
+from ignis.storage.aerospike import array_queues
 from ignis.storage.aerospike.store import AerospikeStore
 from tests import aerospike_support
 from tests.support import WAIT_S, eventually
@@ -66,9 +66,9 @@ def modules(client: Any) -> dict[str, str]:
 
 def test_the_module_says_which_one_it_is(store: AerospikeStore, client: Any) -> None:
     digest = hashlib.sha256(LUA.read_bytes()).hexdigest()[:8]
-    assert udf.module_name() == f"ignis_array_queue_v{udf.LUA_VERSION}_{digest}"
+    assert array_queues.module_name() == f"ignis_array_queue_v{array_queues.LUA_VERSION}_{digest}"
     assert ArrayQueue(store, "q").size() == 0
-    assert f"{udf.module_name()}.lua" in modules(client)
+    assert f"{array_queues.module_name()}.lua" in modules(client)
 
 
 def test_registering_leaves_no_file_behind(
@@ -81,7 +81,7 @@ def test_registering_leaves_no_file_behind(
 
 
 def remove_module(client: Any) -> None:
-    name = f"{udf.module_name()}.lua"
+    name = f"{array_queues.module_name()}.lua"
     if name in modules(client):
         client.udf_remove(name)
         eventually(lambda: name not in modules(client))
@@ -93,7 +93,7 @@ def test_a_module_that_was_removed_comes_back(store: AerospikeStore, client: Any
     for call in (queue.dequeue, queue.size, queue.peek, lambda: queue.enqueue(4)):
         remove_module(client)
         call()
-        assert f"{udf.module_name()}.lua" in modules(client)
+        assert f"{array_queues.module_name()}.lua" in modules(client)
     assert queue.dequeue_many(9) == [2, 3, 4]
 
 
@@ -101,25 +101,25 @@ def test_another_text_is_another_module(store: AerospikeStore, client: Any, monk
     """An instance with a newer module does not replace what an older one is running; both work on the same queue."""
     old = ArrayQueue(store, "q")
     old.enqueue(1)
-    before = udf.module_name()
+    before = array_queues.module_name()
     text = LUA.read_bytes() + b"-- changed\n"
     digest = hashlib.sha256(text).hexdigest()[:8]
-    monkeypatch.setattr(udf, "module_text", lambda: text)
-    udf.module_name.cache_clear()
+    monkeypatch.setattr(array_queues, "module_text", lambda: text)
+    array_queues.module_name.cache_clear()
     try:
-        assert udf.module_name() == f"ignis_array_queue_v{udf.LUA_VERSION}_{digest}" != before
+        assert array_queues.module_name() == f"ignis_array_queue_v{array_queues.LUA_VERSION}_{digest}" != before
         with open_store(store.url, client_id=f"a{os.getpid()}") as other:
             assert ArrayQueue(other, "q").enqueue(2) == 2
-        assert {f"{before}.lua", f"{udf.module_name()}.lua"} <= modules(client).keys()
+        assert {f"{before}.lua", f"{array_queues.module_name()}.lua"} <= modules(client).keys()
         remove_module(client)
     finally:
-        udf.module_name.cache_clear()
+        array_queues.module_name.cache_clear()
     assert old.dequeue_many(9) == [1, 2]
 
 
 def test_a_module_that_the_server_does_not_take(client_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(udf, "module_text", lambda: b"function broken( return")
-    udf.module_name.cache_clear()
+    monkeypatch.setattr(array_queues, "module_text", lambda: b"function broken( return")
+    array_queues.module_name.cache_clear()
     try:
         with (
             open_store(aerospike_support.url(client_id=client_id)) as store,
@@ -127,14 +127,14 @@ def test_a_module_that_the_server_does_not_take(client_id: str, monkeypatch: pyt
         ):
             ArrayQueue(store, "q").size()
     finally:
-        udf.module_name.cache_clear()
+        array_queues.module_name.cache_clear()
 
 
 def test_as_an_operator_calls_it(store: AerospikeStore, client: Any, key: tuple[str, str, str]) -> None:
     """What ``execute <module>.enqueue('Q', 99) on ns.set where pk = 'q'`` sends."""
 
     def execute(function: str, *arguments: Any) -> Any:
-        return client.apply(key, udf.module_name(), function, list(arguments))
+        return client.apply(key, array_queues.module_name(), function, list(arguments))
 
     queue = ArrayQueue(store, "q")
     assert queue.size() == 0
@@ -193,7 +193,7 @@ def test_every_sequence_of_calls(client: Any, store: AerospikeStore, key: tuple[
     number = 0
 
     def execute(function: str, *arguments: Any) -> Any:
-        return client.apply(key, udf.module_name(), function, ["Q", *arguments])
+        return client.apply(key, array_queues.module_name(), function, ["Q", *arguments])
 
     for calls in itertools.product((0, 1, 2), repeat=8):
         model: deque[int] = deque()
@@ -265,7 +265,7 @@ def test_a_bin_name_that_the_server_would_drop(store: AerospikeStore, client: An
 
     ArrayQueue(store, "q").size()
     with pytest.raises(aerospike.exception.UDFError, match="bin name of 16 bytes"):
-        client.apply(key, udf.module_name(), "enqueue", ["Q" * 16, 1])
+        client.apply(key, array_queues.module_name(), "enqueue", ["Q" * 16, 1])
 
 
 def test_several_clients_lose_and_invent_nothing(store: AerospikeStore, client_id: str) -> None:

@@ -14,7 +14,7 @@ import ignis
 from ignis.errors import StoreError
 from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.aerospike.layout import Keys
-from ignis.storage.aerospike.restoring import Place, find_places
+from ignis.storage.aerospike.pointer_recovery import Place, find_places
 from tests import aerospike_support
 from tests.support import sidelined
 

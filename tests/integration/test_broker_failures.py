@@ -67,7 +67,7 @@ def test_what_expires_behind_a_broker_is_counted(memory_url: str, new_app: MakeA
 def test_the_default_of_the_store_behind_the_broker_holds(
     memory_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ignis.storage.memory import MemoryStore
+    from ignis.storage.memory.store import MemoryStore
 
     monkeypatch.setattr(MemoryStore, "message_expiry_s", 172_800)
     with running(memory_url) as broker, new_app(broker.url) as app:

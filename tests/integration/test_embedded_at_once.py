@@ -15,7 +15,7 @@ import pytest
 from ignis.errors import StoreFailedError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.storage.base import Claim, FireResult, Store
-from ignis.storage.together import Taker, Write
+from ignis.storage.write_batch import DirectReceiver, WriteBatch
 from tests.integration.embedded_support import (
     bodies,
     body,
@@ -52,8 +52,8 @@ def places(result: FireResult) -> dict[int, list[int]]:
     return found
 
 
-def load(magazine: str, *texts: str, shard: int = 0, taker: Taker | None = None) -> Write:
-    return Write(magazine, [(shard, PackedBatch.pack([record(text) for text in texts]))], 60.0, taker=taker)
+def load(magazine: str, *texts: str, shard: int = 0, taker: DirectReceiver | None = None) -> WriteBatch:
+    return WriteBatch(magazine, [(shard, PackedBatch.pack([record(text) for text in texts]))], 60.0, taker=taker)
 
 
 def figures(store: Store, durability: str = "sync") -> dict[str, int]:
@@ -85,7 +85,7 @@ def test_loads_and_deletes_are_made_together(store: Store, durability: str) -> N
     magazines.load_records(durability, 0, [record("old")])
     found = magazines.fire(durability, 1, "me")
     one, other = load(durability, "a", "b"), load(durability, "c", shard=1)
-    gone = Write(durability, pointers=places(found))
+    gone = WriteBatch(durability, pointers=places(found))
     unflushed = magazines.try_together([one, other, gone])
     assert [(write.done, write.error) for write in (one, other, gone)] == [(True, None)] * 3
     assert gone.count == 1
@@ -104,7 +104,7 @@ def test_an_error_of_one_write_is_no_other_ones(path: Path) -> None:
         store.magazines.declare("m", 1)
         store.magazines.load_records("m", 0, [record("x" * 1_000)] * 1_000)
         found = store.magazines.fire("m", 10, "me")
-        wrong, right = load("m", "y" * 300_000), Write("m", pointers=places(found))
+        wrong, right = load("m", "y" * 300_000), WriteBatch("m", pointers=places(found))
         unflushed = store.magazines.try_together([wrong, right])
         assert isinstance(wrong.error, StoreFullError)
         assert (wrong.done, right.done, right.error, right.count) == (True, True, None, 10)
@@ -117,7 +117,7 @@ def test_what_would_have_to_wait_for_another_process_is_not_begun(store: Store, 
     magazines = store.magazines
     magazines.load_records("none", 0, [record("first")])
     taker = Someone()
-    writes = [load("none", "a", taker=taker), Write("none", pointers={0: [1]})]
+    writes = [load("none", "a", taker=taker), WriteBatch("none", pointers={0: [1]})]
     with held_by_another(path, "none") as held:
         assert magazines.try_together(writes) is None
         assert [write.done for write in writes] == [False, False]
@@ -151,7 +151,7 @@ def test_deletes_leave_no_claims(store: Store) -> None:
         found = magazines.try_fire("none", 1, "me")
         assert found is not None
         assert magazines.claimants("none") != {}
-        gone = Write("none", pointers=places(found))
+        gone = WriteBatch("none", pointers=places(found))
         magazines.try_together([gone])
         assert gone.count == 1
         assert magazines.claimants("none") == {}

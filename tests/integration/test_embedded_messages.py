@@ -13,11 +13,11 @@ from ignis.errors import ConfigError, InvalidNameError, QueueMismatchError, Stal
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import Claim, Fence, FireResult, Owner, Process, Store, Transfer
-from ignis.storage.embedded import catalogue, moving
+from ignis.storage.embedded import catalogue, transfers
 from ignis.storage.embedded.catalogue import MOST_SHARDS
 from ignis.storage.embedded.keys import epoch_key, read_fence
 from ignis.storage.purging import PURGE_BATCH
-from ignis.storage.together import Write
+from ignis.storage.write_batch import WriteBatch
 
 pytestmark = pytest.mark.integration
 
@@ -181,7 +181,7 @@ def test_an_old_leader_that_was_overtaken_between_look_and_write(
             assert magazines.reload("m", {0: [1]}, new) == 1
         return found
 
-    monkeypatch.setattr(moving, "read_fence", stopped)
+    monkeypatch.setattr(transfers, "read_fence", stopped)
     with pytest.raises(StaleEpochError):
         magazines.reload("m", {0: [2]}, old)
     assert magazines.metadata("m")[0].in_flight == 1
@@ -195,7 +195,7 @@ def test_a_transfer_of_what_somebody_finishes_meanwhile(store: Store, monkeypatc
         magazines.declare(name, 1)
     magazines.load("a", [(0, batch("x", "y"))], None)
     magazines.fire("a", 2, "me")
-    real = moving._still_there
+    real = transfers._still_there
     finished: list[int] = []
 
     def between(*args: object) -> object:
@@ -204,7 +204,7 @@ def test_a_transfer_of_what_somebody_finishes_meanwhile(store: Store, monkeypatc
             finished.append(magazines.delete("a", {0: [1]}))
         return found
 
-    monkeypatch.setattr(moving, "_still_there", between)
+    monkeypatch.setattr(transfers, "_still_there", between)
     items = [Transfer(0, one, encode_record(b"moved%d" % one), 0) for one in (1, 2)]
     assert magazines.transfer("a", "b", items) == 1
     assert bodies(magazines.fire("b", 9, "me")) == ["moved2"]
@@ -233,8 +233,12 @@ def durability(request: pytest.FixtureRequest) -> str:
 def test_small_writes_are_made_at_once(store: Store, durability: str) -> None:
     magazines = store.magazines
     magazines.declare("m", 2, durability)
-    load, bad, gone = Write("m", [(0, batch("a", "b"))]), Write("m", [(5, batch("c"))]), Write("m", pointers={0: [1]})
-    unflushed = magazines.try_together([load, bad, gone, Write("unknown", [(0, batch("d"))])])
+    load, bad, gone = (
+        WriteBatch("m", [(0, batch("a", "b"))]),
+        WriteBatch("m", [(5, batch("c"))]),
+        WriteBatch("m", pointers={0: [1]}),
+    )
+    unflushed = magazines.try_together([load, bad, gone, WriteBatch("unknown", [(0, batch("d"))])])
     assert (load.done, load.firsts, load.error) == (True, [1], None)
     assert (gone.done, gone.count) == (True, 1)
     assert not bad.done, "for who may wait, and is told why it cannot be"
@@ -255,14 +259,14 @@ def test_who_waits_is_given_what_is_loaded(store: Store, durability: str) -> Non
     magazines = store.magazines
     magazines.declare("m", 2, durability)
     taker = Given()
-    first = Write("m", [(0, batch("a", "b")), (1, batch("c"))], taker=taker)
+    first = WriteBatch("m", [(0, batch("a", "b")), (1, batch("c"))], taker=taker)
     magazines.try_together([first])
     assert first.given
     assert [(claim.shard, list(claim.pointers)) for claim in taker.claims] == [(0, [1, 2]), (1, [1])]
     assert [Record(one or b"").body for claim in taker.claims for one in claim.records] == [b"a", b"b", b"c"]
     assert set(magazines.claimants("m")) == {"taker"}
     magazines.load("m", [(0, batch("older"))], None)
-    second = Write("m", [(0, batch("younger"))], taker=taker)
+    second = WriteBatch("m", [(0, batch("younger"))], taker=taker)
     magazines.try_together([second])
     assert (second.done, second.given, len(taker.claims)) == (True, False, 2)
     assert bodies(magazines.fire("m", 9, "me")) == ["older", "younger"]
@@ -285,7 +289,7 @@ def test_nothing_is_begun_on_a_store_that_is_being_closed(url: str) -> None:
     store = open_store(url)
     store.magazines.declare("m", 1)
     store.close()
-    write = Write("m", [(0, batch("a"))])
+    write = WriteBatch("m", [(0, batch("a"))])
     assert store.magazines.try_together([write]) is None
     assert not write.done
     assert store.magazines.try_fire("m", 1, "me") is None

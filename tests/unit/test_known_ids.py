@@ -10,8 +10,8 @@ import pytest
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import open_store
 from ignis.storage.clock import StoreClock
-from ignis.storage.embedded import known
-from ignis.storage.embedded.known import forget_hour
+from ignis.storage.embedded import load_once
+from ignis.storage.embedded.load_once import forget_hour
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000
@@ -40,7 +40,7 @@ def load(store: Any, first: int, count: int, remember_s: float) -> int:
 
 def test_what_is_over_is_forgotten_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [float(NOW_MS // 1000)]
-    monkeypatch.setattr(known, "_FORGOTTEN_AT_ONCE", 60)
+    monkeypatch.setattr(load_once, "_FORGOTTEN_AT_ONCE", 60)
     with open_store(f"embedded://{tmp_path}/store") as store:
         any_store: Any = store
         any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
@@ -64,15 +64,15 @@ def test_the_hour_may_pass_before_the_lock_is_there(tmp_path: Path, monkeypatch:
         any_store: Any = store
         any_store.directory.clock = StoreClock(0, lambda: int(clock[0] * 1000))
         store.magazines.declare("m", 1)
-        real = known.id_keys
+        real = load_once.id_keys
 
         def later(*args: object) -> object:
             clock[0] += 3_600
             return real(*args)
 
-        monkeypatch.setattr(known, "id_keys", later)
+        monkeypatch.setattr(load_once, "id_keys", later)
         assert load(store, 0, 100, 7_200) == 100
-        monkeypatch.setattr(known, "id_keys", real)
+        monkeypatch.setattr(load_once, "id_keys", real)
         assert load(store, 50, 100, 7_200) == 50
         clock[0] += 3_599
         assert load(store, 0, 100, 7_200) == 0, "remembered as long as was asked for"
@@ -82,7 +82,7 @@ def test_another_load_of_the_same_ids_may_come_in_between(tmp_path: Path, monkey
     """After they were found to be new, and before they are stored: one of the two stores each."""
     with open_store(f"embedded://{tmp_path}/store") as store:
         store.magazines.declare("m", 1)
-        real = known.forget_hour
+        real = load_once.forget_hour
         others: list[int] = []
 
         def between(*args: int) -> int:
@@ -91,7 +91,7 @@ def test_another_load_of_the_same_ids_may_come_in_between(tmp_path: Path, monkey
                 others[0] = load(store, 40, 20, 7_200)
             return real(*args)
 
-        monkeypatch.setattr(known, "forget_hour", between)
+        monkeypatch.setattr(load_once, "forget_hour", between)
         assert load(store, 0, 50, 7_200) + others[0] == 60
         assert others == [20]
         assert len(store.magazines.scan("m", limit=1_000)) == 60

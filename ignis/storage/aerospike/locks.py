@@ -16,9 +16,9 @@ from typing import Any
 
 from ignis.errors import IgnisError
 from ignis.storage.aerospike import expressions, layout
-from ignis.storage.aerospike.client import policy
+from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
-from ignis.storage.aerospike.dlm import AerospikeLockTable
+from ignis.storage.aerospike.java_locks import AerospikeLockTable
 from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
 from ignis.storage.checks import (
     check_epoch,

@@ -15,8 +15,8 @@ from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
-from ignis.storage.embedded.firing import Firing
-from ignis.storage.together import FiredInto, Taker, Write
+from ignis.storage.embedded.claim_scan import Firing
+from ignis.storage.write_batch import DirectReceiver, FiredInto, WriteBatch
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Noted:
-    """See `ignis.storage.together.Unflushed`."""
+    """See `ignis.storage.write_batch.Unflushed`."""
 
     def __init__(self, store: EmbeddedStore, log: Log, mark: Mark) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class AtOnce:
 
     # -- writing
 
-    def write(self, writes: Sequence[Write]) -> _Noted | None:
+    def write(self, writes: Sequence[WriteBatch]) -> _Noted | None:
         """`MagazineStore.try_together`: an entry each."""
         if not self._store.try_enter():
             return None
@@ -69,7 +69,11 @@ class AtOnce:
             self._store.leave()
 
     def load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None,
     ) -> tuple[list[int], _Noted | None] | None:
         """`MagazineStore.try_load`."""
         store = self._store
@@ -104,7 +108,7 @@ class AtOnce:
         finally:
             store.leave()
 
-    def _make(self, write: Write, found: Magazine) -> bool:
+    def _make(self, write: WriteBatch, found: Magazine) -> bool:
         """True when it was made or refused."""
         try:
             if not found.durable:
@@ -126,7 +130,7 @@ class AtOnce:
         write.done = True
         return True
 
-    def _load(self, write: Write, found: Magazine) -> None:
+    def _load(self, write: WriteBatch, found: Magazine) -> None:
         batches = write.batches
         assert batches is not None
         if not batches:
@@ -139,7 +143,7 @@ class AtOnce:
             return
         write.firsts = found.log.load(found.number, batches, durable=False, at_once=True) or []
 
-    def _give(self, write: Write, taker: Taker, found: Magazine) -> bool:
+    def _give(self, write: WriteBatch, taker: DirectReceiver, found: Magazine) -> bool:
         """Loads and claims in one entry; False when older messages go first."""
         batches = write.batches or []
         firsts = self._load_for(taker.owner, found, batches)

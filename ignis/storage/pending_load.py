@@ -7,10 +7,10 @@ from typing import Protocol
 
 from ignis.native import PackedBatch
 
-__all__ = ["BeginsLoads", "Loading"]
+__all__ = ["BeginsLoads", "PendingLoad"]
 
 
-class Loading(Protocol):
+class PendingLoad(Protocol):
     """A load that is under way. For the thread that began it, which must ask for the result once."""
 
     def result(self) -> list[int]:
@@ -25,8 +25,8 @@ class BeginsLoads:
         magazine: str,
         batches: Sequence[tuple[int, PackedBatch]],
         ttl_s: float | None,
-        after: Loading | None = None,
-    ) -> Loading | None:
+        after: PendingLoad | None = None,
+    ) -> PendingLoad | None:
         """`load` whose end is waited for later. Loads that are begun one ``after`` the other are stored in this order.
 
         Returns None where the store has no such thing, or cannot keep the order at the moment: finish what is under way, and

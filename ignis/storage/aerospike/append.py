@@ -18,8 +18,8 @@ from ignis.errors import IgnisError, RecordTooLargeError, StoreError
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
-from ignis.storage.aerospike.client import OP_WRITE, Connection, Entry, policy, write_entry
-from ignis.storage.aerospike.codes import EXISTS, FILTERED, NOT_FOUND, OK, TOO_BIG
+from ignis.storage.aerospike.connection import OP_WRITE, Connection, Entry, policy, write_entry
+from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, NOT_FOUND, OK, TOO_BIG
 
 __all__ = ["Appender", "Item", "Raw"]
 

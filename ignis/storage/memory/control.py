@@ -29,7 +29,7 @@ from ignis.storage.checks import (
 )
 
 if TYPE_CHECKING:
-    from ignis.storage.memory import MemoryStore
+    from ignis.storage.memory.store import MemoryStore
 
 __all__ = ["MemoryArrays", "MemoryLocks", "MemoryQueues"]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ignis.errors import StoreError
 from ignis.storage.aerospike import layout
-from ignis.storage.aerospike.client import Connection
+from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.layout import Keys
 
 __all__ = ["Place", "find_places"]

@@ -13,7 +13,7 @@ from ignis.native import PackedBatch, id_keys
 from ignis.storage.base import LoadedOnce
 from ignis.storage.clock import StoreClock
 from ignis.storage.embedded.catalogue import Magazine
-from ignis.storage.identities import without_repeats
+from ignis.storage.repeats import without_repeats
 
 __all__ = ["forget_hour", "load_once"]
 

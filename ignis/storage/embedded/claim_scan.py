@@ -10,7 +10,7 @@ from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
-from ignis.storage.together import FiredInto
+from ignis.storage.write_batch import FiredInto
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore

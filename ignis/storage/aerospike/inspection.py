@@ -11,11 +11,11 @@ from ignis.errors import StoreError, UnreadableMessageError
 from ignis.native import Record
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
-from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
-from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.connection import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.open_pointers import OpenPointers
 from ignis.storage.aerospike.owner import provably_dead
 from ignis.storage.aerospike.ranges import Ranges
+from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.base import (
     Abandoned,
     Pointers,

@@ -50,9 +50,9 @@ from ignis.storage.checks import (
 )
 from ignis.storage.clock import StoreClock, process_clock
 from ignis.storage.expired_log import ExpiredLog
-from ignis.storage.identities import without_repeats
-from ignis.storage.memory_at_once import MemoryAtOnce
-from ignis.storage.memory_control import MemoryArrays, MemoryLocks, MemoryQueues
+from ignis.storage.memory.at_once import MemoryAtOnce
+from ignis.storage.memory.control import MemoryArrays, MemoryLocks, MemoryQueues
+from ignis.storage.repeats import without_repeats
 from ignis.storage.runs import Runs, difference, overlap, runs_of
 
 __all__ = ["MemoryStore"]

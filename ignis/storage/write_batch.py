@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ignis.native import PackedBatch
     from ignis.storage.base import Claim, FireResult, Pointers
 
-__all__ = ["AtOnce", "ClaimsWriter", "FiredInto", "Taker", "Unflushed", "Write"]
+__all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "PendingSync", "WriteBatch"]
 
 
 class ClaimsWriter(Protocol):
@@ -31,7 +31,7 @@ class FiredInto(NamedTuple):
     more: bool
 
 
-class Taker(Protocol):
+class DirectReceiver(Protocol):
     """Who waits for the very messages that are being loaded."""
 
     @property
@@ -47,7 +47,7 @@ class Taker(Protocol):
         """
 
 
-class Write:
+class WriteBatch:
     """One load or one delete.
 
     Args:
@@ -82,7 +82,7 @@ class Write:
         batches: Sequence[tuple[int, PackedBatch]] | None = None,
         ttl_s: float | None = None,
         pointers: Pointers | None = None,
-        taker: Taker | None = None,
+        taker: DirectReceiver | None = None,
     ) -> None:
         self.magazine = magazine
         self.batches = batches
@@ -93,7 +93,7 @@ class Write:
         """The taker was given the messages. Where there is an ``error``, or the write is not ``done``, that must be undone."""
         self.done = False
         self.durable = False
-        """As durable as the magazine promises; else it is once `Unflushed.flush` has returned."""
+        """As durable as the magazine promises; else it is once `PendingSync.flush` has returned."""
         self.error: BaseException | None = None
         self.firsts: list[int] = []
         """Of a load: the first pointer of each batch."""
@@ -101,7 +101,7 @@ class Write:
         """Of a delete: how many records were still there."""
 
 
-class Unflushed(Protocol):
+class PendingSync(Protocol):
     """What is done and not durable yet."""
 
     def flush(self) -> None:
@@ -116,7 +116,7 @@ class AtOnce:
     """Whether small writes and claims usually take microseconds, so that an event loop may try them itself: a change of
     threads would cost more than they do."""
 
-    def try_together(self, writes: Sequence[Write]) -> Unflushed | None:
+    def try_together(self, writes: Sequence[WriteBatch]) -> PendingSync | None:
         """Makes small loads and deletes, as many as can be in one transaction, without waiting for a lock, for room or for
         the disk. Each write then says what became of it; what could not be made at once was not begun.
 
@@ -126,8 +126,12 @@ class AtOnce:
         return None
 
     def try_load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None = None
-    ) -> tuple[list[int], Unflushed | None] | None:
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None = None,
+    ) -> tuple[list[int], PendingSync | None] | None:
         """One small load by itself, as `try_together` makes it: the first pointer of each batch, and what must be flushed before
         anybody is told. With a taker it is given the messages, or nothing is made.
 

@@ -19,10 +19,10 @@ from typing import Any
 from ignis.errors import ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.storage.aerospike import expressions, layout
-from ignis.storage.aerospike.appending import Appender, Item, Raw
+from ignis.storage.aerospike.append import Appender, Item, Raw
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.client import Connection, Entry, policy, write_entry
-from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.connection import Connection, Entry, policy, write_entry
+from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import MOST_RIDING, Trickle
 from ignis.storage.base import KEEP_TTL, Fence, Pointers, Transfer
 from ignis.storage.checks import expiry_ms

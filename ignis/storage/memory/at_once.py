@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ignis.storage.base import FireResult, MagazineStore
-from ignis.storage.together import Write
+from ignis.storage.write_batch import WriteBatch
 
 if TYPE_CHECKING:
-    from ignis.storage.memory import MemoryStore
+    from ignis.storage.memory.store import MemoryStore
 
 __all__ = ["MemoryAtOnce"]
 
 
 class MemoryAtOnce(MagazineStore):
-    """See `ignis.storage.together.AtOnce`. The store's one lock is only tried."""
+    """See `ignis.storage.write_batch.AtOnce`. The store's one lock is only tried."""
 
     quick = True
     calls_back = True
     _store: MemoryStore
 
-    def try_together(self, writes: Sequence[Write]) -> None:
+    def try_together(self, writes: Sequence[WriteBatch]) -> None:
         if not self._store.content.changed.acquire(blocking=False):
             return
         try:

@@ -19,9 +19,9 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardPointers
 from ignis.storage.aerospike.claimed import Span, Taken, merge, places_of
-from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, write_entry
-from ignis.storage.aerospike.codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.connection import Connection, Entry, policy, read_entry, write_entry
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
+from ignis.storage.aerospike.status_codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import Riding, Trickle
 from ignis.storage.base import Claim, FireResult, Pointers
 from ignis.storage.runs import Runs, difference, runs_of

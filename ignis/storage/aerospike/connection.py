@@ -29,7 +29,8 @@ from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_a
 
 from ignis.config import check_file
 from ignis.errors import IgnisError, NamespaceNotFoundError, RecordTooLargeError, StoreUnreachableError
-from ignis.storage.aerospike.codes import (
+from ignis.storage.aerospike.options import AerospikeOptions
+from ignis.storage.aerospike.status_codes import (
     AUTHENTICATION,
     EXISTS,
     FILTERED,
@@ -43,7 +44,6 @@ from ignis.storage.aerospike.codes import (
     TOO_BIG,
     error_of,
 )
-from ignis.storage.aerospike.options import AerospikeOptions
 
 __all__ = ["Connection", "read_entry", "remove_entry", "write_entry"]
 

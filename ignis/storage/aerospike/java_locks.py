@@ -29,9 +29,9 @@ from aerospike_helpers import expressions as exp
 
 from ignis.errors import ConfigError
 from ignis.storage.aerospike import expressions, layout
-from ignis.storage.aerospike.client import policy
-from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND
+from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
+from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, GENERATION, NOT_FOUND
 from ignis.storage.base import LockRecord, LockTable
 from ignis.storage.checks import check_lock_in_table, check_owner, ttl_milliseconds
 
