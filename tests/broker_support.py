@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from ignis.broker.commands import Command
-from ignis.broker.delivery import Pump
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.payloads import Connect, Failure, pack_connect, unpack
-from ignis.broker.server import Broker
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Connect, Failure, pack_connect, unpack
+from ignis.broker.server.dispatcher import Dispatcher
+from ignis.broker.server.server import Broker
 from ignis.native import FrameDecoder, encode_frame
 from tests.support import WAIT_S
 
@@ -77,13 +77,13 @@ class RunningBroker:
 
         return asyncio.run_coroutine_threadsafe(run(), self.broker.loop).result(WAIT_S)
 
-    def pumps(self) -> list[Pump]:
+    def pumps(self) -> list[Dispatcher]:
         """Of all applications."""
         return [pump for application in self.broker.applications for pump in application.pumps]
 
     def client(self, **settings: Any) -> SyncClient:
-        scope = {name: settings.pop(name) for name in list(settings) if name in Endpoint._fields}
-        return SyncClient(Endpoint("127.0.0.1", self.port, **scope), settings)
+        scope = {name: settings.pop(name) for name in list(settings) if name in BrokerAddress._fields}
+        return SyncClient(BrokerAddress("127.0.0.1", self.port, **scope), settings)
 
     def stop(self) -> None:
         if self._thread.is_alive():

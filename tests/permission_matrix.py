@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ignis.broker.commands import Command
-from ignis.broker.table import TABLE, WORDS, About
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.table import TABLE, WORDS, About
 
 DOC = Path(__file__).parents[1] / "docs" / "security.md"
 COLUMNS = (*WORDS, "all", "none")

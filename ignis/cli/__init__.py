@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ignis._version import __version__
-from ignis.broker.permissions import words_for
+from ignis.broker.auth.permissions import words_for
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.autoscale import autoscale

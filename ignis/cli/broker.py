@@ -22,7 +22,7 @@ from ignis.errors import ConfigError
 from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
-    from ignis.broker.server import Broker
+    from ignis.broker.server.server import Broker
     from ignis.httpd import Endpoint
 
 __all__ = ["broker"]
@@ -75,8 +75,8 @@ def broker(
     if context.invoked_subcommand is not None:
         return exit_codes.OK
     state.log_to_stderr("info")
-    from ignis.broker.auth import UsersFile
-    from ignis.broker.server import Broker
+    from ignis.broker.auth.authenticator import UsersFile
+    from ignis.broker.server.server import Broker
 
     host, port = _address(bind)
     made = Broker(
@@ -111,7 +111,7 @@ def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl
         return None
     if key is None:
         raise ConfigError("--tls-cert needs --tls-key")
-    from ignis.broker.tls import server_context
+    from ignis.broker.auth.tls import server_context
 
     return server_context(certificate, key, client_ca=client_ca)
 
@@ -135,7 +135,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 async def _serve(
     made: Broker, health_bind: str | None, public: bool, started: Callable[[Endpoint | None], Any]
 ) -> None:
-    from ignis.broker.health import broker_endpoint
+    from ignis.broker.server.health import broker_endpoint
 
     signals = 0
 

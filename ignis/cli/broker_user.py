@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from ignis.broker.passwords import hash_password, new_token
-from ignis.broker.permissions import GROUPS
-from ignis.broker.users import Token, User, editing, load_users
+from ignis.broker.auth.passwords import hash_password, new_token
+from ignis.broker.auth.permissions import GROUPS
+from ignis.broker.auth.users_file import Token, User, editing, load_users
 from ignis.cli import exit as exit_codes
 from ignis.cli import render
 from ignis.cli.state import State, common_options, pass_state

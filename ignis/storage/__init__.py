@@ -17,8 +17,8 @@ from ignis.urls import redacted
 __all__ = ["open_store"]
 
 OPENERS = {
-    "ignis": "ignis.broker.store:open_store",
-    "ignis+tls": "ignis.broker.store:open_store",
+    "ignis": "ignis.broker.client.store:open_store",
+    "ignis+tls": "ignis.broker.client.store:open_store",
     "relay": "ignis.relay.store:open_store",
 }
 """URL scheme -> ``module:function`` of stores that stand above the library. Resolved when such a URL is opened, so that

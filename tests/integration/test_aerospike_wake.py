@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ignis.broker import asks
+from ignis.broker.client import requests
 from ignis.native import PackedBatch, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import Store, Transfer
@@ -131,9 +131,9 @@ def test_a_sleeping_consumer_of_another_process_is_woken(machine: Machine, way: 
 
 def test_what_a_broker_stores_wakes_a_consumer_without_one(machine: Machine) -> None:
     with RunningBroker(machine.url) as broker, broker.client(timeout_s=WAIT_S, client_id=machine.client_id) as client:
-        client.ask(asks.create_queue("m", {"shards": 4, "codec": "raw"}))
+        client.ask(requests.create_queue("m", {"shards": 4, "codec": "raw"}))
         child = machine.consumer()
-        client.ask(asks.send("m", encode_record(b"x")))
+        client.ask(requests.send("m", encode_record(b"x")))
         assert machine.outcome(child)["found"] == 1
 
 

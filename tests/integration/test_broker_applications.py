@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.access import Anyone
-from ignis.broker.commands import Command
-from ignis.broker.payloads import Wait, pack, unpack_value
-from ignis.broker.server import Broker
+from ignis.broker.auth.principal import Anyone
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Wait, pack, unpack_value
+from ignis.broker.server.server import Broker
 from ignis.errors import ClosedError, PermissionDeniedError, TooManyRequestsError
 from ignis.native import encode_record
 from ignis.storage.base import Store
@@ -32,10 +32,10 @@ def test_who_may_do_nothing_has_no_application(memory_url: str) -> None:
     with running(memory_url, authenticator=users, settings={"max_applications": 2}) as broker:
         for number in range(5):
             with broker.client(user="none", client_id=f"junk{number}") as client, pytest.raises(PermissionDeniedError):
-                client.ask(asks.names())
+                client.ask(requests.names())
         assert applications(broker) == {"ignis"}
         with broker.client(user="boss", client_id="orders") as client:
-            assert client.ask(asks.names()) == []
+            assert client.ask(requests.names()) == []
 
 
 def test_an_application_ends_when_nobody_is_left(tmp_path: Any) -> None:
@@ -44,8 +44,8 @@ def test_an_application_ends_when_nobody_is_left(tmp_path: Any) -> None:
         stores: list[Store] = []
         for _ in range(2):
             with broker.client(client_id="orders") as client:
-                client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
-                client.ask(asks.send("q", encode_record(b"x")))
+                client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+                client.ask(requests.send("q", encode_record(b"x")))
                 assert client.consume("q", 2).total() == 1 + len(stores), "what the last one held is back"
                 stores.append(broker.on_loop(lambda: broker.broker.applications[-1].store))
                 assert applications(broker) == {"ignis", "orders"}
@@ -66,12 +66,12 @@ def test_places_that_nobody_uses_are_free_at_once(memory_url: str) -> None:
     with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
         for number in range(6):
             with broker.client(client_id=f"app{number}") as client:
-                assert client.ask(asks.names()) == []
+                assert client.ask(requests.names()) == []
             eventually(lambda: not broker.on_loop(lambda: broker.broker.sessions))
         for number in range(2):
-            stack.enter_context(broker.client(client_id=f"stays{number}")).ask(asks.names())
+            stack.enter_context(broker.client(client_id=f"stays{number}")).ask(requests.names())
         with pytest.raises(TooManyRequestsError, match=r"broker\.max_applications"):
-            broker.client(client_id="third", connect_timeout_s=0.2).ask(asks.names())
+            broker.client(client_id="third", connect_timeout_s=0.2).ask(requests.names())
 
 
 def test_one_user_takes_no_more_than_its_share_of_the_applications(memory_url: str) -> None:
@@ -138,14 +138,14 @@ def test_waits_share_threads(memory_url: str, tmp_path: Any, store: str) -> None
     with running(url, settings={"watch_threads": 3}) as broker, Wire(broker.port) as wire, broker.client() as client:
         wire.greet()
         for number in range(40):
-            client.ask(asks.declare(f"m{number}", 1, "none"))
-        seen = {number: client.ask(asks.wait(f"m{number}", -1, 0)) for number in range(40)}
+            client.ask(requests.declare(f"m{number}", 1, "none"))
+        seen = {number: client.ask(requests.wait(f"m{number}", -1, 0)) for number in range(40)}
         for number in range(40):
             wire.send(Command.WAIT, 100 + number, pack(Wait(f"m{number}", seen[number], 30_000)))
         eventually(lambda: broker.on_loop(lambda: broker.broker.sessions) and broker.broker.watchers.threads == 4)
         assert watching_threads() == 4
         # Through the broker, and past it: by another user of its store.
-        client.ask(asks.send("m39", encode_record(b"x"), ttl_s=None))
+        client.ask(requests.send("m39", encode_record(b"x"), ttl_s=None))
         assert wire.receive()[:2] == (Command.RESULT, 139)
         other = broker.on_loop(lambda: broker.broker.applications[0].store)
         for number in (38, 0):
@@ -162,8 +162,8 @@ def test_an_application_does_not_end_while_a_request_is_at_the_store(memory_url:
     settings = {"application_linger_s": 0.05, "redeliver_after_s": 0}
     with running(memory_url, settings=settings) as broker:
         with broker.client(client_id="orders") as client:
-            client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
-            client.ask(asks.send("q", encode_record(b"x")))
+            client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+            client.ask(requests.send("q", encode_record(b"x")))
             application = broker.on_loop(lambda: broker.broker.applications[-1])
             fire, reached, go_on = application.store.magazines.fire, threading.Event(), threading.Event()
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.commands import Command
-from ignis.broker.inbox import Inbox
-from ignis.broker.payloads import Failure, pack_send_batch, unpack
-from ignis.broker.session import Session
-from ignis.broker.sync_client import SyncClient
-from ignis.broker.turns import Turns
+from ignis.broker.client import requests
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Failure, pack_send_batch, unpack
+from ignis.broker.server.publish_buffer import PublishBuffer
+from ignis.broker.server.session import Session
+from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConnectionLostError, IgnisError, StoreBusyError
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage.base import FireResult
@@ -45,10 +45,10 @@ def broker(request: pytest.FixtureRequest, path: Path) -> Iterator[RunningBroker
 def client(broker: RunningBroker) -> Iterator[SyncClient]:
     with broker.client(timeout_s=WAIT_S) as one:
         for name in ("none", "sync"):
-            one.ask(asks.create_queue(name, {"shards": 2, "durability": name, "codec": "raw"}))
+            one.ask(requests.create_queue(name, {"shards": 2, "durability": name, "codec": "raw"}))
         for name in ("none", "sync"):
             # Opens the logs and fills what the broker remembers: from here on the loop can do it alone.
-            one.ask(asks.send(name, encode_record(b"warm")))
+            one.ask(requests.send(name, encode_record(b"warm")))
             found = one.consume(name, 10, wait_s=WAIT_S)
             one.ack(name, places(found))
         yield one
@@ -66,7 +66,7 @@ def texts(result: FireResult | None) -> list[str]:
     return [Record(record).body.decode() for claim in result.claims for record in claim.records if record is not None]
 
 
-def turns(broker: RunningBroker) -> Turns:
+def turns(broker: RunningBroker) -> WriteBatcher:
     return broker.broker.applications[0].turns
 
 
@@ -92,14 +92,14 @@ def test_small_messages_need_no_thread(broker: RunningBroker, client: SyncClient
     before = broker.on_loop(lambda: turns(broker).at_once)
     with client.subscribe(queue, 8) as subscription:
         for number in range(20):
-            client.ask(asks.send(queue, encode_record(b"%d" % number)))
+            client.ask(requests.send(queue, encode_record(b"%d" % number)))
             found = subscription.receive(WAIT_S)
             assert texts(found) == [str(number)]
             assert found is not None
             assert subscription.ack(places(found)) == 1
     # Of 40 writes; a file that has to grow takes one to a thread now and then.
     assert broker.on_loop(lambda: turns(broker).at_once) - before > 30
-    left = client.ask(asks.queue_info(queue))
+    left = client.ask(requests.queue_info(queue))
     assert (left["pending"], left["in_flight"]) == (0, 0)
 
 
@@ -107,7 +107,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_store(
     broker: RunningBroker, client: SyncClient, path: Path
 ) -> None:
     with client.subscribe("none", 16) as subscription:
-        client.ask(asks.send("none", encode_record(b"0")))
+        client.ask(requests.send("none", encode_record(b"0")))
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
         assert found is not None
@@ -115,7 +115,7 @@ def test_the_loop_goes_on_while_another_process_holds_the_store(
             wire.greet()
             with held_by_another(path, "none") as held:
                 for number in range(1, 4):
-                    wire.send(Command.SEND, 1 + number, asks.send("none", encode_record(b"%d" % number)).payload)
+                    wire.send(Command.SEND, 1 + number, requests.send("none", encode_record(b"%d" % number)).payload)
                 wire.send(Command.PING, 99)
                 # Nobody's answer is there before the store is free, but the loop answers.
                 assert wire.receive()[:2] == (Command.PONG, 99)
@@ -135,7 +135,7 @@ def test_small_and_large_loads_of_a_magazine_keep_their_order(broker: RunningBro
     with Wire(broker.port) as wire:
         wire.greet()
         for number, size in enumerate(sizes):
-            payload = asks.send_batch("none", [(0, batch(f"{number} ", size))]).payload
+            payload = requests.send_batch("none", [(0, batch(f"{number} ", size))]).payload
             wire.send(Command.SEND_BATCH, 2 + number, payload)
         answered = {wire.receive()[1] for _ in sizes}
         assert answered == set(range(2, 2 + len(sizes)))
@@ -159,11 +159,11 @@ def test_a_request_that_is_refused_alone_is_answered(broker: RunningBroker, clie
 
 def test_messages_older_than_the_subscription_come_before_new_ones(broker: RunningBroker, client: SyncClient) -> None:
     for number in range(5):
-        client.ask(asks.send_batch("none", [(0, batch(str(number)))]))
+        client.ask(requests.send_batch("none", [(0, batch(str(number)))]))
     with client.subscribe("none", 3) as subscription:
         seen: list[str] = []
         for number in range(5, 12):
-            client.ask(asks.send_batch("none", [(0, batch(str(number)))]))
+            client.ask(requests.send_batch("none", [(0, batch(str(number)))]))
         while len(seen) < 12:
             found = subscription.receive(WAIT_S)
             seen += texts(found)
@@ -197,7 +197,7 @@ def test_nothing_is_answered_before_it_was_flushed(
         early = 0
         for number in range(20):
             events.clear()
-            client.ask(asks.send("sync", encode_record(b"%d" % number)))
+            client.ask(requests.send("sync", encode_record(b"%d" % number)))
             eventually(lambda: len(events) >= 2)
             assert ("answered", True) in events
             early += ("delivered", False) in events
@@ -226,18 +226,18 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
 
     with broker.client(timeout_s=WAIT_S) as consumer:
         subscription = consumer.subscribe("none", 8)
-        client.ask(asks.send("none", encode_record(b"0")))
+        client.ask(requests.send("none", encode_record(b"0")))
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
         if alone:
             monkeypatch.setattr(at_once.AtOnce, "load", fail)
             with pytest.raises(StoreBusyError):
-                client.ask(asks.send("none", encode_record(b"1")))
+                client.ask(requests.send("none", encode_record(b"1")))
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(Inbox, "load_alone", lambda *_: False)
+            monkeypatch.setattr(PublishBuffer, "load_alone", lambda *_: False)
             monkeypatch.setattr(at_once.AtOnce, "_give", fail_together)
-        client.ask(asks.send("none", encode_record(b"1")))
+        client.ask(requests.send("none", encode_record(b"1")))
         assert planted
         with pytest.raises(ConnectionLostError):
             for _ in iter(lambda: subscription.receive(WAIT_S), None):
@@ -260,16 +260,16 @@ def test_acknowledgements_share_the_flush_of_a_load_that_is_due(
         flushed.append(now["durable"] < now["end"])
         flush()
 
-    monkeypatch.setattr("ignis.broker.turns._LOADS_GO_ON_S", 2 * WAIT_S)
-    monkeypatch.setattr("ignis.broker.turns._SHARES_S", 2 * WAIT_S)
-    client.ask(asks.send("sync", encode_record(b"a")))
+    monkeypatch.setattr("ignis.broker.server.write_batcher._LOADS_GO_ON_S", 2 * WAIT_S)
+    monkeypatch.setattr("ignis.broker.server.write_batcher._SHARES_S", 2 * WAIT_S)
+    client.ask(requests.send("sync", encode_record(b"a")))
     found = client.consume("sync", 1, wait_s=WAIT_S)
     assert texts(found) == ["a"]
     watch_flushes(monkeypatch, watch)
     thread = threading.Thread(target=lambda: client.ack("sync", places(found)), daemon=True)
     thread.start()
     eventually(lambda: broker.on_loop(lambda: turns(broker)._flush_timer is not None))
-    client.ask(asks.send("sync", encode_record(b"b")))
+    client.ask(requests.send("sync", encode_record(b"b")))
     thread.join(WAIT_S)
     assert not thread.is_alive(), "answered with the load, not after its own time"
     assert flushed.count(True) == 1, "the others found that all was on the disk"
@@ -289,7 +289,7 @@ def test_a_slow_disk_is_waited_for_by_a_thread(
 
     watch_flushes(monkeypatch, watch)
     for number in range(10):
-        client.ask(asks.send("sync", encode_record(b"%d" % number)))
+        client.ask(requests.send("sync", encode_record(b"%d" % number)))
     assert any(name.startswith("ignis-broker-flush") for name in where)
 
 
@@ -314,14 +314,14 @@ def test_a_failed_write_or_flush_is_everybodys_error(
         else:
             refuse_writes(path, "sync")
         wire.greet()
-        payload = asks.send("sync", encode_record(b"x")).payload
+        payload = requests.send("sync", encode_record(b"x")).payload
         wire.raw(b"".join(encode_frame(Command.SEND, request_id, payload) for request_id in range(2, 6)))
         for _ in range(4):
             command, _, payload = wire.receive()
             assert command == Command.ERROR
             assert unpack(payload, Failure)[0].code == "store_failed"
     failing.clear()
-    client.ask(asks.send("sync", encode_record(b"y")))
+    client.ask(requests.send("sync", encode_record(b"y")))
     assert figures(broker)["generation"] > generation
     assert texts(client.consume("sync", 10, wait_s=WAIT_S)) == ["y"]
 
@@ -331,7 +331,7 @@ def test_a_lone_message_is_stored_where_it_is_read(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
     """No turn is planned for it, and its acknowledgement leaves in the pass of the loop that stored or flushed it."""
-    client.ask(asks.send(durability, encode_record(b"first")))  # what is to be known of the queue is known then
+    client.ask(requests.send(durability, encode_record(b"first")))  # what is to be known of the queue is known then
     turns = broker.broker.applications[0].turns
     store: Any = broker.broker.applications[0].store
     settle(store)
@@ -340,9 +340,11 @@ def test_a_lone_message_is_stored_where_it_is_read(
     monkeypatch.setattr(type(broker.broker), "_flush_planned_ones", lambda self: planned.append("flush"))
     before = broker.on_loop(lambda: turns.at_once)
     with resting(store):
-        placed = [client.ask(asks.send(durability, encode_record(b"%d" % number), ttl_s=None)) for number in range(8)]
+        placed = [
+            client.ask(requests.send(durability, encode_record(b"%d" % number), ttl_s=None)) for number in range(8)
+        ]
         (batched,) = client.ask(
-            asks.send_batch(durability, [(0, PackedBatch.pack([encode_record(b"8")] * 3))], ttl_s=None)
+            requests.send_batch(durability, [(0, PackedBatch.pack([encode_record(b"8")] * 3))], ttl_s=None)
         )
     assert broker.on_loop(lambda: turns.at_once) == before + 9
     assert planned == []
@@ -358,10 +360,10 @@ def test_a_lone_message_is_stored_where_it_is_read(
 
 
 def test_a_lone_message_that_cannot_be_read_is_refused_alone(broker: RunningBroker, client: SyncClient) -> None:
-    client.ask(asks.send("none", encode_record(b"a")))
+    client.ask(requests.send("none", encode_record(b"a")))
     with pytest.raises(IgnisError, match="record 0"):
-        client.ask(asks.send("none", b"\xff" * 40, ttl_s=None))
-    client.ask(asks.send("none", encode_record(b"b"), ttl_s=None))
+        client.ask(requests.send("none", b"\xff" * 40, ttl_s=None))
+    client.ask(requests.send("none", encode_record(b"b"), ttl_s=None))
     assert sorted(texts(client.consume("none", 9, wait_s=WAIT_S))) == ["a", "b"]
 
 
@@ -369,7 +371,7 @@ def test_what_comes_while_a_thread_flushes_is_flushed_together_behind_it(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the loop goes on meanwhile: other requests are answered."""
-    client.ask(asks.send("sync", encode_record(b"first")))
+    client.ask(requests.send("sync", encode_record(b"first")))
     running_one, go, flushes = threading.Event(), threading.Event(), []
 
     def watch(flush: Callable[[], None]) -> None:
@@ -386,11 +388,11 @@ def test_what_comes_while_a_thread_flushes_is_flushed_together_behind_it(
     with Wire(broker.port) as one, Wire(broker.port) as other:
         for wire in (one, other):
             wire.greet(instance=f"wire{wire.sock.fileno()}")
-        one.send(Command.SEND, 2, asks.send("sync", encode_record(b"1")).payload)
+        one.send(Command.SEND, 2, requests.send("sync", encode_record(b"1")).payload)
         assert running_one.wait(WAIT_S)
         for number in range(10, 20):
-            other.send(Command.SEND, number, asks.send("sync", encode_record(b"%d" % number)).payload)
-            assert client.ask(asks.ping()) == b""  # so each is read by itself
+            other.send(Command.SEND, number, requests.send("sync", encode_record(b"%d" % number)).payload)
+            assert client.ask(requests.ping()) == b""  # so each is read by itself
         eventually(lambda: broker.on_loop(lambda: len(turns._unflushed)) >= 1)
         before = len(flushes)
         assert broker.on_loop(lambda: turns._flushing)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import ignis
-from ignis.broker import asks
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.payloads import Connected, pack, pack_connect
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Connected, pack, pack_connect
 from ignis.errors import (
     ClosedError,
     ConfigError,
@@ -93,7 +93,7 @@ class Puppet:
 
 
 def client_of(port: int, **settings: float) -> SyncClient:
-    return SyncClient(Endpoint("127.0.0.1", port), {"timeout_s": WAIT_S, **settings})
+    return SyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S, **settings})
 
 
 # -- answers find their callers
@@ -112,7 +112,7 @@ def test_answers_in_any_order_reach_their_callers() -> None:
     with Puppet(script) as puppet, client_of(puppet.port) as client:
 
         def ask(number: int) -> None:
-            answers[number] = client.exchange(asks.Ask(Command.PING, bytes([number]), bytes))
+            answers[number] = client.exchange(requests.ClientRequest(Command.PING, bytes([number]), bytes))
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -136,23 +136,23 @@ def test_a_late_answer_is_dropped_and_counted_and_reaches_nobody_else() -> None:
 
     with Puppet(script) as puppet, client_of(puppet.port) as client:
         with pytest.raises(StoreTimeoutError) as found:
-            client.exchange(asks.Ask(Command.PING, b"slow", bytes), 0.1)
+            client.exchange(requests.ClientRequest(Command.PING, b"slow", bytes), 0.1)
         assert found.value.setting == "client.timeout_s"
         assert client.link is not None
         assert client.link.machine.pending == 1, "the id stays reserved"
-        assert client.exchange(asks.Ask(Command.PING, b"quick", bytes)) == b"quick"
+        assert client.exchange(requests.ClientRequest(Command.PING, b"quick", bytes)) == b"quick"
         assert (client.link.machine.pending, client.link.machine.late_answers) == (0, 1)
         client.close(0.1)
 
 
 def test_cancelled_coroutines_do_not_cross() -> None:
     async def run(port: int) -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
             await client.connect()
 
             async def one(number: int) -> None:
                 data = number.to_bytes(4, "big")
-                assert await client.ask(asks.Ask(Command.PING, data, bytes)) == data
+                assert await client.ask(requests.ClientRequest(Command.PING, data, bytes)) == data
 
             tasks = [asyncio.ensure_future(one(number)) for number in range(500)]
             await asyncio.sleep(0)
@@ -178,7 +178,7 @@ def test_everything_pending_fails_with_what_is_known_of_it() -> None:
 
         def send() -> None:
             with pytest.raises(ConnectionLostError) as caught:
-                client.ask(asks.send("q", encode_record(b"x")))
+                client.ask(requests.send("q", encode_record(b"x")))
             found.append(caught.value)
 
         threads = [threading.Thread(target=send) for _ in range(3)]
@@ -186,7 +186,7 @@ def test_everything_pending_fails_with_what_is_known_of_it() -> None:
             thread.start()
         eventually(lambda: sum(command == Command.SEND for command, _ in puppet.seen) == 3)
         with pytest.raises(ConnectionLostError):
-            client.ask(asks.array_enqueue("a", "b", [1]))
+            client.ask(requests.array_enqueue("a", "b", [1]))
         for thread in threads:
             thread.join(WAIT_S)
         assert [one.sent for one in found] == [True, True, True]
@@ -200,7 +200,7 @@ def test_what_may_be_repeated_is_repeated() -> None:
         return next(answers, encode_frame(Command.RESULT, request_id, pack(["m"])))
 
     with Puppet(script) as puppet, client_of(puppet.port) as client:
-        assert client.ask(asks.names()) == ["m"]
+        assert client.ask(requests.names()) == ["m"]
         assert client.connects == 3
         client.close(0.1)
 
@@ -212,14 +212,14 @@ def test_coroutines_fail_and_repeat_alike() -> None:
         return next(answers, encode_frame(Command.RESULT, request_id, pack(["m"])))
 
     async def run(port: int) -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
             with pytest.raises(ConnectionLostError) as found:
                 await client.send("q", encode_record(b"x"))
             assert found.value.sent
-            assert await client.ask(asks.names()) == ["m"]
+            assert await client.ask(requests.names()) == ["m"]
             assert client.connects == 3
         with pytest.raises(ClosedError):
-            await client.ask(asks.names())
+            await client.ask(requests.names())
 
     with Puppet(script) as puppet:
         asyncio.run(run(puppet.port))
@@ -229,14 +229,14 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
     with client_of(port, connect_timeout_s=0.2) as client, pytest.raises(StoreUnreachableError, match=str(port)):
-        client.ask(asks.names())
+        client.ask(requests.names())
     with pytest.raises(StoreUnreachableError):
         open_store(f"ignis://127.0.0.1:{port}?connect_timeout_s=0.1")
 
     async def run() -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", port), {"connect_timeout_s": 0.2}) as one:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"connect_timeout_s": 0.2}) as one:
             with pytest.raises(StoreUnreachableError):
-                await one.ask(asks.names())
+                await one.ask(requests.names())
 
     asyncio.run(run())
 
@@ -254,7 +254,7 @@ def test_something_else_is_there() -> None:
         thread.start()
         client = client_of(int(listener.getsockname()[1]), connect_timeout_s=0.3)
         with pytest.raises(ProtocolError, match="not a broker"):
-            client.ask(asks.names())
+            client.ask(requests.names())
         listener.close()
         thread.join(WAIT_S)
         assert puppet.seen == []
@@ -284,8 +284,8 @@ def test_a_drain_answers_what_is_under_way_and_takes_acknowledgements(tmp_path: 
     url = f"embedded://{tmp_path}/store"
     broker = RunningBroker(url, settings={"drain_timeout_s": WAIT_S})
     client = broker.client(connect_timeout_s=0.2)
-    client.ask(asks.create_queue("q", {"shards": 1}))
-    client.ask(asks.send("q", encode_record(b"a")))
+    client.ask(requests.create_queue("q", {"shards": 1}))
+    client.ask(requests.send("q", encode_record(b"a")))
     found = client.consume("q", 1, wait_s=WAIT_S)
     pulls: list[int] = []
     with broker.client(connect_timeout_s=0.2) as other:
@@ -376,42 +376,42 @@ def test_urls_that_are_none(url: str, match: str) -> None:
 
 def test_a_child_process_needs_a_client_of_its_own() -> None:
     with running("memory://") as broker, broker.client() as client:
-        client.ask(asks.names())
+        client.ask(requests.names())
         pid = os.fork()
         if not pid:
             code = 1
             try:
-                client.ask(asks.names())
+                client.ask(requests.names())
             except ForkedHandleError:
                 client.close()
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
-        assert client.ask(asks.names()) == []
+        assert client.ask(requests.names()) == []
 
 
 def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/store"
     with RunningBroker(url) as one, RunningBroker(url) as other, one.client() as first, other.client() as second:
-        members = first.ask(asks.cluster_status())
+        members = first.ask(requests.cluster_status())
         assert {member["address"] for member in members} == {f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}"}
-        assert second.ask(asks.cluster_status()) == members
-        first.ask(asks.create_queue("q", {"shards": 2}))
+        assert second.ask(requests.cluster_status()) == members
+        first.ask(requests.create_queue("q", {"shards": 2}))
         with second.subscribe("q") as subscription:
-            first.ask(asks.send("q", encode_record(b"over there")))
+            first.ask(requests.send("q", encode_record(b"over there")))
             found = subscription.receive(WAIT_S)
             assert found is not None
             assert subscription.ack({claim.shard: claim.pointers for claim in found.claims}) == 1
-        status = first.ask(asks.node_status())
+        status = first.ask(requests.node_status())
         assert (status["broker"], status["draining"]) == (one.broker.id, False)
-        figures = {name for name, _, _ in first.ask(asks.metrics())}
+        figures = {name for name, _, _ in first.ask(requests.metrics())}
         assert figures >= {
             "ignis_inflight_count", "ignis_timeout_count", "ignis_ring_depth", "ignis_drain_rate", "ignis_bytes_total",
             "ignis_direct_used_bytes", "ignis_conn_count",
         }  # fmt: skip
         other.stop()
-        assert [member["broker"] for member in first.ask(asks.cluster_status())] == [one.broker.id]
+        assert [member["broker"] for member in first.ask(requests.cluster_status())] == [one.broker.id]
 
 
 def test_threads_that_give_up_never_see_each_others_answers() -> None:
@@ -434,7 +434,9 @@ def test_threads_that_give_up_never_see_each_others_answers() -> None:
         for turn in range(150):
             data = f"{number}/{turn}".encode()
             try:
-                found = client.exchange(asks.Ask(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01]))
+                found = client.exchange(
+                    requests.ClientRequest(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01])
+                )
             except StoreTimeoutError:
                 continue
             except ConnectionLostError as exc:  # others were sending for as long as it had

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ignis.broker import asks
+from ignis.broker.client import requests
 from ignis.errors import CoordinatorUnreachableError
 from ignis.native import encode_record
 from tests import aerospike_support, zookeeper_support
@@ -28,9 +28,9 @@ def test_brokers_over_one_aerospike_serve_one_queue() -> None:
         with contextlib.ExitStack() as stack:
             brokers = [stack.enter_context(RunningBroker(url, settings={"redeliver_after_s": 0})) for _ in range(2)]
             clients = [stack.enter_context(one.client(timeout_s=WAIT_S, **scope)) for one in brokers]
-            clients[0].ask(asks.create_queue("q", {"shards": 4, "codec": "raw"}))
+            clients[0].ask(requests.create_queue("q", {"shards": 4, "codec": "raw"}))
             for number in range(40):
-                clients[number % 2].ask(asks.send("q", encode_record(str(number).encode())))
+                clients[number % 2].ask(requests.send("q", encode_record(str(number).encode())))
             lost = brokers[0].client(timeout_s=WAIT_S, **scope)
             held = lost.consume("q", 5, wait_s=WAIT_S)
             assert held.total() >= 1
@@ -43,9 +43,9 @@ def test_brokers_over_one_aerospike_serve_one_queue() -> None:
                     assert client.ack("q", places(found)) == found.total()
             lost.close()
             for client in clients:
-                info = client.ask(asks.queue_info("q"))
+                info = client.ask(requests.queue_info("q"))
                 assert (info["pending"], info["in_flight"]) == (0, 0)
-                assert len(client.ask(asks.cluster_status())) == 2
+                assert len(client.ask(requests.cluster_status())) == 2
     finally:
         aerospike_support.forget(aerospike_support.address(), list(scope.values()))
     assert set(seen) == {str(number) for number in range(40)}
@@ -57,19 +57,19 @@ def test_brokers_see_each_other_through_zookeeper(tmp_path: Path, monkeypatch: p
         monkeypatch.setenv("IGNIS_LEADER_SESSION_TIMEOUT", "2")
         url = f"embedded://{tmp_path}/store"
         with RunningBroker(url) as one, RunningBroker(url) as other, one.client() as client:
-            members = client.ask(asks.cluster_status())
+            members = client.ask(requests.cluster_status())
             assert {each["broker"] for each in members} == {one.broker.id, other.broker.id}
             assert {each["address"] for each in members} == {f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}"}
             other.stop()
-            eventually(lambda: [each["broker"] for each in client.ask(asks.cluster_status())] == [one.broker.id])
+            eventually(lambda: [each["broker"] for each in client.ask(requests.cluster_status())] == [one.broker.id])
             server.remove()
 
             def unreachable() -> bool:
                 try:
-                    client.ask(asks.cluster_status())
+                    client.ask(requests.cluster_status())
                 except CoordinatorUnreachableError:
                     return True
                 return False
 
             eventually(unreachable)
-            assert client.ask(asks.names()) == [], "queues are served without ZooKeeper"
+            assert client.ask(requests.names()) == [], "queues are served without ZooKeeper"

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.broker import asks
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
 from ignis.errors import BadRequestError, ConfigError, QueueNotFoundError
 from ignis.message import Message
 from ignis.native import Record, encode_record
@@ -38,13 +38,13 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBr
 @pytest.fixture
 def client(broker: RunningBroker) -> Iterator[SyncClient]:
     with broker.client(timeout_s=WAIT_S) as one:
-        one.ask(asks.create_queue("q", {"shards": 4, "durability": "none", "codec": "raw"}))
+        one.ask(requests.create_queue("q", {"shards": 4, "durability": "none", "codec": "raw"}))
         yield one
 
 
 def publish(client: SyncClient, *bodies: str, queue: str = "q") -> None:
     for body in bodies:
-        client.ask(asks.send(queue, encode_record(body.encode())))
+        client.ask(requests.send(queue, encode_record(body.encode())))
 
 
 def texts(result: FireResult | None) -> list[str]:
@@ -60,7 +60,7 @@ def places(result: FireResult) -> dict[int, list[int]]:
 
 
 def info(client: SyncClient) -> dict[str, int]:
-    return client.ask(asks.queue_info("q"))
+    return client.ask(requests.queue_info("q"))
 
 
 def test_a_pull_gets_what_is_there_and_acknowledges_it(client: SyncClient) -> None:
@@ -159,7 +159,7 @@ def test_what_a_lost_connection_held_is_delivered_again(client: SyncClient, brok
 def test_a_client_that_comes_back_keeps_what_it_held(tmp_path: Path) -> None:
     settings = {"redeliver_after_s": 3_600}
     with RunningBroker(f"embedded://{tmp_path}/store", settings=settings) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
+        client.ask(requests.create_queue("q", {"shards": 1}))
         publish(client, "a")
         found = client.consume("q", 1, wait_s=WAIT_S)
         assert client.link is not None
@@ -186,7 +186,7 @@ def test_an_acknowledgement_needs_the_claim(client: SyncClient, broker: RunningB
     found = client.consume("q", 1, wait_s=WAIT_S)
     with broker.client(timeout_s=WAIT_S) as other:
         assert other.ack("q", places(found)) == 0
-        assert other.ask(asks.nack("q", places(found))) == 0
+        assert other.ask(requests.nack("q", places(found))) == 0
         assert info(client)["in_flight"] == 1
     assert client.ack("q", places(found)) == 1
     assert client.ack("q", places(found)) == 0
@@ -197,7 +197,7 @@ def test_nack_gives_back(client: SyncClient) -> None:
     for delay_s in (0, 0.05):
         found = client.consume("q", 1, wait_s=WAIT_S)
         assert texts(found) == ["a"]
-        assert client.ask(asks.nack("q", places(found), delay_s=delay_s)) == 1
+        assert client.ask(requests.nack("q", places(found), delay_s=delay_s)) == 1
     found = client.consume("q", 1, wait_s=WAIT_S)
     assert texts(found) == ["a"]
     assert client.ack("q", places(found)) == 1
@@ -206,7 +206,7 @@ def test_nack_gives_back(client: SyncClient) -> None:
 def test_nack_sets_aside_with_a_reason(client: SyncClient) -> None:
     publish(client, "a")
     found = client.consume("q", 1, wait_s=WAIT_S)
-    assert client.ask(asks.nack("q", places(found), sideline=True, reason="exception", error="no such order")) == 1
+    assert client.ask(requests.nack("q", places(found), sideline=True, reason="exception", error="no such order")) == 1
     assert (info(client)["sideline"], info(client)["in_flight"]) == (1, 0)
     aside = client.consume("q_SIDELINE", 1, wait_s=WAIT_S)
     record = aside.claims[0].records[0]
@@ -214,20 +214,20 @@ def test_nack_sets_aside_with_a_reason(client: SyncClient) -> None:
     message = Message(Record(record))
     assert (message.reason, message.error, message.failures, message.body) == ("exception", "no such order", 1, b"a")
     with pytest.raises(BadRequestError, match="sideline"):
-        client.ask(asks.nack("q_SIDELINE", places(aside), sideline=True))
+        client.ask(requests.nack("q_SIDELINE", places(aside), sideline=True))
     with pytest.raises(BadRequestError, match="reason"):
-        client.ask(asks.nack("q", {0: [1]}, sideline=True, reason="mood")) or client.ask(
-            asks.nack("q_SIDELINE", places(aside), sideline=True, reason="mood")
+        client.ask(requests.nack("q", {0: [1]}, sideline=True, reason="mood")) or client.ask(
+            requests.nack("q_SIDELINE", places(aside), sideline=True, reason="mood")
         )
 
 
 def test_delayed_messages_are_not_lost_with_the_broker(tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/store"
     with RunningBroker(url) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
+        client.ask(requests.create_queue("q", {"shards": 1}))
         publish(client, "a")
         found = client.consume("q", 1, wait_s=WAIT_S)
-        assert client.ask(asks.nack("q", places(found), delay_s=3_600)) == 1
+        assert client.ask(requests.nack("q", places(found), delay_s=3_600)) == 1
         assert client.consume("q", 1).claims == []
     with RunningBroker(url) as broker, broker.client() as client:
         assert texts(client.consume("q", 1, wait_s=WAIT_S)) == ["a"]
@@ -250,7 +250,7 @@ def test_one_subscription_per_queue_and_connection(client: SyncClient) -> None:
 def test_a_queue_that_is_deleted_ends_its_subscriptions(client: SyncClient, broker: RunningBroker) -> None:
     with broker.client(timeout_s=WAIT_S) as other:
         subscription = other.subscribe("q")
-        assert client.ask(asks.delete_queue("q", False))
+        assert client.ask(requests.delete_queue("q", False))
         publish_fails = pytest.raises(QueueNotFoundError)
         with publish_fails:
             publish(client, "a")
@@ -262,7 +262,7 @@ def test_clients_that_send_to_a_queue_whose_record_went_are_refused(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the queue's own time to live, which is the default: nobody consumes what has no queue."""
-    monkeypatch.setattr("ignis.broker.application._RECORD_S", 0.05)
+    monkeypatch.setattr("ignis.broker.server.application._RECORD_S", 0.05)
     publish(client, "a")
     with ignis.Ignis(broker.broker.url) as behind:
         behind.store.queues.remove("q")
@@ -310,7 +310,7 @@ def test_a_pause_that_another_process_stored_is_found_out(
 ) -> None:
     """Without the broker: in the store behind it."""
     for name in ("_RECORD_S", "_PAUSES_S"):
-        monkeypatch.setattr(f"ignis.broker.application.{name}", 0.05)
+        monkeypatch.setattr(f"ignis.broker.server.application.{name}", 0.05)
     with ignis.Ignis(broker.broker.url) as behind, broker.client(timeout_s=WAIT_S) as other:
         subscription = other.subscribe("q")
         behind.queue("q", bytes).pause()
@@ -329,8 +329,8 @@ def test_a_pause_that_another_process_stored_is_found_out(
 
 def test_coroutines(broker: RunningBroker) -> None:
     async def run() -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as client:
-            await client.ask(asks.create_queue("a", {"shards": 3, "durability": "none"}))
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as client:
+            await client.ask(requests.create_queue("a", {"shards": 3, "durability": "none"}))
             subscription = await client.subscribe("a", credit=50)
             placed = await asyncio.gather(*(client.send("a", encode_record(str(n).encode())) for n in range(200)))
             assert len(set(placed)) == 200
@@ -341,7 +341,7 @@ def test_coroutines(broker: RunningBroker) -> None:
                 if len(seen) == 200:
                     await subscription.close()
             assert seen == Counter(str(n) for n in range(200))
-            assert (await client.ask(asks.queue_info("a")))["in_flight"] == 0
+            assert (await client.ask(requests.queue_info("a")))["in_flight"] == 0
 
     asyncio.run(run())
 
@@ -350,7 +350,7 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
     """Who names what it does not hold takes one thread of the store's, whatever it names and however often."""
     with running(memory_url) as broker:
         with broker.client() as client:
-            client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+            client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         go, names, under_way = threading.Event(), 1 << 20, []
         magazines = broker.broker.applications[0].store.magazines
         renew, call = magazines.renew_claims, broker.broker.call
@@ -370,7 +370,7 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
             wire.greet()
             under_way.clear()
             for number in range(20):
-                ask = asks.ack("q", {0: range(1, names + 1)})
+                ask = requests.ack("q", {0: range(1, names + 1)})
                 wire.send(ask.command, 10 + number, ask.payload)
             wire.send(Command.PING, 99)
             assert wire.receive()[1] == 99
@@ -379,4 +379,4 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
             assert len(looks) == 1
             answers = [wire.receive() for _ in range(20)]
             assert sorted(one[1] for one in answers) == list(range(10, 30))
-            assert {asks.count_of(one[2]) for one in answers} == {0}
+            assert {requests.count_of(one[2]) for one in answers} == {0}

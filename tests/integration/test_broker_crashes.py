@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker import application, asks
-from ignis.broker.crashes import _BATCH
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.server import application
+from ignis.broker.server.redelivery import _BATCH
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.native import PackedBatch, Record, encode_record
@@ -55,12 +56,12 @@ def broker(url: str) -> Iterator[RunningBroker]:
 
 
 def create(client: SyncClient, *bodies: bytes) -> None:
-    client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
-    client.ask(asks.send_batch("q", [(0, PackedBatch.pack([encode_record(body) for body in bodies]))]))
+    client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
+    client.ask(requests.send_batch("q", [(0, PackedBatch.pack([encode_record(body) for body in bodies]))]))
 
 
 def info(client: SyncClient) -> dict[str, int]:
-    return client.ask(asks.queue_info("q"))
+    return client.ask(requests.queue_info("q"))
 
 
 def messages(client: SyncClient, magazine: str, limit: int = 10) -> list[Message]:
@@ -106,7 +107,7 @@ def test_a_message_that_kills_its_clients_is_set_aside(broker: RunningBroker) ->
         assert (aside.body, aside.reason, aside.crashes) == (b"poison", "crash", 3)
         assert aside.error is not None
         assert "3 connection(s)" in aside.error
-        figures = {(name, *labels.values()): value for name, labels, value in client.ask(asks.metrics())}
+        figures = {(name, *labels.values()): value for name, labels, value in client.ask(requests.metrics())}
         assert figures["ignis_sidelined_total", "crash"] == 1
 
 
@@ -142,7 +143,7 @@ def test_a_client_that_comes_back_in_time_counts_nothing(url: str) -> None:
         assert client.link is not None
         client.link.lose("cable cut")
         where = {claim.shard: claim.pointers for claim in found.claims}
-        assert client.ask(asks.nack("q", where)) == 1
+        assert client.ask(requests.nack("q", where)) == 1
         (message,) = messages(client, "q")
         assert message.crashes == 0
 
@@ -190,7 +191,7 @@ def test_headers_that_cannot_be_read_hold_nobody_up(broker: RunningBroker, kind:
     with broker.client(timeout_s=WAIT_S) as client:
         create(client, b"a")
         records = [encode_record(b"poison", meta=UNREADABLE_METAS[kind]), encode_record(b"b"), encode_record(b"c")]
-        client.ask(asks.send_batch("q", [(0, PackedBatch.pack(records))]))
+        client.ask(requests.send_batch("q", [(0, PackedBatch.pack(records))]))
         assert lose(broker) == 4
         eventually(lambda: settled(client))
         (aside,) = messages(client, SIDELINE)
@@ -200,13 +201,13 @@ def test_headers_that_cannot_be_read_hold_nobody_up(broker: RunningBroker, kind:
 
 def test_a_refusal_of_what_cannot_be_read_sets_it_aside(broker: RunningBroker) -> None:
     with broker.client(timeout_s=WAIT_S) as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
         records = [encode_record(b"poison", meta=meta) for meta in UNREADABLE_METAS.values()]
         records.append(encode_record(b"a"))
-        client.ask(asks.send_batch("q", [(0, PackedBatch.pack(records))]))
+        client.ask(requests.send_batch("q", [(0, PackedBatch.pack(records))]))
         found = client.consume("q", 10, wait_s=WAIT_S)
         where = {claim.shard: claim.pointers for claim in found.claims}
-        assert client.ask(asks.nack("q", where, sideline=True, reason="rejected")) == len(records)
+        assert client.ask(requests.nack("q", where, sideline=True, reason="rejected")) == len(records)
         assert [one.reason for one in messages(client, SIDELINE)] == ["unreadable"] * len(UNREADABLE_METAS) + [
             "rejected"
         ]

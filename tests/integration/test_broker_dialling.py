@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.access import Credentials, Principal
-from ignis.broker.client import AsyncClient
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.sync_client import SyncClient
-from ignis.broker.tls import client_context, server_context
+from ignis.broker.auth.principal import Credentials, Principal
+from ignis.broker.auth.tls import client_context, server_context
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
 from ignis.errors import ProtocolError, StoreUnreachableError, TlsError, UnauthenticatedError
 from ignis.storage import open_store
 from tests.broker_support import RunningBroker
@@ -34,15 +34,15 @@ Ask = Callable[..., list[str]]
 
 def ask_sync(port: int, tls: ssl.SSLContext | None = None, timeout_s: float = FOR_EVER_S, **scope: Any) -> list[str]:
     settings = {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
-    with SyncClient(Endpoint("127.0.0.1", port, tls=tls, **scope), settings) as client:
-        return client.ask(asks.names())
+    with SyncClient(BrokerAddress("127.0.0.1", port, tls=tls, **scope), settings) as client:
+        return client.ask(requests.names())
 
 
 def ask_async(port: int, tls: ssl.SSLContext | None = None, timeout_s: float = FOR_EVER_S, **scope: Any) -> list[str]:
     async def run() -> list[str]:
         settings = {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
-        async with AsyncClient(Endpoint("127.0.0.1", port, tls=tls, **scope), settings) as client:
-            return await client.ask(asks.names())
+        async with AsyncClient(BrokerAddress("127.0.0.1", port, tls=tls, **scope), settings) as client:
+            return await client.ask(requests.names())
 
     return asyncio.run(asyncio.wait_for(run(), 2 * WAIT_S))
 

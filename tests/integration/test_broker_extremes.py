@@ -30,12 +30,13 @@ from msgspec.inspect import (
 )  # fmt: skip
 
 from ignis import errors
-from ignis.broker import asks, payloads
-from ignis.broker.asks import Ask
-from ignis.broker.commands import Command
-from ignis.broker.failures import _by_code
-from ignis.broker.payloads import Failure, pack, unpack, unpack_value
-from ignis.broker.table import TABLE
+from ignis.broker.client import requests
+from ignis.broker.client.requests import ClientRequest
+from ignis.broker.protocol import payloads
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.errors import _by_code
+from ignis.broker.protocol.payloads import Failure, pack, unpack, unpack_value
+from ignis.broker.protocol.table import TABLE
 from ignis.native.wire import pack_pointers
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
@@ -283,14 +284,14 @@ def test_extremes(broker: RunningBroker, tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize("at_ms", [1 << 62, MAX_MOMENT_MS + 1, -1])
 def test_a_queue_was_not_made_after_the_year_9999(broker: RunningBroker, at_ms: int) -> None:
     with broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
-        known = client.ask(asks.queue_get("q"))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        known = client.ask(requests.queue_get("q"))
         assert known is not None
         odd = dataclasses.replace(known, created_at_ms=at_ms)
-        for ask in (asks.queue_replace(known, odd, None), asks.queue_put(odd)):
+        for ask in (requests.queue_replace(known, odd, None), requests.queue_put(odd)):
             with pytest.raises(errors.ConfigError, match=f"created_at_ms of queue 'q' = {at_ms} is outside"):
                 client.ask(ask)
-        client.ask(asks.queue_put(dataclasses.replace(known, created_at_ms=MAX_MOMENT_MS)))
+        client.ask(requests.queue_put(dataclasses.replace(known, created_at_ms=MAX_MOMENT_MS)))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_a_refusal_names_the_field_the_value_and_the_limit(
     broker: RunningBroker, command: Command, head: list[Any], says: str
 ) -> None:
     with broker.client() as client, pytest.raises(errors.ConfigError, match=says):
-        client.ask(Ask(command, pack(head), unpack_value))
+        client.ask(ClientRequest(command, pack(head), unpack_value))
 
 
 def test_names_of_what_is_sent(broker: RunningBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.broker import asks
+from ignis.broker.client import requests
 from ignis.message import Message
 from ignis.native import PackedBatch, Record, encode_record
 from tests.broker_support import running
@@ -39,11 +39,11 @@ def test_a_failing_handler_behind_a_broker(memory_url: str, new_app: MakeApp) ->
 
 def test_who_refused_is_kept(memory_url: str) -> None:
     with running(memory_url) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
-        client.ask(asks.send("q", encode_record(b"x")))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "shovel_interval_s": 0}))
+        client.ask(requests.send("q", encode_record(b"x")))
         found = client.consume("q", 1, wait_s=WAIT_S)
         pointers = {claim.shard: claim.pointers for claim in found.claims}
-        assert client.ask(asks.nack("q", pointers, sideline=True, reason="exception", error="no such order")) == 1
+        assert client.ask(requests.nack("q", pointers, sideline=True, reason="exception", error="no such order")) == 1
         [claim] = client.consume("q_SIDELINE", 1, wait_s=WAIT_S).claims
         [attempt] = Message(Record(claim.records[0] or b"")).history
         assert (attempt.reason, attempt.error) == ("exception", "no such order")
@@ -61,7 +61,7 @@ def test_what_expires_behind_a_broker_is_counted(memory_url: str, new_app: MakeA
         assert queue.main.store.fire("jobs", 9, "me").total() == 1
         assert (queue.stats()["expired"], queue.stats()["sideline_expired"]) == (3, 0)
         with broker.client() as client:
-            assert client.ask(asks.queue_info("jobs"))["expired"] == 3
+            assert client.ask(requests.queue_info("jobs"))["expired"] == 3
 
 
 def test_the_default_of_the_store_behind_the_broker_holds(
@@ -75,5 +75,5 @@ def test_the_default_of_the_store_behind_the_broker_holds(
         queue.open()
         assert queue.settings.message_expiry_s == 172_800
         with broker.client() as client:
-            client.ask(asks.create_queue("made", {}))
-            assert client.ask(asks.queue_info("made"))["message_expiry_s"] == 172_800
+            client.ask(requests.create_queue("made", {}))
+            assert client.ask(requests.queue_info("made"))["message_expiry_s"] == 172_800

@@ -17,13 +17,22 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.access import Credentials, Principal
-from ignis.broker.auth import KnownUser
-from ignis.broker.commands import Command
-from ignis.broker.payloads import Connect, Failure, Subscribe, pack, pack_connect, pack_send, pack_send_batch, unpack
+from ignis.broker.auth.authenticator import KnownUser
+from ignis.broker.auth.principal import Credentials, Principal
+from ignis.broker.auth.users_file import User
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import (
+    Connect,
+    Failure,
+    Subscribe,
+    pack,
+    pack_connect,
+    pack_send,
+    pack_send_batch,
+    unpack,
+)
 from ignis.broker.repeated_log import RepeatedLog
-from ignis.broker.users import User
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
 from ignis.native.wire import pack_pointers
@@ -97,7 +106,7 @@ def narrow(memory_url: str) -> Iterator[RunningBroker]:
     }  # fmt: skip
     with RunningBroker(memory_url, settings=settings) as one:
         with one.client() as client:
-            client.ask(asks.create_queue("q", {"shards": 4, "codec": "raw", "durability": "none"}))
+            client.ask(requests.create_queue("q", {"shards": 4, "codec": "raw", "durability": "none"}))
         yield one
 
 
@@ -251,7 +260,7 @@ def test_frames_that_never_arrive(memory_url: str) -> None:
         broker.client(timeout_s=WAIT_S) as good,
         contextlib.ExitStack() as stack,
     ):
-        good.ask(asks.create_queue("q", {"shards": 4, "codec": "raw"}))
+        good.ask(requests.create_queue("q", {"shards": 4, "codec": "raw"}))
         hostile = [stack.enter_context(greeted(broker.port)) for _ in range(20)]
         for wire in hostile:
             wire.sock.setblocking(False)
@@ -259,10 +268,10 @@ def test_frames_that_never_arrive(memory_url: str) -> None:
                 wire.sock.send(begun)
         eventually(lambda: held_bytes(broker) > 1 << 20)
         assert held_bytes(broker) <= (1 << 20) + (4 << 20) + 20 * (256 << 10)
-        good.ask(asks.send("q", encode_record(b"x")))
-        assert good.ask(asks.names())
+        good.ask(requests.send("q", encode_record(b"x")))
+        assert good.ask(requests.names())
         batch = PackedBatch.pack([encode_record(bytes(10_000)) for _ in range(300)])
-        ask = asks.send_batch("q", [(0, batch)])
+        ask = requests.send_batch("q", [(0, batch)])
 
         def gets_through() -> bool:
             # On a slow machine it may be taken for a slow one itself, and comes again.
@@ -277,7 +286,7 @@ def test_frames_that_never_arrive(memory_url: str) -> None:
 @pytest.mark.parametrize("uvloop", [True, False])
 def test_an_idle_connection_holds_nothing_of_its_last_frame(memory_url: str, uvloop: bool) -> None:
     with running(memory_url, uvloop=uvloop) as broker, broker.client() as client, greeted(broker.port) as wire:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         wire.send(Command.SEND_BATCH, 9, big_batch(3_000_000))
         assert wire.receive()[0] == Command.SEND_ACK
         assert held_bytes(broker) == 0
@@ -324,7 +333,7 @@ def sends_until_it_is_not_read(broker: RunningBroker, wire: Wire, frame: bytes) 
 
 def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
     settings = {"max_outbound_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
-    ask = asks.array_enqueue("a", "b", [bytes(100_000)])
+    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
         sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
         assert broker.on_loop(lambda: broker.broker.backlog_bytes) <= (1 << 20) + (512 << 10)
@@ -336,7 +345,7 @@ def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
 def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
     """Eight connections, each of which may have 8 MiB waiting, where 1 MiB may wait in all."""
     settings = {"max_receive_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
-    ask = asks.array_enqueue("a", "b", [bytes(100_000)])
+    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
         wires = [stack.enter_context(greeted(broker.port)) for _ in range(8)]
         with stuck_store(broker) as go_on:
@@ -353,9 +362,9 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
     """Thirty clients, each of which may leave 8 MiB, where 4 MiB may be left in all; one that reads is served."""
     settings = {"max_unread_bytes": 4 << 20, "store_threads": 2, "max_pending": 1_000, "drain_timeout_s": 0}
     with running(memory_url, settings=settings) as broker, broker.client() as client, contextlib.ExitStack() as stack:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(100):
-            client.ask(asks.send("q", encode_record(bytes(30_000))))
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
         greedy = [stack.enter_context(greeted(broker.port)) for _ in range(30)]
         for wire in greedy:
             wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
@@ -366,38 +375,38 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
         most = 0
         for _ in range(100):
             most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
-            assert client.ask(asks.scan("q", {}, 100, False))[0]
+            assert client.ask(requests.scan("q", {}, 100, False))[0]
         # Above twice the limit next to nothing is added; one answer of each store thread is on its way.
         assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
         for wire in greedy:
             wire.close()
         eventually(lambda: not broker.on_loop(lambda: broker.broker.unread.crowded))
-        eventually(lambda: len(client.ask(asks.scan("q", {}, 100, False))[0]) == 100)
+        eventually(lambda: len(client.ask(requests.scan("q", {}, 100, False))[0]) == 100)
 
 
 def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
     with running(memory_url, settings={"max_outbound_bytes": 1 << 16}) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(12):
-            client.ask(asks.send("q", encode_record(bytes(30_000))))
-        rows, cut = client.ask(asks.scan("q", {}, 100, False))
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
+        rows, cut = client.ask(requests.scan("q", {}, 100, False))
         assert (len(rows), cut) == (2, True)
-        rows, cut = client.ask(asks.peek("q", pack_pointers({0: range(1, 13)})))
+        rows, cut = client.ask(requests.peek("q", pack_pointers({0: range(1, 13)})))
         assert (len(rows), cut) == (2, True)
-        found = client.ask(asks.fire("q", 100, "me", None, 1 << 30))
+        found = client.ask(requests.fire("q", 100, "me", None, 1 << 30))
         assert 1 <= sum(len(one.records) for one in found.claims) <= 3
         assert found.more
         pulled = client.consume("q", 100, WAIT_S, max_bytes=1 << 30)
         assert 1 <= sum(len(one.records) for one in pulled.claims) <= 3
-        left = client.ask(asks.abandoned("q", 0, 1 << 50, 100, False, None))
+        left = client.ask(requests.abandoned("q", 0, 1 << 50, 100, False, None))
         assert 1 <= len(left) <= 2
 
 
 def test_credit_over_the_limit(memory_url: str) -> None:
     with running(memory_url, settings={"max_credit": 10}) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         with pytest.raises(ConfigError, match="max_credit"):
-            client.ask(asks.subscribe("q", 11, 1 << 20))
+            client.ask(requests.subscribe("q", 11, 1 << 20))
         with greeted(broker.port) as wire:
             wire.send(Command.SUBSCRIBE, 5, pack(Subscribe("q", 10)))
             assert wire.receive()[0] == Command.RESULT
@@ -409,9 +418,9 @@ def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) ->
     """Though it is far below its own limit: others are crowded by it."""
     settings = {"max_unread_bytes": 1 << 16, "write_timeout_s": 0.5, "max_pending": 1_000}
     with running(memory_url, settings=settings) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(100):
-            client.ask(asks.send("q", encode_record(bytes(60_000))))
+            client.ask(requests.send("q", encode_record(bytes(60_000))))
         with greeted(broker.port) as wire:
             wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             wire.sock.setblocking(False)
@@ -419,7 +428,7 @@ def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) ->
                 for number in range(200):
                     wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
             eventually(lambda: broker.broker.timeouts == 1)
-        assert client.ask(asks.names())
+        assert client.ask(requests.names())
 
 
 # -- all at once, against a process of its own
@@ -499,16 +508,16 @@ def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int],
             patch.setenv(f"IGNIS_BROKER_{name}", str(value))
         broker = BrokerProcess(f"embedded://{tmp_path / 'store'}")
     with broker, broker.client() as good, contextlib.ExitStack() as stack:
-        good.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
+        good.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
         for _ in range(20):
-            good.ask(asks.send("q", encode_record(bytes(30_000))))
+            good.ask(requests.send("q", encode_record(bytes(30_000))))
         before = own_bytes(broker.process.pid)
         for _ in range(100):
             with contextlib.suppress(OSError, EOFError):
                 stack.enter_context(contextlib.closing(attack(broker.port)))
         for number in range(20):
-            good.ask(asks.send("q", encode_record(b"good")))
-            assert good.ask(asks.names()), number
+            good.ask(requests.send("q", encode_record(b"good")))
+            assert good.ask(requests.names()), number
         assert own_bytes(broker.process.pid) - before < 150 << 20
         assert broker.process.poll() is None
 

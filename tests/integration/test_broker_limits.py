@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.access import Credentials, Principal
-from ignis.broker.commands import MAGIC, Command
-from ignis.broker.payloads import Connect, Consume, Wait, pack, pack_connect, pack_send
-from ignis.broker.server import Broker
+from ignis.broker.auth.principal import Credentials, Principal
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import MAGIC, Command
+from ignis.broker.protocol.payloads import Connect, Consume, Wait, pack, pack_connect, pack_send
+from ignis.broker.server.server import Broker
 from ignis.errors import (
     ConfigError,
     PermissionDeniedError,
@@ -35,7 +35,7 @@ def broker(memory_url: str) -> Iterator[RunningBroker]:
     settings = {"handshake_timeout_s": 1.5, "max_pending": 4, "max_outbound_bytes": 1 << 16}
     with RunningBroker(memory_url, settings=settings) as one:
         with one.client() as client:
-            client.ask(asks.create_queue("q", {"shards": 2, "codec": "raw"}))
+            client.ask(requests.create_queue("q", {"shards": 2, "codec": "raw"}))
         yield one
 
 
@@ -128,7 +128,7 @@ def test_the_cap_on_pending_requests(broker: RunningBroker) -> None:
             thread.start()
         eventually(lambda: client.link is not None and client.link.machine.pending == 2)
         with pytest.raises(TooManyRequestsError, match=r"client\.max_pending"):
-            client.ask(asks.names())
+            client.ask(requests.names())
         for thread in threads:
             thread.join(WAIT_S)
 
@@ -153,9 +153,9 @@ def test_a_bad_payload_is_one_requests_error(broker: RunningBroker) -> None:
 
 def test_every_prefix_of_every_request_is_survived(broker: RunningBroker) -> None:
     frames = [
-        asks.fire("q", 1, "me", None, 100), asks.send("q", encode_record(b"x"), ttl_s=None), asks.ack("q", {0: [1, 2]}),
-        asks.consume("q", 1, 0, 1), asks.create_queue("q", {"shards": 2, "codec": "raw"}), asks.scan("q", {0: 1}, 1, True),
-        asks.array_enqueue("a", "b", [1, {"x": b"y"}]), asks.queue_get("q"), asks.wait("q", -1, 0),
+        requests.fire("q", 1, "me", None, 100), requests.send("q", encode_record(b"x"), ttl_s=None), requests.ack("q", {0: [1, 2]}),
+        requests.consume("q", 1, 0, 1), requests.create_queue("q", {"shards": 2, "codec": "raw"}), requests.scan("q", {0: 1}, 1, True),
+        requests.array_enqueue("a", "b", [1, {"x": b"y"}]), requests.queue_get("q"), requests.wait("q", -1, 0),
     ]  # fmt: skip
     with connect(broker.port) as wire:
         number = 10
@@ -170,9 +170,9 @@ def test_every_prefix_of_every_request_is_survived(broker: RunningBroker) -> Non
 def test_one_that_does_not_read_is_not_read_either(memory_url: str) -> None:
     settings = {"max_pending": 10_000, "max_outbound_bytes": 1 << 16, "drain_timeout_s": 0}
     with running(memory_url, settings=settings) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(40):
-            client.ask(asks.send("q", encode_record(bytes(30_000))))
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
         with connect(broker.port) as greedy:
             greedy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             request = encode_frame(Command.SCAN, 5, pack(["q", {}, 100, False]))
@@ -187,15 +187,15 @@ def test_one_that_does_not_read_is_not_read_either(memory_url: str) -> None:
             # The limit, and the answers that were being made when it was reached.
             assert held < 8 * (1 << 16)
             assert client.ping() < WAIT_S
-            assert client.ask(asks.names())
+            assert client.ask(requests.names())
 
 
 def test_one_that_reads_nothing_is_closed(memory_url: str) -> None:
     settings = {"write_timeout_s": 0.3, "max_outbound_bytes": 1 << 16, "max_pending": 10_000}
     with running(memory_url, settings=settings) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(60):
-            client.ask(asks.send("q", encode_record(bytes(100_000))))
+            client.ask(requests.send("q", encode_record(bytes(100_000))))
         wire = connect(broker.port)
         wire.sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -203,30 +203,30 @@ def test_one_that_reads_nothing_is_closed(memory_url: str) -> None:
                 wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
         eventually(lambda: broker.broker.timeouts == 1)
         wire.close()
-        assert client.ask(asks.names())
+        assert client.ask(requests.names())
 
 
 def test_idle_connections_are_closed_and_clients_connect_again(memory_url: str) -> None:
     with running(memory_url, settings={"idle_timeout_s": 0.3}) as broker, broker.client() as client:
-        assert client.ask(asks.names()) == []
+        assert client.ask(requests.names()) == []
         eventually(lambda: not broker.on_loop(lambda: broker.broker.sessions))
-        assert client.ask(asks.names()) == []
+        assert client.ask(requests.names()) == []
         assert client.connects == 2
 
 
 def test_waiting_is_not_idling(memory_url: str) -> None:
     with running(memory_url, settings={"idle_timeout_s": 0.2}) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
+        client.ask(requests.create_queue("q", {"shards": 1}))
         assert client.consume("q", 1, wait_s=0.8).claims == []
         assert client.connects == 1
 
 
 def test_a_quiet_subscriber_and_one_at_work_are_left_alone(memory_url: str) -> None:
     with running(memory_url, settings={"idle_timeout_s": 0.2}) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
+        client.ask(requests.create_queue("q", {"shards": 1}))
         with client.subscribe("q") as subscription:
             assert subscription.receive(0.8) is None
-            client.ask(asks.send("q", encode_record(b"x")))
+            client.ask(requests.send("q", encode_record(b"x")))
             found = subscription.receive(WAIT_S)
             assert found is not None
             time.sleep(0.8)
@@ -236,7 +236,7 @@ def test_a_quiet_subscriber_and_one_at_work_are_left_alone(memory_url: str) -> N
 
 def test_a_full_inbox_holds_senders_back(memory_url: str) -> None:
     with running(memory_url, settings={"max_inbox_bytes": 1 << 16}) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         store = broker.broker.applications[0].store
         inside, go_on = threading.Event(), threading.Event()
         load = store.magazines.load
@@ -298,13 +298,13 @@ class Doorman:
 def test_permissions_and_tokens(memory_url: str) -> None:
     with running(memory_url, authenticator=Doorman()) as broker:
         with broker.client() as stranger, pytest.raises(UnauthenticatedError):
-            stranger.ask(asks.names())
+            stranger.ask(requests.names())
         with broker.client(token="let me in") as client:
-            assert client.ask(asks.queue_get("open")) is None
+            assert client.ask(requests.queue_get("open")) is None
             for ask in (
-                asks.queue_get("shut"), asks.scan("shut", {}, 1, False), asks.names(), asks.fire("open", 1, "me", None, 1),
-                asks.send("open", encode_record(b"x")), asks.transfer("open", "shut", [], None, None), asks.node_status(),
-                asks.consume("open", 1, 0, 1), asks.scan("shut_SIDELINE", {}, 1, False), asks.wait("shut", 0, 0),
+                requests.queue_get("shut"), requests.scan("shut", {}, 1, False), requests.names(), requests.fire("open", 1, "me", None, 1),
+                requests.send("open", encode_record(b"x")), requests.transfer("open", "shut", [], None, None), requests.node_status(),
+                requests.consume("open", 1, 0, 1), requests.scan("shut_SIDELINE", {}, 1, False), requests.wait("shut", 0, 0),
             ):  # fmt: skip
                 with pytest.raises(PermissionDeniedError):
                     client.ask(ask)
@@ -325,10 +325,10 @@ def test_applications_are_apart_and_counted(memory_url: str) -> None:
     with running(memory_url, settings={"max_applications": 2}) as broker:
         one, other = broker.client(), broker.client(client_id="other")
         with one, other, broker.client(client_id="third", connect_timeout_s=0.2) as third:
-            one.ask(asks.declare("m", 1, "none"))
-            assert (one.ask(asks.names()), other.ask(asks.names())) == (["m"], [])
+            one.ask(requests.declare("m", 1, "none"))
+            assert (one.ask(requests.names()), other.ask(requests.names())) == (["m"], [])
             with pytest.raises((TooManyRequestsError, StoreUnreachableError)):
-                third.ask(asks.names())
+                third.ask(requests.names())
 
 
 def test_waits_end_with_their_connection(broker: RunningBroker) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker import auth, logins
-from ignis.broker.auth import UsersFile
-from ignis.broker.commands import Command
-from ignis.broker.passwords import new_token
-from ignis.broker.payloads import Connect, pack_connect
-from ignis.broker.users import Token, User, editing
+from ignis.broker.auth import authenticator, logins
+from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.passwords import new_token
+from ignis.broker.auth.users_file import Token, User, editing
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Connect, pack_connect
 from tests.broker_support import Wire, running
 from tests.support import WAIT_S, eventually
 
@@ -34,7 +34,7 @@ def test_tokens_do_not_wait_behind_passwords(memory_url: str, tmp_path: Path, mo
     monkeypatch.setattr(logins, "MOST_WAITING", 3)
     monkeypatch.setattr(logins, "WAIT_S", WAIT_S)
     known = UsersFile(path)
-    monkeypatch.setattr(auth, "verify_password", slow)
+    monkeypatch.setattr(authenticator, "verify_password", slow)
     with running(memory_url, authenticator=known) as broker, contextlib.ExitStack() as stack:
 
         def attempt() -> Wire:

@@ -14,16 +14,16 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.broker import payloads
-from ignis.broker.access import Credentials
-from ignis.broker.asks import Ask
-from ignis.broker.auth import KnownUser
-from ignis.broker.commands import ANSWERS, Command
-from ignis.broker.payloads import Failure, pack, unpack, unpack_value
-from ignis.broker.permissions import FREE, words_for
-from ignis.broker.sync_client import SyncClient
-from ignis.broker.table import TABLE, WORDS
-from ignis.broker.users import User
+from ignis.broker.auth.authenticator import KnownUser
+from ignis.broker.auth.permissions import FREE, words_for
+from ignis.broker.auth.principal import Credentials
+from ignis.broker.auth.users_file import User
+from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol import payloads
+from ignis.broker.protocol.commands import ANSWERS, Command
+from ignis.broker.protocol.payloads import Failure, pack, unpack, unpack_value
+from ignis.broker.protocol.table import TABLE, WORDS
 from ignis.cli import main
 from ignis.native import PackedBatch, encode_record
 from ignis.native.wire import pack_pointers
@@ -55,7 +55,7 @@ def client(broker: RunningBroker, name: str, *rules: str) -> SyncClient:
 
 
 def ask(who: SyncClient, command: Command, head: Any, bulk: bytes = b"") -> Any:
-    return who.ask(Ask(command, pack(head, bulk), unpack_value))
+    return who.ask(ClientRequest(command, pack(head, bulk), unpack_value))
 
 
 def make(broker: RunningBroker, *names: str, **settings: Any) -> None:

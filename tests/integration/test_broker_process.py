@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ignis.broker import asks
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.metrics import SAYS
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.server.metrics import SAYS
 from ignis.cli import main
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
@@ -53,7 +53,7 @@ class BrokerProcess:
 
     def client(self, **settings: Any) -> SyncClient:
         return SyncClient(
-            Endpoint("127.0.0.1", self.port), {"timeout_s": WAIT_S, "connect_timeout_s": WAIT_S, **settings}
+            BrokerAddress("127.0.0.1", self.port), {"timeout_s": WAIT_S, "connect_timeout_s": WAIT_S, **settings}
         )
 
     def end(self, number: int) -> int:
@@ -93,8 +93,8 @@ def test_a_signal_drains(url: str, number: int) -> None:
         assert broker.started["event"] == "started"
         assert broker.started["pid"] == broker.process.pid
         with broker.client() as client:
-            client.ask(asks.create_queue("q", {"shards": 1}))
-            client.ask(asks.send("q", encode_record(b"a")))
+            client.ask(requests.create_queue("q", {"shards": 1}))
+            client.ask(requests.send("q", encode_record(b"a")))
         assert broker.end(number) == 0
         assert json.loads(broker.rest[0]) == {"event": "stopped", "pid": broker.process.pid}
         assert b"Traceback" not in broker.rest[1]
@@ -107,11 +107,11 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed(url: str) -> None:
     with BrokerProcess(url) as broker:
         port = broker.port
         client = broker.client()
-        client.ask(asks.create_queue("q", {"shards": 2}))
+        client.ask(requests.create_queue("q", {"shards": 2}))
         batches = [
             (shard, PackedBatch.pack([encode_record(f"{shard}.{n}".encode()) for n in range(50)])) for shard in range(2)
         ]
-        client.ask(asks.send_batch("q", batches))
+        client.ask(requests.send_batch("q", batches))
         delivered = client.consume("q", 30, wait_s=WAIT_S)
         acknowledged = client.consume("q", 20, wait_s=WAIT_S)
         assert client.ack("q", places(acknowledged)) == acknowledged.total()
@@ -135,15 +135,17 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed(url: str) -> None:
 def test_a_killed_clients_messages_go_to_another(url: str) -> None:
     program = (
         "import sys, time\n"
-        "from ignis.broker.endpoint import Endpoint\n"
-        "from ignis.broker.sync_client import SyncClient\n"
+        "from ignis.broker.client.address import Endpoint\n"
+        "from ignis.broker.client.sync_client import SyncClient\n"
         "client = SyncClient(Endpoint('127.0.0.1', int(sys.argv[1])))\n"
         "print(client.consume('q', 10, wait_s=20).total(), flush=True)\n"
         "time.sleep(600)\n"
     )
     with BrokerProcess(url) as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
-        client.ask(asks.send_batch("q", [(0, PackedBatch.pack([encode_record(str(n).encode()) for n in range(10)]))]))
+        client.ask(requests.create_queue("q", {"shards": 1}))
+        client.ask(
+            requests.send_batch("q", [(0, PackedBatch.pack([encode_record(str(n).encode()) for n in range(10)]))])
+        )
         consumer = subprocess.Popen([sys.executable, "-c", program, str(broker.port)], stdout=subprocess.PIPE)
         try:
             assert consumer.stdout is not None
@@ -168,7 +170,7 @@ def test_the_command_line_on_a_broker(url: str, capfd: pytest.CaptureFixture[str
         assert main(["queues", "--url", where]) == 0
         assert "orders" in capfd.readouterr().out
         with broker.client() as client:
-            eventually(lambda: client.ask(asks.queue_info("orders"))["pending"] == 1)
+            eventually(lambda: client.ask(requests.queue_info("orders"))["pending"] == 1)
 
 
 def get(url: str) -> tuple[int, str]:
@@ -182,8 +184,8 @@ def get(url: str) -> tuple[int, str]:
 
 def test_its_health_and_metrics_over_http(url: str) -> None:
     with BrokerProcess(url, 0, "--health-bind", "0") as broker, broker.client() as client:
-        client.ask(asks.create_queue("q", {"shards": 1}))
-        client.ask(asks.send_batch("q", [(0, PackedBatch.pack([encode_record(b"x"), encode_record(b"y")]))]))
+        client.ask(requests.create_queue("q", {"shards": 1}))
+        client.ask(requests.send_batch("q", [(0, PackedBatch.pack([encode_record(b"x"), encode_record(b"y")]))]))
         status, body = get(broker.started["health"] + "/healthz")
         assert (status, json.loads(body)["status"], json.loads(body)["pid"]) == (200, "ok", broker.process.pid)
         status, body = get(broker.started["health"] + "/metrics")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import ignis
-from ignis.broker.commands import Command
-from ignis.broker.payloads import pack, pack_send_ack
-from ignis.broker.protocol import BrokerMachine
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.machine import BrokerMachine
+from ignis.broker.protocol.payloads import pack, pack_send_ack
 from ignis.config import PublisherSettings
 from ignis.errors import ConnectionLostError, DrainingError, StoreFullError
 from ignis.magazine import Magazine

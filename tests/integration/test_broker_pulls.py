@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.payloads import Consume, pack
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Consume, pack
 from ignis.errors import DrainingError, StoreTimeoutError
 from ignis.native import encode_record
 from tests.broker_support import RunningBroker, Wire
@@ -33,13 +33,13 @@ def broker(request: pytest.FixtureRequest, memory_url: str) -> Iterator[RunningB
 @pytest.fixture
 def client(broker: RunningBroker) -> Iterator[SyncClient]:
     with broker.client(timeout_s=WAIT_S) as one:
-        one.ask(asks.create_queue("q", {"shards": 4, "codec": "raw"}))
+        one.ask(requests.create_queue("q", {"shards": 4, "codec": "raw"}))
         yield one
 
 
 def publish(client: SyncClient, count: int) -> None:
     for number in range(count):
-        client.ask(asks.send("q", encode_record(b"%d" % number)))
+        client.ask(requests.send("q", encode_record(b"%d" % number)))
 
 
 class Gate:
@@ -170,7 +170,7 @@ def test_a_drain_by_coroutines_leaves_nothing(client: SyncClient, broker: Runnin
 
     async def drain() -> int:
         count = 0
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port)) as one:
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port)) as one:
             while found := (await one.consume("q", 7)).total():
                 count += found
                 if count % 3 == 0:

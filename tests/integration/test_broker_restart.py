@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.broker import asks
-from ignis.broker.commands import Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.payloads import Connect, pack_connect
-from ignis.broker.permissions import Permissions
+from ignis.broker.auth.permissions import Permissions
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Connect, pack_connect
 from ignis.errors import ConfigError, PermissionDeniedError, ProtocolError
 from ignis.native.wire import pack_pointers
 from ignis.storage import open_store
@@ -210,7 +210,7 @@ def test_a_client_that_comes_back_holds_what_it_was_delivered(url: str, queue: i
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker in this process renews every half second."""
-    monkeypatch.setattr("ignis.broker.renewing.RENEWALS", 2_400)
+    monkeypatch.setattr("ignis.broker.server.claim_renewal.RENEWALS", 2_400)
 
 
 def claimed_before(queue: ignis.Queue[Any], moment_s: float) -> int:
@@ -251,7 +251,7 @@ def test_the_broker_renews_what_a_connection_was_delivered(way: str, url: str, q
             found = deliveries[0]._replace(claims=[claim for one in deliveries for claim in one.claims])
         moment_s = time.time()
         eventually(lambda: claimed_before(queue, moment_s) == 0)
-        client.ask(asks.nack("jobs", places(found), delay_s=WAIT_S))
+        client.ask(requests.nack("jobs", places(found), delay_s=WAIT_S))
         moment_s = time.time()
         eventually(lambda: claimed_before(queue, moment_s) == 0, what="what the broker itself keeps")
         assert queue.main.in_flight() == 3
@@ -263,7 +263,7 @@ def test_a_connection_that_is_lost_after_its_client_is_back(first: str, url: str
     queue.publish_many(range(6))
     with RunningBroker(url, settings={"redeliver_after_s": 0.3}) as broker, Wire(broker.port) as old:
         old.greet(instance="one")
-        old.send(Command.FIRE, 7, asks.fire("jobs", 4, "", None, 1 << 20).payload)
+        old.send(Command.FIRE, 7, requests.fire("jobs", 4, "", None, 1 << 20).payload)
         old.receive()
         owner = next(iter(queue.main.store.claimants("jobs")))
         run = queue.main.store.held("jobs", owner)[0]
@@ -272,7 +272,7 @@ def test_a_connection_that_is_lost_after_its_client_is_back(first: str, url: str
             if first == "end":
                 old.close()
                 eventually(lambda: broker.on_loop(lambda: len(broker.broker.sessions)) == 1)
-            new.send(Command.RESUME, 8, asks.resume("jobs", pack_pointers({run.shard: [run.first]})).payload)
+            new.send(Command.RESUME, 8, requests.resume("jobs", pack_pointers({run.shard: [run.first]})).payload)
             new.receive()
             old.close()
             time.sleep(0.6)
@@ -287,7 +287,7 @@ def test_what_came_over_a_lost_connection_is_the_clients_to_renew(url: str, queu
         found = client.consume("jobs", 3, wait_s=WAIT_S)
         assert client.link is not None
         client.link.lose("by the test")
-        eventually(lambda: client.ask(asks.node_status())["connections"] == 1)
+        eventually(lambda: client.ask(requests.node_status())["connections"] == 1)
         moment_s = time.time() + 0.01
         time.sleep(1.5)
         assert claimed_before(queue, moment_s) == 3
@@ -302,7 +302,7 @@ def test_a_client_that_pulls_again_says_what_it_holds(url: str, queue: ignis.Que
     queue.publish_many(range(6))
     with RunningBroker(url, settings={"redeliver_after_s": WAIT_S}) as broker, broker.client() as client:
         found = client.consume("jobs", 2, wait_s=WAIT_S)
-        lost = client.ask(asks.consume("jobs", 3, WAIT_S, 1 << 20))  # as if its answer had not arrived
+        lost = client.ask(requests.consume("jobs", 3, WAIT_S, 1 << 20))  # as if its answer had not arrived
         assert client.link is not None
         client.link.lose("by the test")
         again = client.consume("jobs", 1, wait_s=WAIT_S)
@@ -415,7 +415,7 @@ def test_who_may_only_consume_renews_nobody_elses_claims(url: str, queue: ignis.
     with RunningBroker(url, authenticator=Known()) as broker, broker.client() as client:
         for owner, to_owner in (("job:nightly", ""), ("job:nightly", "mine"), ("", "mine")):
             with pytest.raises(PermissionDeniedError):
-                client.ask(asks.renew_claims("jobs", pack_pointers(job), owner, to_owner))
+                client.ask(requests.renew_claims("jobs", pack_pointers(job), owner, to_owner))
         assert client.renew("jobs", job) == 3
         assert client.ack("jobs", job) == 0
     assert queue.main.in_flight() == 3
@@ -427,12 +427,12 @@ def test_a_lie_about_a_process_is_believed_of_its_own_claims_alone(url: str, que
     with RunningBroker(url) as broker:
         victim = open_store(broker.url)
         victim.magazines.fire("jobs", 2, victim.owner)
-        true = Endpoint().hello("x").process
+        true = BrokerAddress().hello("x").process
         assert true is not None
         dead = (true[0], true[1], true[2] + 1, true[3], true[4])
         with Wire(broker.port) as wire:
             wire.greet(instance="liar", process=dead)
-            wire.send(Command.FIRE, 7, asks.fire("jobs", 2, "", None, 1 << 20).payload)
+            wire.send(Command.FIRE, 7, requests.fire("jobs", 2, "", None, 1 << 20).payload)
             wire.receive()
             assert queue.app.sweep_queue("jobs").swept == 2
         assert set(queue.main.store.claimants("jobs")) == {victim.owner}
@@ -461,7 +461,7 @@ def test_without_a_process_only_time_says_anything(url: str, queue: ignis.Queue[
     queue.publish_many(range(2))
     with RunningBroker(url) as broker, Wire(broker.port) as wire:
         wire.greet(instance="elsewhere")
-        wire.send(Command.FIRE, 7, asks.fire("jobs", 2, "", None, 1 << 20).payload)
+        wire.send(Command.FIRE, 7, requests.fire("jobs", 2, "", None, 1 << 20).payload)
         wire.receive()
         assert queue.app.sweep_queue("jobs").swept == 0
         assert list(queue.main.store.claimants("jobs").values()) == [False]

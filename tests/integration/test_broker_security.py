@@ -19,8 +19,8 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.broker.passwords import hash_password, new_token
-from ignis.broker.users import Token, User, editing
+from ignis.broker.auth.passwords import hash_password, new_token
+from ignis.broker.auth.users_file import Token, User, editing
 from tests.support import WAIT_S
 from tests.tls_files import TlsFiles
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.sync_client import SyncClient
-from ignis.broker.unwaited import MOST_OPEN
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.pending_acks import MOST_OPEN
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
 from ignis.errors import ClosedError, ConnectionLostError, StoreFailedError, StoreTimeoutError
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage.base import FireResult
@@ -39,12 +39,14 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningBr
 @pytest.fixture
 def client(broker: RunningBroker) -> Iterator[SyncClient]:
     with broker.client(timeout_s=WAIT_S) as one:
-        one.ask(asks.create_queue("q", {"shards": 2, "durability": "none", "codec": "raw"}))
+        one.ask(requests.create_queue("q", {"shards": 2, "durability": "none", "codec": "raw"}))
         yield one
 
 
 def publish(client: SyncClient, count: int) -> None:
-    client.ask(asks.send_batch("q", [(0, PackedBatch.pack([encode_record(str(n).encode()) for n in range(count)]))]))
+    client.ask(
+        requests.send_batch("q", [(0, PackedBatch.pack([encode_record(str(n).encode()) for n in range(count)]))])
+    )
 
 
 def texts(found: FireResult) -> list[str]:
@@ -69,7 +71,7 @@ async def come_true(condition: Callable[[], bool]) -> None:
 
 
 def info(client: SyncClient) -> dict[str, int]:
-    return client.ask(asks.queue_info("q"))
+    return client.ask(requests.queue_info("q"))
 
 
 def refuse_deletes(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +91,7 @@ def test_deliveries_are_acknowledged_without_waiting(client: SyncClient) -> None
             found = subscription.receive()
             assert found is not None
             seen.update(texts(found))
-            subscription.ack_soon(asks.pointers_of(found))
+            subscription.ack_soon(requests.pointers_of(found))
         assert subscription.settle() == 1_000
         assert subscription.settle() == 0, "counted once"
     assert set(seen.values()) == {1}
@@ -102,7 +104,7 @@ def test_pulls_are_acknowledged_without_waiting(client: SyncClient) -> None:
     while count < 500:
         found = client.consume("q", 3, wait_s=WAIT_S)
         count += found.total()
-        client.ack_soon("q", asks.pointers_of(found))
+        client.ack_soon("q", requests.pointers_of(found))
     client.ack_soon("q", {0: [1, 2]})  # not held any more
     assert client.settle() == 500, "what was given back or done before does not count"
 
@@ -126,7 +128,7 @@ def test_from_several_threads(client: SyncClient) -> None:
         while sum(handled) < 400:
             found = client.consume("q", 5, wait_s=0.05)
             if found.claims:
-                client.ack_soon("q", asks.pointers_of(found))
+                client.ack_soon("q", requests.pointers_of(found))
                 handled.append(found.total())
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -160,7 +162,7 @@ def test_a_refusal_is_raised_by_the_next_one(
 
 def test_closing_says_what_was_refused(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     client = broker.client(timeout_s=WAIT_S)
-    client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+    client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
     publish(client, 1)
     client.consume("q", 1, wait_s=WAIT_S)
     refuse_deletes(broker, monkeypatch)
@@ -181,14 +183,14 @@ def test_a_lost_connection_leaves_them_in_doubt(client: SyncClient, broker: Runn
     link.lose("cable cut")
     with pytest.raises(ConnectionLostError, match="cable"):
         client.settle()
-    assert client.ack("q", asks.pointers_of(found)) == 1
+    assert client.ack("q", requests.pointers_of(found)) == 1
 
 
 def test_coroutines_do_not_wait_either(broker: RunningBroker) -> None:
     async def run() -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as client:
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as client:
             for name in ("a", "b"):
-                await client.ask(asks.create_queue(name, {"shards": 2, "durability": "none"}))
+                await client.ask(requests.create_queue(name, {"shards": 2, "durability": "none"}))
                 await asyncio.gather(*(client.send(name, encode_record(b"x")) for _ in range(150)))
             subscription = await client.subscribe("a", credit=3)
             count = 0
@@ -196,16 +198,16 @@ def test_coroutines_do_not_wait_either(broker: RunningBroker) -> None:
                 found = await subscription.receive()
                 assert found is not None
                 count += found.total()
-                await subscription.ack_soon(asks.pointers_of(found))
+                await subscription.ack_soon(requests.pointers_of(found))
             assert await subscription.settle() == 150
             await subscription.close()
             while count < 300:
                 pulled = await client.consume("b", 10, wait_s=WAIT_S)
                 count += pulled.total()
-                await client.ack_soon("b", asks.pointers_of(pulled))
+                await client.ack_soon("b", requests.pointers_of(pulled))
             await client.settle()
             for name in ("a", "b"):
-                figures = await client.ask(asks.queue_info(name))
+                figures = await client.ask(requests.queue_info(name))
                 assert (figures["pending"], figures["in_flight"]) == (0, 0)
 
     run_in_loop(broker, run())
@@ -216,7 +218,7 @@ def test_coroutines_do_not_wait_either(broker: RunningBroker) -> None:
 
 def test_what_comes_for_a_cancelled_pull_goes_back(client: SyncClient, broker: RunningBroker) -> None:
     async def run() -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as giving_up:
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as giving_up:
             for _ in range(5):
                 with pytest.raises(asyncio.TimeoutError):
                     await asyncio.wait_for(giving_up.consume("q", 10, wait_s=WAIT_S), 0.02)
@@ -226,7 +228,7 @@ def test_what_comes_for_a_cancelled_pull_goes_back(client: SyncClient, broker: R
             while len(seen) < 3:
                 found = await asyncio.to_thread(client.consume, "q", 1, WAIT_S)
                 seen += texts(found)
-                await asyncio.to_thread(client.ack, "q", asks.pointers_of(found))
+                await asyncio.to_thread(client.ack, "q", requests.pointers_of(found))
             assert sorted(seen) == ["0", "1", "2"]
 
     run_in_loop(broker, run())
@@ -236,7 +238,7 @@ def test_what_comes_for_a_cancelled_pull_goes_back(client: SyncClient, broker: R
 def test_what_comes_after_the_time_goes_back(client: SyncClient, broker: RunningBroker) -> None:
     with broker.client(timeout_s=WAIT_S) as late:
         with pytest.raises(StoreTimeoutError):
-            late.ask(msgspec.structs.replace(asks.consume("q", 5, WAIT_S, 1 << 20), extra_s=0.0), 0.05)
+            late.ask(msgspec.structs.replace(requests.consume("q", 5, WAIT_S, 1 << 20), extra_s=0.0), 0.05)
         publish(client, 2)
         assert late.link is not None
         machine = late.link.machine
@@ -245,7 +247,7 @@ def test_what_comes_after_the_time_goes_back(client: SyncClient, broker: Running
         while len(seen) < 2:
             found = client.consume("q", 2, wait_s=WAIT_S)
             seen += texts(found)
-            client.ack("q", asks.pointers_of(found))
+            client.ack("q", requests.pointers_of(found))
         eventually(lambda: late.ping() and machine.pending == 0)
         assert machine.late_answers == 1
 
@@ -254,7 +256,7 @@ def test_a_cancelled_subscription_holds_nothing(client: SyncClient, broker: Runn
     publish(client, 20)
 
     async def run() -> None:
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as giving_up:
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S}) as giving_up:
             await giving_up.connect()
             for turns in range(12):
                 task = asyncio.ensure_future(giving_up.subscribe("q", credit=2))
@@ -268,7 +270,7 @@ def test_a_cancelled_subscription_holds_nothing(client: SyncClient, broker: Runn
                     await task
                 await come_true(lambda: giving_up.pending == 0)
             await asyncio.to_thread(eventually, lambda: info(client)["in_flight"] == 0)
-            assert (await giving_up.ask(asks.queue_info("q")))["pending"] == 20
+            assert (await giving_up.ask(requests.queue_info("q")))["pending"] == 20
 
     run_in_loop(broker, run())
 
@@ -278,8 +280,8 @@ def test_a_cancelled_subscription_holds_nothing(client: SyncClient, broker: Runn
 
 def test_requests_under_way_end_with_their_client(broker: RunningBroker) -> None:
     async def run() -> None:
-        client = AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": 10 * WAIT_S})
-        await client.ask(asks.create_queue("q", {"shards": 1}))
+        client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": 10 * WAIT_S})
+        await client.ask(requests.create_queue("q", {"shards": 1}))
         pulls = [asyncio.ensure_future(client.consume("q", 1, wait_s=10 * WAIT_S)) for _ in range(3)]
         await come_true(lambda: client.pending == 3)
         await client.close()
@@ -291,8 +293,8 @@ def test_requests_under_way_end_with_their_client(broker: RunningBroker) -> None
 
 def test_one_attempt_to_connect_serves_all_and_survives_a_cancelled_one(broker: RunningBroker) -> None:
     async def run() -> None:
-        client = AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
-        tasks = [asyncio.ensure_future(client.ask(asks.names())) for _ in range(20)]
+        client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
+        tasks = [asyncio.ensure_future(client.ask(requests.names())) for _ in range(20)]
         await asyncio.sleep(0)
         tasks[0].cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
@@ -307,8 +309,8 @@ def test_one_attempt_to_connect_serves_all_and_survives_a_cancelled_one(broker: 
 def test_closing_ends_an_attempt_to_connect() -> None:
     async def run() -> None:
         port = silent.getsockname()[1]
-        client = AsyncClient(Endpoint("127.0.0.1", port), {"timeout_s": WAIT_S, "connect_timeout_s": WAIT_S})
-        task = asyncio.ensure_future(client.ask(asks.names()))
+        client = AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S, "connect_timeout_s": WAIT_S})
+        task = asyncio.ensure_future(client.ask(requests.names()))
         await asyncio.sleep(0.05)
         await client.close()
         with pytest.raises(ClosedError):
@@ -321,8 +323,8 @@ def test_closing_ends_an_attempt_to_connect() -> None:
 def test_everybody_waits_for_a_connection_only_as_long_as_asked() -> None:
     async def run() -> None:
         port = silent.getsockname()[1]
-        client = AsyncClient(Endpoint("127.0.0.1", port), {"timeout_s": 0.2, "connect_timeout_s": 0.2})
-        asked = [client.ask(asks.names()) for _ in range(200)]
+        client = AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": 0.2, "connect_timeout_s": 0.2})
+        asked = [client.ask(requests.names()) for _ in range(200)]
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), WAIT_S)
         assert all(isinstance(one, Exception) for one in found)
         await client.close()
@@ -332,21 +334,21 @@ def test_everybody_waits_for_a_connection_only_as_long_as_asked() -> None:
 
 
 def test_a_client_outlives_its_event_loop(broker: RunningBroker) -> None:
-    client = AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
+    client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of a loop that ended under an open connection
-        assert asyncio.run(client.ask(asks.names())) is not None
-        assert asyncio.run(client.ask(asks.names())) is not None
+        assert asyncio.run(client.ask(requests.names())) is not None
+        assert asyncio.run(client.ask(requests.names())) is not None
         assert client.connects == 2
         asyncio.run(client.close())
         del client
         gc.collect()
-    client = AsyncClient(Endpoint("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
+    client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
 
     async def elsewhere() -> None:
-        await client.ask(asks.names())
+        await client.ask(requests.names())
         with pytest.raises(ClosedError, match="event loop"):
-            await asyncio.to_thread(asyncio.run, client.ask(asks.names()))
+            await asyncio.to_thread(asyncio.run, client.ask(requests.names()))
         await client.close()
 
     asyncio.run(elsewhere())

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.commands import Command
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
 from tests.broker_support import RunningBroker, Wire
 from tests.vectors import by_hand
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 def broker() -> Iterator[RunningBroker]:
     with RunningBroker("memory://broker-vectors", settings={"max_frame_bytes": 1 << 20}) as one:
         with one.client() as client:
-            client.ask(asks.create_queue("orders", {"shards": 8, "codec": "raw"}))
+            client.ask(requests.create_queue("orders", {"shards": 8, "codec": "raw"}))
         yield one
 
 
@@ -35,7 +35,7 @@ def test_what_is_malformed_is_refused_as_the_page_says(broker: RunningBroker, na
         wire.raw(one.frame)
         command, request_id, payload = wire.receive()
         assert command == Command.ERROR
-        failure = asks.unpack_value(payload)
+        failure = requests.unpack_value(payload)
         assert (failure[0], failure[3]) == (one.code, one.fatal)
         if one.fatal:
             assert request_id == 0
@@ -60,7 +60,10 @@ def test_every_request_is_answered_once(broker: RunningBroker) -> None:
                 answered, request_id, payload = wire.receive()
             assert request_id == number, name
             if answered == Command.ERROR:
-                assert asks.unpack_value(payload)[0] not in ("malformed_frame", "broker", "protocol"), (name, payload)
+                assert requests.unpack_value(payload)[0] not in ("malformed_frame", "broker", "protocol"), (
+                    name,
+                    payload,
+                )
                 continue
             assert answered == by_hand.ANSWERS[name][0][1], name
             if name == "SUBSCRIBE":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker import health
+from ignis.broker.server import health
 from tests.broker_support import RunningBroker
 from tests.support import WAIT_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker.holding import Held, as_pointers, runs_of
+from ignis.broker.server.in_flight import InFlight, as_pointers, runs_of
 
 runs = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(0, 12)), max_size=5).map(
     lambda many: [(shard, first, first + length) for shard, first, length in many]
@@ -18,7 +18,7 @@ def flat(magazine: str, many: list[tuple[int, int, int]]) -> set[tuple[str, int,
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "take"]), st.sampled_from("mn"), runs), max_size=12))
 def test_it_is_a_set(steps: list[tuple[str, str, list[tuple[int, int, int]]]]) -> None:
-    held, model = Held(), set[tuple[str, int, int]]()
+    held, model = InFlight(), set[tuple[str, int, int]]()
     for step, magazine, many in steps:
         named = flat(magazine, many)
         if step == "add":
@@ -38,7 +38,7 @@ def test_it_is_a_set(steps: list[tuple[str, str, list[tuple[int, int, int]]]]) -
 
 
 def test_one_holder_takes_over_from_another() -> None:
-    one, other = Held(), Held()
+    one, other = InFlight(), InFlight()
     one.add("m", [(0, 1, 5)])
     other.add("m", [(0, 5, 9), (3, 1, 2)])
     one.join(other)

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from ignis.broker.receiving import Receiving
-from ignis.broker.session import Session
+from ignis.broker.server.receive_limits import ReceiveLimits
+from ignis.broker.server.session import Session
 from ignis.native import encode_frame
 from ignis.native.wire import FrameReader, ReadArea
 
@@ -36,7 +36,7 @@ class Broker:
 
     def __init__(self, connections: int) -> None:
         self.area = ReadArea(65_536)
-        self.receiving = Receiving(self.area, LIMIT, 10)
+        self.receiving = ReceiveLimits(self.area, LIMIT, 10)
         self.sessions = [FakeSession(self.area) for _ in range(connections)]
         self.now = 0.0
         self.most = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker.tls import client_context, server_context
+from ignis.broker.auth.tls import client_context, server_context
 from ignis.errors import ConfigError
 from tests.tls_files import TlsFiles
 

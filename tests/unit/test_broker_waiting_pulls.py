@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.delivery import Consumer, Packed, Pump
+from ignis.broker.server.dispatcher import Dispatcher, Packed, Subscription
 from ignis.native.wire import ClaimsFrame
 
 PULLS = 500
@@ -28,7 +28,7 @@ class Session:
         self.answered: list[int] = []
         self.consuming = self
 
-    def pulled(self, consumer: Consumer) -> None:
+    def pulled(self, consumer: Subscription) -> None:
         pass
 
     def answer(self, command: int, request_id: int, payload: bytes) -> None:
@@ -53,7 +53,7 @@ class Application:
         self.watched = 0
 
 
-class Counted(Consumer):
+class Counted(Subscription):
     """Counts how often it is asked whether its time is over, or for its room."""
 
     __slots__ = ()
@@ -67,7 +67,7 @@ class Counted(Consumer):
 
 def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     application, session = Application(), Session()
-    pump = Pump(application, "q")  # type: ignore[arg-type]
+    pump = Dispatcher(application, "q")  # type: ignore[arg-type]
     pump._by_thread = False
     monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(ClaimsFrame(), b"", [], 0, False))
     monkeypatch.setattr(Counted, "looks", 0)
