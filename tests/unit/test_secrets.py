@@ -115,7 +115,7 @@ def test_the_driver_of_zookeeper_logs_no_password(caplog: pytest.LogCaptureFixtu
     pytest.importorskip("kazoo")
     from kazoo.protocol.serialization import Auth
 
-    from ignis.leader.session import _Quiet
+    from ignis.leader.zookeeper_session import _Quiet
 
     with caplog.at_level(logging.DEBUG):
         quiet = _Quiet(logging.getLogger("ignis.leader.zookeeper"), {})

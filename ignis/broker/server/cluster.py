@@ -18,7 +18,7 @@ from ignis.errors import ConfigError, IgnisError
 from ignis.hooks import log_safely
 
 if TYPE_CHECKING:
-    from ignis.leader.session import Session
+    from ignis.leader.zookeeper_session import Session
     from ignis.storage.base import Store
 
 __all__ = ["Cluster", "Seats", "ZooKeeperNodes", "make_cluster"]
@@ -165,7 +165,7 @@ def make_cluster(broker: str, store: Store, settings: LeaderSettings) -> Cluster
     if not settings.zookeeper:
         return Seats(broker, store)
     try:
-        from ignis.leader.session import Session
+        from ignis.leader.zookeeper_session import Session
     except ModuleNotFoundError as exc:
         raise ConfigError(
             f"leader.zookeeper needs a package ({exc.name} is missing): pip install 'ignis-mq[zookeeper]'"

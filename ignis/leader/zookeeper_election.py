@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ignis.config import LeaderSettings
 from ignis.errors import CoordinatorError
-from ignis.leader.paths import Assignment, Member, Paths, deal, new_prefix, sequence_of, shown
-from ignis.leader.session import Session
+from ignis.leader.zookeeper_paths import Assignment, Member, Paths, deal, new_prefix, sequence_of, shown
+from ignis.leader.zookeeper_session import Session
 from ignis.storage.base import Store
 
 __all__ = ["Contest", "Seen"]
