@@ -77,7 +77,7 @@ def autoscale(
         raise ConfigError(f"--exec {command!r} does not say where the number goes: write {PLACE} there")
     if count is not None and workers is not None:
         raise click.UsageError("--workers says how many there are, --count asks: give one of them")
-    from ignis.supervisor.endpoint import scale_endpoint
+    from ignis.supervisor.http_routes import scale_endpoint
 
     with state.store() as store, contextlib.ExitStack() as closing:
         for name in queues:

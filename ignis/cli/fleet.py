@@ -31,9 +31,9 @@ from ignis.httpd import Endpoint as HttpEndpoint
 from ignis.leader import make_leader
 from ignis.log_limit import LimitedLog
 from ignis.supervisor import Supervisor, WorkerCommand
-from ignis.supervisor.endpoint import app_endpoint, supervisor_endpoint
-from ignis.supervisor.inside import Limits, Worker, running_queues
-from ignis.supervisor.link import Link
+from ignis.supervisor.control_pipe import Link
+from ignis.supervisor.http_routes import app_endpoint, supervisor_endpoint
+from ignis.supervisor.worker_main import Limits, Worker, running_queues
 from ignis.urls import redacted
 
 __all__ = ["WorkerOptions", "parse_size", "supervise", "work_here"]

@@ -16,7 +16,7 @@ import ignis
 from ignis import errors
 from ignis.refresher import REMOVED
 from ignis.storage.base import QueueRecord
-from ignis.supervisor.endpoint import app_endpoint
+from ignis.supervisor.http_routes import app_endpoint
 from tests import aerospike_support
 from tests.broker_support import running
 from tests.conftest import MakeApp, url_of

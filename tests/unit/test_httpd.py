@@ -19,7 +19,7 @@ import ignis
 from ignis import httpd
 from ignis.errors import ConfigError
 from ignis.httpd import Endpoint, Reply, parse_bind
-from ignis.supervisor.endpoint import app_endpoint
+from ignis.supervisor.http_routes import app_endpoint
 from tests.support import WAIT_S, eventually, wait_idle
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from ignis.errors import ClosedError
-from ignis.supervisor import link as link_module
-from ignis.supervisor.link import Link
+from ignis.supervisor import control_pipe as link_module
+from ignis.supervisor.control_pipe import Link
 from tests.support import WAIT_S, eventually
 
 Ends = tuple[Link, Link]

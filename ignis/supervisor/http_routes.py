@@ -13,8 +13,8 @@ from ignis.autoscaler import Autoscaler, queue_loads
 from ignis.depths import queue_depths
 from ignis.httpd import Endpoint, Exposition, Reply, Route, json_reply, metrics_route
 from ignis.storage.base import Store
-from ignis.supervisor.inside import running_queues
 from ignis.supervisor.manager import Supervisor
+from ignis.supervisor.worker_main import running_queues
 
 __all__ = ["app_endpoint", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
 

@@ -17,8 +17,8 @@ from ignis.app import Ignis
 from ignis.errors import ClosedError, ConfigError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import pool_classes
-from ignis.supervisor.dump import dumping_on_signal, in_hand
-from ignis.supervisor.link import Link
+from ignis.supervisor.control_pipe import Link
+from ignis.supervisor.debug_dump import dumping_on_signal, in_hand
 from ignis.urls import redacted
 
 __all__ = ["Limits", "Worker", "process_figures", "rss_bytes"]
