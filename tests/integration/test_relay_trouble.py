@@ -19,8 +19,8 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.relay import Relay, carrier
-from ignis.relay.label import VERSION, Label
+from ignis.relay import Relay, forwarder
+from ignis.relay.channel_label import VERSION, Label
 from tests.relay_support import Place, finish, place, say, stop
 from tests.support import WAIT_S, eventually
 
@@ -134,12 +134,12 @@ def relaying(here: Place, **settings: object) -> Iterator[Relay]:
 def test_loads_that_fail_keep_the_order(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was copied while a load was at the store must not overtake it when that load fails."""
     turns = itertools.cycle((False, False, True))
-    real = carrier.Load.store
+    real = forwarder.Load.store
 
-    def store(self: carrier.Load) -> Exception | None:
+    def store(self: forwarder.Load) -> Exception | None:
         return errors.StoreBusyError("planted") if next(turns) else real(self)
 
-    monkeypatch.setattr(carrier.Load, "store", store)
+    monkeypatch.setattr(forwarder.Load, "store", store)
     with relaying(here, max_batch=500, retry_s=0.001, max_retry_s=0.002) as relay, ignis.Ignis(here.url) as app:
         publisher = app.queue("q", bytes).publisher()
         for n in range(40_000):
@@ -156,15 +156,15 @@ def test_loads_that_fail_keep_the_order(here: Place, monkeypatch: pytest.MonkeyP
 def test_a_message_that_no_store_would_take_costs_its_own_channel_only(
     here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = carrier.Load.store
+    real = forwarder.Load.store
 
-    def store(self: carrier.Load) -> Exception | None:
+    def store(self: forwarder.Load) -> Exception | None:
         records = [record for _, batch in self._batches for record in batch.records()]
         if any(ignis.Message.from_bytes(record).body == b"poison" for record in records):
             return errors.MessageTooLargeError(6, 5)
         return real(self)
 
-    monkeypatch.setattr(carrier.Load, "store", store)
+    monkeypatch.setattr(forwarder.Load, "store", store)
     with ignis.Ignis(here.url) as app:
         publishers = [app.queue("q", bytes).publisher() for _ in range(3)]
         for n in range(900):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, pack
-from ignis.relay.inlet import Inlet, Target
+from ignis.relay.channel_reader import Inlet, Target
 from ignis.stacks import start_thread
 
 __all__ = ["Carrier", "Load", "Outcome"]

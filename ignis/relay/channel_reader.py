@@ -11,7 +11,7 @@ from ignis.errors import ConfigError
 from ignis.magazine import Magazine
 from ignis.native import Intake
 from ignis.queue import Queue
-from ignis.relay.label import CODEC_FLAGS, Label
+from ignis.relay.channel_label import CODEC_FLAGS, Label
 
 __all__ = ["Inlet", "Target"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ignis.app import Ignis
 from ignis.errors import ConfigError, NativeError, RegionBusyError, RegionIOError
 from ignis.native import Intake
+from ignis.relay.channel_reader import Inlet
 from ignis.relay.directory import RelayDirectory
-from ignis.relay.inlet import Inlet
 
 __all__ = ["Roster"]
 
