@@ -12,7 +12,7 @@ from typing import Any
 
 from ignis.message import REASON_UNREADABLE, failed_record
 from ignis.spark._pyspark import AccumulatorParam, Column, DataFrame, SparkSession, StructType, functions
-from ignis.spark.places import Place
+from ignis.spark.queue_path import Place
 from ignis.storage.base import Run, Transfer, group_pointers
 from ignis.storage.parts import transfer_all
 

@@ -391,7 +391,7 @@ def test_only_what_is_ours_is_written(url: str, new_app: MakeApp) -> None:
 
 def test_rows_of_spark_are_not_stored_in_a_removed_queue(embedded_url: str, new_app: MakeApp) -> None:
     pa = pytest.importorskip("pyarrow")
-    places, publishing = pytest.importorskip("ignis.spark.places"), pytest.importorskip("ignis.spark.publishing")
+    places, publishing = pytest.importorskip("ignis.spark.queue_path"), pytest.importorskip("ignis.spark.publish_task")
     place = places.make_place(embedded_url, "jobs", {}, codec="raw")
     rows = pa.record_batch({"body": pa.array([b"1", b"2"], pa.binary())})
     assert [one.loaded for _, one in publishing.load_rows(place, 0, rows)] == [2]

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: E402, N812
 from pyspark.sql.types import StructType  # noqa: E402
 
 from ignis.spark import drain  # noqa: E402
-from ignis.spark.parsing import fields_of, parse_lines  # noqa: E402
+from ignis.spark.parse_body import fields_of, parse_lines  # noqa: E402
 
 FIELDS = pa.schema([("a", pa.int64()), ("s", pa.string())])
 SCHEMA = "a long, s string, d double, b boolean, i int"
@@ -121,7 +121,7 @@ def test_a_commit_of_good_bodies_asks_nobody(
     spark: Any, embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_app(embedded_url).queue("q", dict).publish_many([{"a": number} for number in range(1_000)])
-    monkeypatch.setattr("ignis.spark.draining.put_aside", None)
+    monkeypatch.setattr("ignis.spark.drain.put_aside", None)
     with drain(spark, embedded_url, "q", schema="a long", partition_rows=300) as drained:
         assert drained.df.count() == 1_000
         assert drained.df.groupBy().sum("a").first()[0] == 499_500

@@ -24,8 +24,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F  # noqa: E402, N812
 
 from ignis.spark import Committed, drain, publish, resume  # noqa: E402
-from ignis.spark.draining import pieces  # noqa: E402
-from ignis.spark.reading import cut_runs  # noqa: E402
+from ignis.spark.drain import pieces  # noqa: E402
+from ignis.spark.read_task import cut_runs  # noqa: E402
 from ignis.storage.base import Run  # noqa: E402
 
 

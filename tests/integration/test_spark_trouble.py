@@ -82,7 +82,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "embedded":
         yield f"embedded://{tmp_path}/store"
         return
-    from ignis.spark.places import close_stores
+    from ignis.spark.queue_path import close_stores
 
     where, client_id = aerospike_support.address(), aerospike_support.hold_client(aerospike_support.address())
     yield aerospike_support.url(client_id=client_id)

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from ignis.message import corrupt_record
 from ignis.spark.columns import message_batch
-from ignis.spark.parsing import UNPARSED
-from ignis.spark.places import Place
+from ignis.spark.parse_body import UNPARSED
+from ignis.spark.queue_path import Place
 from ignis.spark.unparsed import Suspects
 from ignis.storage.base import Run, Transfer
 from ignis.storage.columns import RecordColumns

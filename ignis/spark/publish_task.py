@@ -14,7 +14,7 @@ from ignis.errors import InvalidMessageError, QueueRemovedError
 from ignis.native import PackedBatch
 from ignis.spark._pyspark import TaskContext
 from ignis.spark.ids import ids_from_jvm
-from ignis.spark.places import Place
+from ignis.spark.queue_path import Place
 from ignis.storage.base import LoadedOnce
 
 __all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]

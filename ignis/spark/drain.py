@@ -16,9 +16,9 @@ from ignis.log_limit import LimitedLog
 from ignis.spark._pyspark import DataFrame, SparkSession, StructType, functions
 from ignis.spark.columns import ENVELOPE_SCHEMA, MESSAGE_SCHEMA
 from ignis.spark.offsets import Incarnations, check_incarnations, incarnations
-from ignis.spark.parsing import UNPARSED, fields_of
-from ignis.spark.places import Place
-from ignis.spark.reading import Reading, cut_runs
+from ignis.spark.parse_body import UNPARSED, fields_of
+from ignis.spark.queue_path import Place
+from ignis.spark.read_task import Reading, cut_runs
 from ignis.spark.unparsed import CORRUPT, Suspects, parsed_with_spark, put_aside
 from ignis.storage.base import MagazineStore, Run, joined_runs
 
