@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve
@@ -97,7 +96,7 @@ def broker(
     finally:
         loop.close()
     if state.json:
-        render.event({"event": "stopped", "pid": os.getpid()})
+        output.event({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK
 
 
@@ -171,7 +170,7 @@ def _announce(state: State, made: Broker, health: Endpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
         shown = {} if health is None else {"health": health.url}
-        render.event({"event": "started", **made.status(), "port": made.port, **shown})
+        output.event({"event": "started", **made.status(), "port": made.port, **shown})
     else:
         shown_at = "" if health is None else f"; {health.url}/healthz"
-        render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")
+        output.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.cli import render
+from ignis.cli import output
 from ignis.config import LeaderSettings
 from ignis.errors import CoordinatorError
 from ignis.leader import Leadership, make_leader
@@ -153,7 +153,7 @@ def test_odd_bytes_in_any_node_end_no_election(
     for one in (first, second):
         status = one.status()
         assert (status.available, status.leader, status.sweeping) == (True, "i1", "i1")
-        render.pairs({"leader": status.leader, "since_at_ms": status.since_ms})
+        output.pairs({"leader": status.leader, "since_at_ms": status.since_ms})
     assert "Traceback" not in caplog.text
     assert "\x1b" not in caplog.text
     assert len(caplog.text) < 100_000

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.depths import queue_depths, shard_states
@@ -33,10 +32,10 @@ def queues(state: State, everything: bool) -> int:
         found = [(record, queue_depths(store, record)) for record in records]
         unknown = store.queues_unknown
     if state.json:
-        render.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
+        output.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
         return exit_codes.OK
     if not found:
-        render.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
+        output.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
         return exit_codes.OK
     columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
     rows = []
@@ -47,15 +46,15 @@ def queues(state: State, everything: bool) -> int:
         rows.append(
             [
                 name,
-                *map(render.number, figures),
-                render.age(depths["oldest_age_s"]),
+                *map(output.number, figures),
+                output.age(depths["oldest_age_s"]),
                 str(record.shards),
                 record.durability,
                 record.codec,
                 _handler(record),
             ]
         )
-    render.table(columns, rows, right=["pending", "in flight", "sideline", "oldest", "shards"])
+    output.table(columns, rows, right=["pending", "in flight", "sideline", "oldest", "shards"])
     return exit_codes.OK
 
 
@@ -95,11 +94,11 @@ def stats(state: State, queue: str | None, shards: bool, watch: float | None) ->
             return _show_stats(state, store, queue, shards)
         try:
             while True:
-                if render.on_terminal() and not state.json:
+                if output.on_terminal() and not state.json:
                     click.clear()
                 _show_stats(state, store, queue, shards)
                 if not state.json:
-                    render.line("")
+                    output.line("")
                 sys.stdout.flush()
                 time.sleep(watch)
         except KeyboardInterrupt:  # the way to end it
@@ -116,28 +115,28 @@ def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> 
         return exit_codes.OK
     if queue is None:
         # Counters are those of this process, which has done nothing yet.
-        render.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
-        render.line("")
-        rows = [[one["queue"], *map(render.number, _counted(one)), render.age(one["oldest_age_s"])] for one in depths]
+        output.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
+        output.line("")
+        rows = [[one["queue"], *map(output.number, _counted(one)), output.age(one["oldest_age_s"])] for one in depths]
         columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
         columns += ["sideline expired", "oldest"]
-        render.table(columns, rows, right=columns[1:])
+        output.table(columns, rows, right=columns[1:])
         return exit_codes.OK
     shown: dict[str, Any] = {
         **depths[0],
         **_settings(records[0]),
     }
     shown.pop("queue")
-    render.pairs(shown, title=f"queue {queue}")
+    output.pairs(shown, title=f"queue {queue}")
     if shards:
-        render.line("")
+        output.line("")
         columns = ["shard", "load pointer", "fire pointer", "pending", "in flight"]
         rows = [
-            [str(one.shard), *map(render.number, (one.load_pointer, one.fire_pointer, one.pending, one.in_flight))]
+            [str(one.shard), *map(output.number, (one.load_pointer, one.fire_pointer, one.pending, one.in_flight))]
             for one in states
             if one.load_pointer
         ]
-        render.table(columns, rows, right=columns)
+        output.table(columns, rows, right=columns)
     return exit_codes.OK
 
 
@@ -149,12 +148,12 @@ def _stats_json(
     states: list[ShardState] | None,
 ) -> None:
     if queue is None:
-        render.document({"store": figures, "queues": depths})
+        output.document({"store": figures, "queues": depths})
         return
     out = {**depths[0], **_settings(records[0])}
     if states is not None:
         out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
-    render.document(out)
+    output.document(out)
 
 
 @click.command()
@@ -175,7 +174,7 @@ def peek(state: State, queue: str, limit: int, everything: bool) -> int:
         rows = store.magazines.scan(queue, limit=limit, pending_only=not everything)
     if not rows:
         if not state.json:
-            render.remark(f"no message is waiting in {queue}")
+            output.remark(f"no message is waiting in {queue}")
         return exit_codes.NOTHING
     show_messages(state, rows, failures=False)
     return exit_codes.OK
@@ -189,7 +188,7 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
     found = [message_dict(*row) for row in rows]
     if state.json:
         for one in found:
-            render.document(one)
+            output.document(one)
         return
     now_s = time.time()
     head = ["shard", "pointer", "key", "age", "failures"]
@@ -197,12 +196,12 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
     out = []
     for one in found:
         enqueued = one.get("enqueued_at_us")
-        waited = render.age(None if not enqueued else now_s - enqueued / 1e6)
+        waited = output.age(None if not enqueued else now_s - enqueued / 1e6)
         body = one["body"] if isinstance(one.get("body"), str) else _json_text(one.get("body", one.get("body_hex", "")))
         cells = [
             str(one["shard"]),
             str(one["pointer"]),
-            render.preview(one.get("key") or one.get("key_hex") or "-", 24),
+            output.preview(one.get("key") or one.get("key_hex") or "-", 24),
             waited,
             str(one.get("failures", 0)),
         ]
@@ -210,13 +209,13 @@ def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
             cells += [
                 str(one.get("returns", 0)),
                 one.get("reason") or "-",
-                render.preview(one.get("error") or "-", 50),
-                render.preview(body, 50),
+                output.preview(one.get("error") or "-", 50),
+                output.preview(body, 50),
             ]
         else:
-            cells += [one.get("id", "-"), render.preview(body, 70)]
+            cells += [one.get("id", "-"), output.preview(body, 70)]
         out.append(cells)
-    render.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
+    output.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
 
 
 def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
@@ -276,4 +275,4 @@ def _handler(record: QueueRecord) -> str:
 
 
 def _json_text(value: object) -> str:
-    return value if isinstance(value, str) else render.to_json(value)
+    return value if isinstance(value, str) else output.to_json(value)

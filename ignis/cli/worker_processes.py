@@ -15,8 +15,7 @@ import click
 
 from ignis.app import Ignis
 from ignis.autoscaler import Autoscaler
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State
 from ignis.config import (
     AutoscalerSettings,
@@ -106,9 +105,9 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
             }  # fmt: skip
             if endpoint is not None:
                 document["health"] = endpoint.url
-            render.event(document)
+            output.event(document)
         else:
-            render.remark(
+            output.remark(
                 f"ignis worker {os.getpid()} on {redacted(app.url)}: {', '.join(queues)}{_shown(endpoint)}; "
                 "SIGTERM or Ctrl-C drains"
             )
@@ -122,7 +121,7 @@ def work_here(state: State, app: Ignis, given: WorkerOptions) -> int:
         worker = Worker(app, given.queues or None, limits=limits, link=link, on_started=announce)
         worker.run(given.stop_timeout)
     if state.json and not supervised:
-        render.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
+        output.event({"event": "stopped", "pid": os.getpid(), "why": worker.why})
     return exit_codes.OK
 
 
@@ -153,10 +152,10 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
             document = {"event": "started", "pid": os.getpid(), "queues": supervisor.queues, "processes": pids}
             if endpoint is not None:
                 document["health"] = endpoint.url
-            render.event(document)
+            output.event(document)
         else:
             names = ", ".join(supervisor.queues)
-            render.remark(
+            output.remark(
                 f"ignis worker {os.getpid()}: processes {', '.join(map(str, pids))} run {names}{_shown(endpoint)}; "
                 "SIGTERM drains"
             )
@@ -182,7 +181,7 @@ def supervise(state: State, target: str, given: WorkerOptions) -> int:
             closing.callback(endpoint.close)
         code = supervisor.run()
     if state.json:
-        render.event({"event": "stopped", "pid": os.getpid(), "code": code})
+        output.event({"event": "stopped", "pid": os.getpid(), "code": code})
     return code
 
 
