@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.cli import exit_codes, output
 from ignis.cli.command import PLACE, Command
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
+from ignis.control.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.errors import ConfigError
 from ignis.leader import make_leader
 from ignis.stop_signals import stop_signals

@@ -22,7 +22,7 @@ from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from ignis.broker.server.server import Broker
-    from ignis.httpd import Endpoint
+    from ignis.http_endpoint import HttpEndpoint
 
 __all__ = ["broker"]
 
@@ -132,7 +132,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(
-    made: Broker, health_bind: str | None, public: bool, started: Callable[[Endpoint | None], Any]
+    made: Broker, health_bind: str | None, public: bool, started: Callable[[HttpEndpoint | None], Any]
 ) -> None:
     from ignis.broker.server.health import broker_endpoint
 
@@ -166,7 +166,7 @@ async def _serve(
             await loop.run_in_executor(None, health.close)
 
 
-def _announce(state: State, made: Broker, health: Endpoint | None) -> None:
+def _announce(state: State, made: Broker, health: HttpEndpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
         shown = {} if health is None else {"health": health.url}

@@ -11,11 +11,11 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.depths import queue_depths, shard_states
+from ignis.control.queue_depths import queue_depths, shard_states
+from ignis.control.refresher import EXPIRED
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
 from ignis.pausing import PAUSED
-from ignis.refresher import EXPIRED
 from ignis.storage.base import QueueRecord, ShardState, Store
 
 __all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]

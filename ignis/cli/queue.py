@@ -14,7 +14,7 @@ from ignis.cli.filters import Filter, filter_options
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
-from ignis.depths import queue_depths
+from ignis.control.queue_depths import queue_depths
 from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import store_pause

@@ -19,7 +19,7 @@ from ignis.cli.inspection import Row, show_messages
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
-from ignis.depths import shard_states
+from ignis.control.queue_depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import click
 
 from ignis.app import Ignis
-from ignis.autoscaler import Autoscaler
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State
 from ignis.config import (
@@ -25,8 +24,9 @@ from ignis.config import (
     load_file,
     resolve,
 )
+from ignis.control.autoscaler import Autoscaler
 from ignis.errors import IgnisError
-from ignis.httpd import Endpoint as HttpEndpoint
+from ignis.http_endpoint import HttpEndpoint
 from ignis.leader import make_leader
 from ignis.log_limit import LimitedLog
 from ignis.supervisor import Supervisor, WorkerCommand

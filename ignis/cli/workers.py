@@ -10,7 +10,7 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.depths import shard_states
+from ignis.control.queue_depths import shard_states
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.base import Store
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ignis.app import Ignis
-from ignis.autoscaler import Autoscaler, queue_loads
-from ignis.depths import queue_depths
-from ignis.httpd import Endpoint, Exposition, Reply, Route, json_reply, metrics_route
+from ignis.control.autoscaler import Autoscaler, queue_loads
+from ignis.control.queue_depths import queue_depths
+from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route
 from ignis.storage.base import Store
 from ignis.supervisor.manager import Supervisor
 from ignis.supervisor.worker_main import running_queues
@@ -80,12 +80,14 @@ def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler
     return {"/scale/": one_queue, "/scale": everything}
 
 
-def scale_endpoint(bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False) -> Endpoint:
+def scale_endpoint(
+    bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False
+) -> HttpEndpoint:
     """Of an autoscaler alone."""
-    return Endpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
+    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
 
 
-def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
+def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint:
     """Of an application in this process."""
 
     def health(rest: str) -> Reply:
@@ -106,12 +108,12 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> Endpoint:
         "/metrics": _metrics_route(_Kept(app.stats)),
         **scale_routes(lambda: app.store, lambda: None),
     }
-    return Endpoint(bind, routes, public=public)
+    return HttpEndpoint(bind, routes, public=public)
 
 
 def supervisor_endpoint(
     bind: str, supervisor: Supervisor, autoscaler: Callable[[], Autoscaler | None], *, public: bool = False
-) -> Endpoint:
+) -> HttpEndpoint:
     """Of all worker processes of a supervisor."""
 
     def health(rest: str) -> Reply:
@@ -136,4 +138,4 @@ def supervisor_endpoint(
         "/metrics": _metrics_route(_Kept(stats)),
         **scale_routes(supervisor.store, autoscaler),
     }
-    return Endpoint(bind, routes, public=public)
+    return HttpEndpoint(bind, routes, public=public)

@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ignis.control.redelivery import Recovered, recover_owner
 from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
-from ignis.recovery import Recovered, recover_owner
 from ignis.stacks import start_thread
 from ignis.storage.base import Store
 

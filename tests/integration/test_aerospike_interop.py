@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.sweeper import Sweeper
+from ignis.control.sweeper import Sweeper
 from tests import aerospike_support
 from tests.conftest import MakeApp
 from tests.java_support import FARM, SHARDS, Java

@@ -14,7 +14,7 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.refresher import REMOVED
+from ignis.control.refresher import REMOVED
 from ignis.storage.base import QueueRecord
 from ignis.supervisor.http_routes import app_endpoint
 from tests import aerospike_support

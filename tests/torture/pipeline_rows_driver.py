@@ -28,7 +28,7 @@ import msgspec
 import pandas as pd
 
 from ignis import Ignis
-from ignis.handler import Context
+from ignis.consumer.handler import Context
 from ignis.spark import publish_in_pandas
 from ignis.spark._pyspark import functions
 from ignis.spark.pipeline import Progress, Step, Target, checks, export, ingest, parse_description, reading

@@ -23,8 +23,8 @@ import pytest
 import ignis
 from ignis.app import Ignis
 from ignis.cli import main, output
+from ignis.consumer.handler import Failure
 from ignis.escaping import PlainFormatter
-from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.storage import open_store
 from ignis.storage.base import Transfer

@@ -20,7 +20,7 @@ import pytest
 
 from ignis.app import Ignis
 from ignis.cli import main
-from ignis.handler import Failure
+from ignis.consumer.handler import Failure
 from ignis.message import failed_record
 from ignis.native import CODEC_MSGPACK, encode_record
 from ignis.storage.base import Transfer

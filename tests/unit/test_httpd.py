@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis import httpd
+from ignis import http_endpoint
 from ignis.errors import ConfigError
-from ignis.httpd import Endpoint, Reply, parse_bind
+from ignis.http_endpoint import HttpEndpoint, Reply, parse_bind
 from ignis.supervisor.http_routes import app_endpoint
 from tests.support import WAIT_S, eventually, wait_idle
 
@@ -40,7 +40,7 @@ def fetch_json(port: int, path: str) -> tuple[int, Any]:
 
 
 @pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
+def endpoint() -> Iterator[HttpEndpoint]:
     def broken(rest: str) -> Reply:
         raise KeyError("secret")
 
@@ -49,12 +49,12 @@ def endpoint() -> Iterator[Endpoint]:
         "/many/": lambda rest: Reply(203, rest.encode(), "text/plain"),
         "/broken": broken,
     }
-    endpoint = Endpoint("0", routes)
+    endpoint = HttpEndpoint("0", routes)
     yield endpoint
     endpoint.close()
 
 
-def test_routes(endpoint: Endpoint) -> None:
+def test_routes(endpoint: HttpEndpoint) -> None:
     port = endpoint.port
     assert endpoint.url == f"http://127.0.0.1:{port}"
     assert fetch(port, "/one") == (200, "application/json", b"{}")
@@ -66,12 +66,14 @@ def test_routes(endpoint: Endpoint) -> None:
     assert fetch(port, "/one", "POST")[0] == 501
 
 
-def test_a_route_that_fails_says_no_more_than_its_kind(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_route_that_fails_says_no_more_than_its_kind(
+    endpoint: HttpEndpoint, caplog: pytest.LogCaptureFixture
+) -> None:
     assert fetch(endpoint.port, "/broken") == (500, "application/json", b'{"error":"KeyError"}')
     assert "/broken failed" in caplog.text
 
 
-def test_control_characters_of_a_client_are_in_no_log(endpoint: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
+def test_control_characters_of_a_client_are_in_no_log(endpoint: HttpEndpoint, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     odd = b"/broken\x1b[2J\x08\x7f\x9b?q"
     for line in (b"GET " + odd + b" HTTP/1.0", b"\x1b]0;x\x07 /one HTTP/1.0", b"GET /one HTTP/\x1b[31m"):
@@ -84,7 +86,7 @@ def test_control_characters_of_a_client_are_in_no_log(endpoint: Endpoint, caplog
     assert all(text.isprintable() and text.isascii() for text in said), said
 
 
-def test_garbage_and_silence_do_not_keep_others_out(endpoint: Endpoint) -> None:
+def test_garbage_and_silence_do_not_keep_others_out(endpoint: HttpEndpoint) -> None:
     silent = [socket.create_connection(("127.0.0.1", endpoint.port), WAIT_S) for _ in range(10)]
     try:
         with socket.create_connection(("127.0.0.1", endpoint.port), WAIT_S) as rude:
@@ -97,7 +99,7 @@ def test_garbage_and_silence_do_not_keep_others_out(endpoint: Endpoint) -> None:
 
 
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpd, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_endpoint, "_MAX_CONNECTIONS", 2)
     entered, go = threading.Semaphore(0), threading.Event()
 
     def slow(rest: str) -> Reply:
@@ -105,7 +107,7 @@ def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         go.wait(WAIT_S)
         return Reply(200, b"{}")
 
-    endpoint = Endpoint("0", {"/slow": slow})
+    endpoint = HttpEndpoint("0", {"/slow": slow})
     try:
         threads = [threading.Thread(target=fetch, args=(endpoint.port, "/slow")) for _ in range(2)]
         for thread in threads:
@@ -127,9 +129,11 @@ def silent(port: int, source: str) -> socket.socket:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2")
-def test_silence_of_one_address_does_not_lock_out_another(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_of_one_address_does_not_lock_out_another(
+    endpoint: HttpEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # All of 127/8 is one machine's, and would count as that.
-    monkeypatch.setattr(httpd, "network_of_connection", lambda sock, address: address[0])
+    monkeypatch.setattr(http_endpoint, "network_of_connection", lambda sock, address: address[0])
     with contextlib.ExitStack() as stack:
         for source in ("127.0.0.2", "127.0.0.3"):
             for _ in range(30):
@@ -140,8 +144,8 @@ def test_silence_of_one_address_does_not_lock_out_another(endpoint: Endpoint, mo
 
 def test_a_connection_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a byte comes: the time for one read begins anew with each."""
-    monkeypatch.setattr(httpd, "_CONNECTION_S", 0.3)
-    endpoint = Endpoint("0", {})
+    monkeypatch.setattr(http_endpoint, "_CONNECTION_S", 0.3)
+    endpoint = HttpEndpoint("0", {})
     try:
         with socket.create_connection(("127.0.0.1", endpoint.port), WAIT_S) as slow:
             slow.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")
@@ -162,8 +166,8 @@ def test_a_connection_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_thread_that_cannot_be_had_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpd, "_MAX_CONNECTIONS", 2)
-    endpoint = Endpoint("0", {})
+    monkeypatch.setattr(http_endpoint, "_MAX_CONNECTIONS", 2)
+    endpoint = HttpEndpoint("0", {})
     start = threading.Thread.start
 
     def none(thread: threading.Thread) -> None:
@@ -182,7 +186,7 @@ def test_a_thread_that_cannot_be_had_keeps_no_place(monkeypatch: pytest.MonkeyPa
         endpoint.close()
 
 
-def test_running_out_of_files_passes(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_files_passes(endpoint: HttpEndpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     listening, failures = endpoint._server.socket, [OSError(24, "Too many open files")] * 2
 
     class Failing:
@@ -195,7 +199,7 @@ def test_running_out_of_files_passes(endpoint: Endpoint, monkeypatch: pytest.Mon
             return getattr(listening, name)
 
     pauses: list[float] = []
-    monkeypatch.setattr(httpd, "time", types.SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
+    monkeypatch.setattr(http_endpoint, "time", types.SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
     monkeypatch.setattr(endpoint._server, "socket", Failing())
     assert fetch(endpoint.port, "/one")[0] == 200
     assert (failures, len(pauses)) == ([], 2), "it does not turn in circles meanwhile"
@@ -235,9 +239,9 @@ def test_an_address_that_others_reach_must_be_meant(text: str) -> None:
     assert parse_bind(text, public=True)[1] == 80
 
 
-def test_a_port_that_is_taken(endpoint: Endpoint) -> None:
+def test_a_port_that_is_taken(endpoint: HttpEndpoint) -> None:
     with pytest.raises(ConfigError, match=f"cannot listen on {endpoint.port}"):
-        Endpoint(str(endpoint.port), {})
+        HttpEndpoint(str(endpoint.port), {})
 
 
 def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:

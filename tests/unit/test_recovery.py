@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis import recovery
+from ignis.control import redelivery
+from ignis.control.redelivery import Recovered, recover_dead, recover_owner
 from ignis.errors import StoreBusyError
-from ignis.recovery import Recovered, recover_dead, recover_owner
 from tests.support import eventually, sidelined
 
 
 def test_everything_of_one_owner_and_nothing_else(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BATCH", 2)
+    monkeypatch.setattr(redelivery, "_BATCH", 2)
     queues = [app.queue(name, int, shards=2) for name in ("one", "two")]
     for queue in queues:
         queue.publish_many(range(10))
@@ -42,7 +42,7 @@ def test_an_inactive_queue_too(app: ignis.Ignis) -> None:
 
 
 def test_a_failure_in_between_can_be_repeated(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BATCH", 2)
+    monkeypatch.setattr(redelivery, "_BATCH", 2)
     queue = app.queue("jobs", int, shards=1)
     queue.publish_many(range(6))
     queue.main.store.fire("jobs", 6, "gone")

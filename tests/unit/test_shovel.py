@@ -12,10 +12,10 @@ import pytest
 
 import ignis
 from ignis import shovel as shovel_module
+from ignis.control.redelivery import recover_owner
 from ignis.errors import StoreBusyError, StoreFailedError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
 from ignis.native import CODEC_JSON, encode_record
-from ignis.recovery import recover_owner
 from ignis.shovel import ShovelResult
 from ignis.storage.base import Transfer
 from tests.conftest import MakeApp

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ignis.broker.server.metrics import SAYS, BrokerMetrics, Figure
 from ignis.errors import WaitTimeoutError
-from ignis.httpd import Endpoint, Exposition, Reply, json_reply, metrics_route
+from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, json_reply, metrics_route
 
 if TYPE_CHECKING:
     from ignis.broker.server.server import Broker
@@ -24,11 +24,11 @@ _NOT_SHOWN = ("store",)
 """Of a broker's status: the URL names a directory, and whoever reaches the port would read it."""
 
 
-def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> Endpoint:
+def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpEndpoint:
     """Of a broker that was started.
 
     Args:
-        bind: see `ignis.httpd.parse_bind`. public: whether an address that others can reach is meant.
+        bind: see `ignis.http_endpoint.parse_bind`. public: whether an address that others can reach is meant.
 
     Raises ConfigError when the address cannot be bound, or is open to others and ``public`` was not said.
     """
@@ -52,7 +52,7 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> Endpo
 
         return Exposition(FigureCollector(figures, SAYS))
 
-    return Endpoint(bind, {"/healthz": health, "/metrics": metrics_route(exposition)}, public=public)
+    return HttpEndpoint(bind, {"/healthz": health, "/metrics": metrics_route(exposition)}, public=public)
 
 
 def _on_loop(broker: Broker, call: Callable[[], R]) -> R:

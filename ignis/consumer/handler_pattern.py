@@ -6,9 +6,9 @@ import fnmatch
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ignis.handler import Middleware, make_spec
-from ignis.handler_form import check_handler
-from ignis.middleware import check_layers, is_coroutine_function
+from ignis.consumer.handler import Middleware, make_spec
+from ignis.consumer.handler_form import check_handler
+from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.storage.base import QueueRecord
 
 if TYPE_CHECKING:

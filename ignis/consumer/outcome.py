@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeGuard
 
-from ignis.handler_log import HandlerLog
+from ignis.consumer.handler_log import HandlerLog
 from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
 from ignis.message import REASON_EXCEPTION, REASON_REJECTED, REASON_TIMEOUT, as_utf8
 

@@ -25,9 +25,9 @@ from ignis.errors import ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
-__all__ = ["Endpoint", "Exposition", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
+__all__ = ["Exposition", "HttpEndpoint", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
 
-log = logging.getLogger("ignis.httpd")
+log = logging.getLogger("ignis.http_endpoint")
 
 JSON = "application/json"
 _REQUEST_TIMEOUT_S = 10.0
@@ -227,7 +227,7 @@ def _escaped(text: str) -> str:
     return text.encode("unicode_escape").decode("ascii")
 
 
-class Endpoint:
+class HttpEndpoint:
     """Serves routes until closed. Thread-safe.
 
     Args:

@@ -18,7 +18,7 @@ from ignis.log_limit import LogLimit
 
 __all__ = ["HandlerLog", "cut"]
 
-log = logging.getLogger("ignis.handler")
+log = logging.getLogger("ignis.consumer.handler")
 
 _MOST_TEXT_BYTES = 12_000
 """Of a text that a worker process sends to its parent: it goes through a channel."""

@@ -42,7 +42,7 @@ __all__ = [
     "Refresher",
 ]
 
-log = logging.getLogger("ignis.refresher")
+log = logging.getLogger("ignis.control.refresher")
 
 USED = "used"
 """Where the stored queue keeps ``[how often it was loaded or fired, when that was seen first, in ms]``."""

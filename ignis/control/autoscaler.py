@@ -27,7 +27,7 @@ from ignis.storage.base import Fence, QueueRecord, Store
 
 __all__ = ["Autoscaler", "Decision", "FunctionTarget", "QueueLoad", "Target", "queue_loads"]
 
-log = logging.getLogger("ignis.autoscaler")
+log = logging.getLogger("ignis.control.autoscaler")
 
 
 class Target(Protocol):

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 from ignis.clock import Clock
 from ignis.config import SweeperSettings
+from ignis.control.redelivery import set_aside
+from ignis.control.sweep_clock import ClockGuard
 from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
 from ignis.hooks import log_safely
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.recovery import set_aside
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, group_pointers
-from ignis.sweep_clock import ClockGuard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["SweepResult", "Sweeper"]
 
-log = logging.getLogger("ignis.sweeper")
+log = logging.getLogger("ignis.control.sweeper")
 
 
 @dataclass

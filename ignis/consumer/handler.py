@@ -1,6 +1,6 @@
 """Handlers: what a user registers, the context it is called with, and who calls it.
 
-What its answers mean is in `ignis.outcome`. This module has no threads and no I/O: the pools in ``ignis/consumer/pools`` call
+What its answers mean is in `ignis.consumer.outcome`. This module has no threads and no I/O: the pools in ``ignis/consumer/pools`` call
 :class:`Runner`.
 """
 
@@ -14,21 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from ignis.config import check_number, check_whole, shown
-from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
-from ignis.handler_form import check_expected, check_handler, takes_context
-from ignis.handler_log import HandlerLog
-from ignis.history import MOST_ATTEMPTS
-from ignis.message import (
-    REASON_TIMEOUT,
-    REASON_UNREADABLE,
-    BodyCodec,
-    Message,
-    as_utf8,
-)
-from ignis.middleware import Completed, check_layers, is_coroutine_function, wrapped
-from ignis.native import Record
-from ignis.near_names import meant
-from ignis.outcome import (
+from ignis.consumer.handler_form import check_expected, check_handler, takes_context
+from ignis.consumer.handler_log import HandlerLog
+from ignis.consumer.middleware import Completed, check_layers, is_coroutine_function, wrapped
+from ignis.consumer.outcome import (
     DROPPED,
     Dropped,
     Failed,
@@ -42,6 +31,17 @@ from ignis.outcome import (
     overrun_failure,
     stamped,
 )
+from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
+from ignis.history import MOST_ATTEMPTS
+from ignis.message import (
+    REASON_TIMEOUT,
+    REASON_UNREADABLE,
+    BodyCodec,
+    Message,
+    as_utf8,
+)
+from ignis.native import Record
+from ignis.near_names import meant
 
 __all__ = [
     "DROPPED",
