@@ -1,7 +1,7 @@
 """Handlers: what a user registers, the context it is called with, and who calls it.
 
-What its answers mean is in `ignis.consumer.outcome`. This module has no threads and no I/O: the pools in ``ignis/consumer/pools`` call
-:class:`Runner`.
+What its answers mean is in `ignis.consumer.outcome`. This module has no threads and no I/O: the pools in
+``ignis/consumer/pools`` call :class:`Runner`.
 """
 
 from __future__ import annotations

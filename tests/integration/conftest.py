@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import spark_support
+from tests.support import spark as spark_support
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ from ignis import errors
 from ignis.control.refresher import REMOVED
 from ignis.storage.base import QueueRecord
 from ignis.supervisor.http_routes import app_endpoint
-from tests import aerospike_support
-from tests.broker_support import running
 from tests.conftest import MakeApp, url_of
 from tests.support import Gate, eventually, wait_idle
+from tests.support import aerospike as aerospike_support
+from tests.support.broker import running
 
 SOON = {"initial_delay_s": 86_400, "watch_s": 0.05}
 BY_HAND = {"initial_delay_s": 86_400, "watch_s": 0}

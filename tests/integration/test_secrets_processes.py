@@ -21,8 +21,8 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import pack
 from ignis.broker.server.health import broker_endpoint
 from ignis.errors import UnauthenticatedError
-from tests.broker_support import RunningBroker, Wire, running
 from tests.support import WAIT_S
+from tests.support.broker import RunningBroker, Wire, running
 
 pytestmark = pytest.mark.integration
 

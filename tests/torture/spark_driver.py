@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis.spark import drain
-from tests import spark_support
+from tests.support import spark as spark_support
 
 
 class Dying:

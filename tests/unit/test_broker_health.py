@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ignis.broker.server import health
-from tests.broker_support import RunningBroker
 from tests.support import WAIT_S
+from tests.support.broker import RunningBroker
 
 
 def ask(url: str) -> tuple[int, dict[str, str]]:

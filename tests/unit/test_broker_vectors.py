@@ -62,7 +62,7 @@ def batch(*records: bytes) -> PackedBatch:
     return PackedBatch.pack(records)
 
 
-def requests() -> dict[str, requests.ClientRequest[Any]]:
+def sent_requests() -> dict[str, requests.ClientRequest[Any]]:
     """What this client sends for each command of the vectors."""
     runs = pack_pointers({0: range(4, 6)})
     return {
@@ -241,7 +241,7 @@ def test_there_is_a_vector_for_everything() -> None:
     }
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, IgnisError)]
     assert set(by_hand.ERRORS) == {kind.code for kind in kinds}
-    assert set(ASKED) == set(requests()) == set(VALUES) | set(BULKY)
+    assert set(ASKED) == set(sent_requests()) == set(VALUES) | set(BULKY)
 
 
 def test_the_records_of_the_vectors_are_ours() -> None:
@@ -254,7 +254,7 @@ def test_the_records_of_the_vectors_are_ours() -> None:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_what_a_client_sends(name: str) -> None:
-    ask = requests()[name]
+    ask = sent_requests()[name]
     assert encode_frame(ask.command, 42, ask.payload).hex() == by_hand.frame(Command[name], 42, REQUESTS[name]).hex()
 
 
@@ -272,7 +272,7 @@ def fields(head: Any) -> list[Any]:
 @pytest.mark.parametrize("name", HEADS)
 def test_what_a_broker_reads(name: str) -> None:
     found, bulk = payloads.unpack(take(name, REQUESTS[name]).payload, HEADS[name])
-    sent = requests()[name]
+    sent = sent_requests()[name]
     assert found == payloads.unpack(sent.payload, HEADS[name])[0]
     said, behind = payloads.unpack(REQUESTS[name], Any)
     assert payloads.unpack(pack(found), Any)[0] == said, "nothing of it is lost"
@@ -324,7 +324,7 @@ def answer_to(name: str, frame: bytes) -> Answer:
     """What a client makes of it, after it asked."""
     machine = client()
     machine._ids = iter([42])  # type: ignore[assignment]  # the request id of the vectors
-    ask = requests()[name]
+    ask = sent_requests()[name]
     request_id, _ = machine.request(ask.command, ask.payload, "token", streams=name == "SUBSCRIBE")
     assert request_id == 42
     (answer,) = machine.feed(frame)
@@ -337,7 +337,7 @@ def test_what_a_client_reads(name: str) -> None:
     (_, command), body = by_hand.ANSWERS[name]
     answer = answer_to(name, by_hand.frame(command, 42, body))
     assert answer.error is None
-    found = requests()[name].parse(answer.payload)
+    found = sent_requests()[name].parse(answer.payload)
     assert found == (VALUES[name] if name in VALUES else BULKY[name])[1]
 
 

@@ -235,7 +235,7 @@ class Answer(NamedTuple):
 
 
 class Asking(Protocol):
-    """What is sent: see `ignis.broker.client.requests.Ask`."""
+    """What is sent: see `ignis.broker.client.requests.ClientRequest`."""
 
     @property
     def command(self) -> Command: ...
