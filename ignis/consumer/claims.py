@@ -12,22 +12,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Worker
 from ignis.consumer.pools.leading import Leading, Tray
+from ignis.context import QueueContext
 from ignis.errors import IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import set_spin
 from ignis.native.store import Recall
 from ignis.stacks import start_thread
 from ignis.storage.base import FireResult
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["Claims", "ThreadClaims"]
 
@@ -52,7 +50,7 @@ class Claims:
 
     def __init__(
         self,
-        queue: Queue[Any],
+        queue: QueueContext[Any],
         settings: ConsumerSettings,
         dispatcher: Dispatcher,
         in_hand: InHand,
@@ -67,7 +65,7 @@ class Claims:
         self._on_error = on_error
         self._name = queue.main.name
         self._magazines = queue.main.store
-        self._owner = queue.app.store.owner
+        self._owner = queue.store.owner
         self._said = LimitedLog(log)
         self._lock = threading.Lock()  # over _pauses and _parked
         self._pauses: set[str] = set()  # who wants it paused

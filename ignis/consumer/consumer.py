@@ -12,21 +12,20 @@ import logging
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.claims import Claims, ThreadClaims
 from ignis.consumer.dispatcher import Dispatcher
-from ignis.consumer.handler import Failure, HandlerSpec, check_consumers, message_name
+from ignis.consumer.handler import Failure, HandlerSpec, Runner, check_consumers, message_name
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.pools import make_pool
+from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.upkeep import Timer, run_soon, timers_of
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
@@ -51,13 +50,23 @@ class Consumer:
     """Runs one handler on one queue. Thread-safe. Started and stopped by the application object.
 
     Args:
-        queue: the queue.
+        queue: the queue, opened.
         spec: the handler and how to run it.
         settings: see ``ignis.config``.
+        make_runner: makes what calls the handler, one for each worker.
+        on_failure: called with what made this consumer end by itself, unless that is the queue's removal.
     """
 
-    def __init__(self, queue: Queue[Any], spec: HandlerSpec, settings: ConsumerSettings) -> None:
-        self.queue = queue
+    def __init__(
+        self,
+        queue: QueueContext[Any],
+        spec: HandlerSpec,
+        settings: ConsumerSettings,
+        make_runner: Callable[[], Runner],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._queue = queue
+        self._on_failure = on_failure
         self.spec = spec
         self.settings = settings
         self.counts: Counter[str] = Counter()
@@ -75,7 +84,7 @@ class Consumer:
         self._pool = make_pool(
             spec,
             self,
-            lambda: queue.make_runner(spec),
+            make_runner,
             codec=queue.codec.name,
             max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
             give_back_s=max(10 * settings.chunk_target_s, 0.25),
@@ -106,7 +115,7 @@ class Consumer:
                 raise
         self._started = True
         if isinstance(self._claims, ThreadClaims) and self.spec.pool == "process":
-            self._claims.start_thread(f"ignis-fetch-{self.queue.name}")
+            self._claims.start_thread(f"ignis-fetch-{self._queue.name}")
             self._plan_check()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -132,7 +141,7 @@ class Consumer:
         clean = drained and stored and not left
         if not clean:
             log.warning(
-                "consumer of %s stopped with %d message(s) left to the sweeper", self.queue.name, self.in_flight
+                "consumer of %s stopped with %d message(s) left to the sweeper", self._queue.name, self.in_flight
             )
         return clean
 
@@ -269,7 +278,7 @@ class Consumer:
             for shard, some in chunk.places(start, stop):
                 pointers.setdefault(shard, []).extend(some)
         if pointers:
-            self.counts["reloaded"] += self.queue.main.store.reload(self.queue.main.name, pointers)
+            self.counts["reloaded"] += self._queue.main.store.reload(self._queue.main.name, pointers)
             for chunk, start, stop in returned:
                 self._in_hand.forget(chunk, stop - start)
             returned.clear()
@@ -326,6 +335,6 @@ class Consumer:
     def _fail(self, exc: BaseException) -> None:
         self.failed = exc
         self._claims.fail()
-        log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
+        log.error("consumer of %s failed and stopped claiming: %s", self._queue.name, exc, exc_info=exc)
         if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
-            self.queue.app.consumer_failed(self, exc)
+            self._on_failure(exc)
