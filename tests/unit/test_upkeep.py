@@ -11,6 +11,7 @@ import pytest
 
 import ignis
 from ignis.clock import Clock
+from ignis.process_hooks import FORKS
 from ignis.testing import ManualClock
 from ignis.upkeep import SharedThreads, Timers, run_soon, shared_threads, timers, timers_of
 from tests.conftest import MakeApp
@@ -87,10 +88,12 @@ def no_threads(monkeypatch: pytest.MonkeyPatch, often: int) -> list[int]:
 def test_without_a_thread_to_be_had_the_call_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ran = Timers(Clock()), threading.Event()
     clock.after(0, lambda: None)  # its own thread runs
-    monkeypatch.setattr(timers, "_shared", [clock])
-    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    process = timers._Process()
+    process.shared = clock
+    monkeypatch.setattr(timers, "_processes", {FORKS[0]: process})
+    monkeypatch.setattr("ignis.upkeep.threads._of_process", {})
     time.sleep(0.05)
-    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    monkeypatch.setattr("ignis.upkeep.threads._of_process", {})
     refused = no_threads(monkeypatch, 2)
     run_soon(ran.set)
     assert ran.wait(WAIT_S)
