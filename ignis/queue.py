@@ -30,6 +30,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.consumer.registered import Registered, note_handler
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
+from ignis.figures import depths
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
@@ -653,7 +654,7 @@ class Queue(Generic[M]):
             if consumer is not None:
                 clean = consumer.stop(timeout)
                 self.consumer = None
-                self._past.update(consumer.totals())
+                self._past.update(consumer.figures().counted())
             return clean
 
     def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
@@ -765,12 +766,7 @@ class Queue(Generic[M]):
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            "pending": sum(one.pending for one in main),
-            "in_flight": sum(one.in_flight for one in main),
-            "sideline": sum(one.pending for one in sideline),
-            "sideline_in_flight": sum(one.in_flight for one in sideline),
-            "expired": sum(one.expired for one in main),
-            "sideline_expired": sum(one.expired for one in sideline),
+            **depths(main, sideline),
             "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +19,7 @@ from ignis.consumer.pools import Chunk
 from ignis.consumer.sideline_items import sideline_items
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
+from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.storage.base import RENEWALS, Transfer
@@ -56,7 +57,7 @@ class Acknowledger:
         queue: QueueContext[Any],
         handler: str,
         settings: ConsumerSettings,
-        counts: Counter[str],
+        counts: ConsumerFigures,
         on_room: Callable[[], None],
         long_held: Callable[[], list[tuple[int, Sequence[int]]]],
     ) -> None:
@@ -191,7 +192,7 @@ class Acknowledger:
                 except (ClosedError, ForkedHandleError, StoreFailedError):
                     raise
                 except IgnisError as exc:
-                    self._counts["ack_errors"] += 1
+                    self._counts.ack_errors += 1
                     self._failing = True
                     self._said.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
@@ -224,9 +225,9 @@ class Acknowledger:
                 pointers.setdefault(shard, []).extend(some)
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
-                self._counts["renewals"] += 1
+                self._counts.renewals += 1
         except IgnisError as exc:
-            self._counts["renew_errors"] += 1
+            self._counts.renew_errors += 1
             self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
@@ -275,8 +276,8 @@ class Acknowledger:
         with self._lock:
             self.unacked -= asked
         self._on_room()
-        self._counts["handled"] += asked
-        self._counts["late_acks"] += asked - gone
+        self._counts.handled += asked
+        self._counts.late_acks += asked - gone
         if self._queue.hooks.after_handling:
             self._queue.hooks.handled(self._queue.name, gone, 0)
 
@@ -322,12 +323,12 @@ class Acknowledger:
         """``left``: the numbers of those that were not transferred, failures first."""
         settled = [failure for number, (_, _, failure) in enumerate(failures) if number not in left]
         for failure in settled:
-            self._counts[f"sidelined_{failure.reason}"] += 1
+            self._counts.sidelined_by[failure.reason] += 1
         aside = sum(number + len(failures) not in left for number in range(len(corrupt)))
         if aside:
-            self._counts[f"sidelined_{REASON_CORRUPT}"] += aside
-        self._counts["sidelined"] += moved
-        self._counts["late_acks"] += len(settled) + aside - moved
+            self._counts.sidelined_by[REASON_CORRUPT] += aside
+        self._counts.sidelined += moved
+        self._counts.late_acks += len(settled) + aside - moved
         with self._lock:
             self.unacked -= len(settled)
         self._on_room()

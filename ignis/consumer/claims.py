@@ -10,7 +10,6 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ from ignis.consumer.pools import Worker
 from ignis.consumer.pools.leading import Leading, Tray
 from ignis.context import QueueContext
 from ignis.errors import IgnisError
+from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.native import set_spin
 from ignis.native.store import Recall
@@ -54,7 +54,7 @@ class Claims:
         settings: ConsumerSettings,
         dispatcher: Dispatcher,
         in_hand: InHand,
-        counts: Counter[str],
+        counts: ConsumerFigures,
         on_error: Callable[[BaseException], None],
     ) -> None:
         self.stopping = threading.Event()
@@ -143,9 +143,9 @@ class Claims:
         """Hands out what a claim brought. ``seen``: the sequence number before it."""
         self._idled = False
         if result.expired:
-            self._counts["expired"] += result.expired
+            self._counts.expired += result.expired
         if result.claims:
-            self._counts["claims"] += 1
+            self._counts.claims += 1
             self._dispatcher.dispatch(result.claims)
         if not result.more:
             self._empty_at = seen
@@ -160,7 +160,7 @@ class Claims:
         """What may pass is counted; anything else is raised."""
         if not exc.retryable:
             raise exc
-        self._counts["fetch_errors"] += 1
+        self._counts.fetch_errors += 1
         self._said.warning("claim on %s failed, trying again: %s", self._name, exc)
 
 

@@ -8,10 +8,10 @@ when it was handled, dropped, or accepted by the sideline; whatever goes wrong i
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +25,7 @@ from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.pools import make_pool
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
+from ignis.figures import ConsumerFigures
 from ignis.upkeep import Timer, run_soon, timers_of
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
@@ -34,12 +35,6 @@ PROCESS, FLEET, REMOVAL, START = "process", "fleet", "removal", "start"
 of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
-
-_COUNTED = (
-    "handled", "sidelined", "fetched", "claims", "late_acks", "ack_errors", "fetch_errors", "renewals", "renew_errors",
-    "reloaded", "expired", "timed",
-)  # fmt: skip
-"""What there is from the start: a figure that appears with its first event shows no rise."""
 
 _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
@@ -69,10 +64,9 @@ class Consumer:
         self._on_failure = on_failure
         self.spec = spec
         self.settings = settings
-        self.counts: Counter[str] = Counter()
+        self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
         self._lock = threading.Lock()  # over times and the check
-        self._timed_s = 0.0
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
         self._dispatcher = Dispatcher(
@@ -217,25 +211,24 @@ class Consumer:
             workers.append(one)
         return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
 
-    def totals(self) -> dict[str, Any]:
-        """What only rises, since the start."""
-        deaths = getattr(self._pool, "deaths", 0)
-        return {"timed_s": self._timed_s, "worker_deaths": deaths, **dict.fromkeys(_COUNTED, 0), **self.counts}
+    def figures(self) -> ConsumerFigures:
+        """Counts since the start, and what is in flight now."""
+        now = copy.copy(self.counts)
+        now.concurrency = self.concurrency
+        now.workers = len(self._pool.workers)
+        now.in_flight = self.in_flight
+        now.in_flight_bytes = self._in_hand.nbytes
+        now.paused = self.paused
+        now.handle_s = self._dispatcher.handle_s
+        now.lost_threads = getattr(self._pool, "lost_threads", 0)
+        now.failed_starts = getattr(self._pool, "failed_starts", 0)
+        now.start_error = getattr(self._pool, "start_error", None)
+        now.worker_deaths = getattr(self._pool, "deaths", 0)
+        return now
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and what is in flight now."""
-        return {
-            "concurrency": self.concurrency,
-            "workers": len(self._pool.workers),
-            "in_flight": self.in_flight,
-            "in_flight_bytes": self._in_hand.nbytes,
-            "paused": self.paused,
-            "handle_s": self._dispatcher.handle_s,
-            "lost_threads": getattr(self._pool, "lost_threads", 0),
-            "failed_starts": getattr(self._pool, "failed_starts", 0),
-            "start_error": getattr(self._pool, "start_error", None),
-            **self.totals(),
-        }
+        """`figures`, by name."""
+        return self.figures().all()
 
     # -- the workers' reports (any thread)
 
@@ -258,8 +251,8 @@ class Consumer:
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         with self._lock:
-            self._timed_s += elapsed_s
-            self.counts["timed"] += messages
+            self.counts.timed_s += elapsed_s
+            self.counts.timed += messages
         self._dispatcher.measured(elapsed_s / messages)
 
     def _name_of(self, first_id: int, count: int) -> str:
@@ -278,7 +271,7 @@ class Consumer:
             for shard, some in chunk.places(start, stop):
                 pointers.setdefault(shard, []).extend(some)
         if pointers:
-            self.counts["reloaded"] += self._queue.main.store.reload(self._queue.main.name, pointers)
+            self.counts.reloaded += self._queue.main.store.reload(self._queue.main.name, pointers)
             for chunk, start, stop in returned:
                 self._in_hand.forget(chunk, stop - start)
             returned.clear()

@@ -19,6 +19,7 @@ from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middl
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
+from ignis.figures import ConsumerFigures
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
@@ -215,7 +216,6 @@ class _QueueDrain:
         self.caught: BaseException | None = None
         """What the last messages went to the sideline for."""
         self._raised: BaseException | None = None
-        self._counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._spec = dataclasses.replace(spec)
         self._needs_loop = _needs_loop(queue)
@@ -225,7 +225,7 @@ class _QueueDrain:
             self._spec.timeout_s = None  # of a plain function it is not kept
         self._context = queue.context()
         settings = queue.app.consumer_settings
-        self._acker = Acknowledger(self._context, spec.name, settings, self._counts, lambda: None, list)
+        self._acker = Acknowledger(self._context, spec.name, settings, ConsumerFigures(), lambda: None, list)
 
     def _note(self, ctx: Context, call_next: Any) -> Any:
         """The outermost layer: the runner makes text of what a handler raises."""

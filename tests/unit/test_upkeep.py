@@ -182,6 +182,6 @@ def test_outcomes_of_a_queue_that_was_idle_are_stored(app: ignis.Ignis, monkeypa
     app.start()
     for number in range(40):
         queue.publish(number)
-        eventually(lambda: queue.consumer is not None and queue.consumer.counts["handled"] == number + 1)  # noqa: B023
+        eventually(lambda: queue.consumer is not None and queue.consumer.counts.handled == number + 1)  # noqa: B023
         time.sleep(0.003 * (number % 3))
     assert app.stop() is True
