@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "queue_table",
         "control",
         "app",
-        "broker relay spark supervisor testing",
+        "broker progress relay spark supervisor testing",
         "demo",
         "cli",
         "__main__",
@@ -110,7 +110,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "sweeper",
     ),
     "ignis.demo": (
-        "data progress results settings",
+        "data results settings",
         "app processes report spark_app",
         "run spark",
     ),
@@ -257,7 +257,7 @@ FIRST_USER = "broker"
 DRIVERS = ("aerospike", "kazoo", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
 
 # What only the commands need: a service that publishes does not pay for it at import.
-TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo"}}
+TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo", "progress"}}
 
 # Calls that a module may make for itself when it is imported: one owns the hooks into the process.
 ACTS = {
