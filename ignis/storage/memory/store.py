@@ -21,6 +21,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.native import PackedBatch, Record
+from ignis.process_hooks import FORKS, on_fork
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -150,20 +151,11 @@ class _Content:
 
 _named: dict[str, _Content] = {}
 _named_lock = threading.Lock()
-_forks = [0]
 
 
 def _in_child() -> None:
-    _forks[0] += 1
     _named.clear()
     _named_lock.release()
-
-
-os.register_at_fork(
-    before=_named_lock.acquire,
-    after_in_parent=_named_lock.release,
-    after_in_child=_in_child,
-)
 
 
 class MemoryStore(Store):
@@ -183,6 +175,7 @@ class MemoryStore(Store):
         check_application(client_id, farm_id)
         self.url = f"memory://{name}"
         if name:
+            on_fork(before=_named_lock.acquire, in_parent=_named_lock.release, in_child=_in_child)
             with _named_lock:
                 self.content = _named.setdefault(name, _Content())
         else:
@@ -202,7 +195,7 @@ class MemoryStore(Store):
         self.expired_log = ExpiredLog()
         self.closed = False
         self.waiting = 0
-        self._forks = _forks[0]
+        self._forks = FORKS[0]
         self._owner = f"memory:{os.getpid()}"
         self.magazines = MemoryMagazines(self)
         self.queues = MemoryQueues(self)
@@ -212,7 +205,7 @@ class MemoryStore(Store):
     @contextmanager
     def open_content(self) -> Iterator[_Content]:
         """The content, locked. Raises ForkedHandleError, ClosedError."""
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             raise ForkedHandleError("this store was opened before fork(); open another in the child")
         with self.content.changed:
             if self.closed:
@@ -248,7 +241,7 @@ class MemoryStore(Store):
             return {**figures, **self.calls}
 
     def close(self, timeout: float = 30.0) -> None:
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             return
         with self.content.changed:
             self.closed = True
