@@ -149,12 +149,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "export",
     ),
     "ignis.storage": (
-        (
-            "columns directories expired_log in_flight os_errors pending_load private_directory purging removing repeats "
-            "runs write_batch"
-        ),
+        ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
+        "process_identity purging removing write_batch",
         "base",
-        "checks parts process_identity",
+        "checks parts",
         "aerospike clock",
         "embedded memory",
     ),
@@ -252,9 +250,6 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
         ("ignis.storage.embedded.transfers", "ignis.storage.embedded.store"),
         ("ignis.storage.memory.at_once", "ignis.storage.memory.store"),
         ("ignis.storage.memory.control", "ignis.storage.memory.store"),
-        ("ignis.storage.purging", "ignis.storage.base"),
-        ("ignis.storage.removing", "ignis.storage.base"),
-        ("ignis.storage.write_batch", "ignis.storage.base"),
     }
 )
 

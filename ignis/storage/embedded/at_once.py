@@ -12,10 +12,10 @@ from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
 from ignis.native.store import Log, Mark, NoShardError, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.claim_scan import Firing
+from ignis.storage.records import Claim, FireResult
 from ignis.storage.write_batch import DirectReceiver, FiredInto, WriteBatch
 
 if TYPE_CHECKING:

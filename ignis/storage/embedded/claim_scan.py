@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ignis.errors import ConfigError
 from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.records import Claim, FireResult, Run, joined_runs
 from ignis.storage.write_batch import FiredInto
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.native.store import NoShardError
-from ignis.storage.base import Abandoned, Pointers, Run
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.owners import owner_text
+from ignis.storage.records import Abandoned, Pointers, Run
 from ignis.storage.runs import Runs, difference, joined, overlap, runs_of
 
 if TYPE_CHECKING:

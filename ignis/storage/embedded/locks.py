@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ignis.errors import StoreFormatError
-from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
+from ignis.storage.base import LockStore, LockTable
 from ignis.storage.checks import (
     check_epoch,
     check_epoch_number,
@@ -25,6 +25,7 @@ from ignis.storage.checks import (
 )
 from ignis.storage.embedded.keys import Change, Scope, epoch_key, epoch_of, epoch_value
 from ignis.storage.in_flight import guarded
+from ignis.storage.records import Fence, LockRecord
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore

@@ -10,19 +10,7 @@ from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import (
-    KEEP_TTL,
-    Abandoned,
-    Fence,
-    FireResult,
-    LoadedOnce,
-    MagazineStore,
-    Pointers,
-    Run,
-    ShardState,
-    Transfer,
-    joined_runs,
-)
+from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import inspection, transfers
@@ -34,6 +22,17 @@ from ignis.storage.embedded.load_once import load_once
 from ignis.storage.embedded.waiters import Waits
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
+from ignis.storage.records import (
+    Abandoned,
+    Fence,
+    FireResult,
+    LoadedOnce,
+    Pointers,
+    Run,
+    ShardState,
+    Transfer,
+    joined_runs,
+)
 from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, PendingSync, WriteBatch
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreFormatError
-from ignis.storage.base import Fence, QueueRecord, QueueStore
+from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_queue, check_record, check_same_name
 from ignis.storage.embedded.keys import Change, read_fence
 from ignis.storage.in_flight import guarded
+from ignis.storage.records import Fence, QueueRecord
 
 if TYPE_CHECKING:
     from ignis.storage.embedded.store import EmbeddedStore

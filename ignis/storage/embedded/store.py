@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from ignis.errors import WaitTimeoutError
-from ignis.storage.base import Owner, Store
+from ignis.storage.base import Store
 from ignis.storage.checks import check_application, check_owner
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
@@ -19,6 +19,7 @@ from ignis.storage.embedded.owners import stored_owner
 from ignis.storage.embedded.queues import EmbeddedQueues
 from ignis.storage.in_flight import Gate
 from ignis.storage.process_identity import owner_name
+from ignis.storage.records import Owner
 
 __all__ = ["EmbeddedStore"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 from ignis.errors import StoreBusyError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.native.store import FenceError, GrowthError, NoShardError
-from ignis.storage.base import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.checks import check_epoch
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.claims import Claims
 from ignis.storage.embedded.keys import epoch_key, epoch_of, epoch_value, read_fence
+from ignis.storage.records import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.runs import runs_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ignis.storage.base import FireResult, MagazineStore
+from ignis.storage.base import MagazineStore
+from ignis.storage.records import FireResult
 from ignis.storage.write_batch import WriteBatch
 
 if TYPE_CHECKING:

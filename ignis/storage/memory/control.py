@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ignis.errors import QueueNotFoundError
-from ignis.storage.base import ArrayStore, Fence, LockRecord, LockStore, LockTable, QueueRecord, QueueStore
+from ignis.storage.base import ArrayStore, LockStore, LockTable, QueueStore
 from ignis.storage.checks import (
     check_array,
     check_epoch_number,
@@ -27,6 +27,7 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
+from ignis.storage.records import Fence, LockRecord, QueueRecord
 
 if TYPE_CHECKING:
     from ignis.storage.memory.store import MemoryStore

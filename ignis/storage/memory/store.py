@@ -21,23 +21,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.native import PackedBatch, Record
-from ignis.storage.base import (
-    KEEP_TTL,
-    Abandoned,
-    Claim,
-    Fence,
-    FireResult,
-    LoadedOnce,
-    LockRecord,
-    Pointers,
-    QueueRecord,
-    Run,
-    ShardState,
-    Store,
-    Transfer,
-    joined_runs,
-    runs_of_pointers,
-)
+from ignis.storage.base import KEEP_TTL, Store
 from ignis.storage.checks import (
     check_application,
     check_declaration,
@@ -52,6 +36,21 @@ from ignis.storage.clock import StoreClock, process_clock
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.memory.at_once import MemoryAtOnce
 from ignis.storage.memory.control import MemoryArrays, MemoryLocks, MemoryQueues
+from ignis.storage.records import (
+    Abandoned,
+    Claim,
+    Fence,
+    FireResult,
+    LoadedOnce,
+    LockRecord,
+    Pointers,
+    QueueRecord,
+    Run,
+    ShardState,
+    Transfer,
+    joined_runs,
+    runs_of_pointers,
+)
 from ignis.storage.repeats import without_repeats
 from ignis.storage.runs import Runs, difference, overlap, runs_of
 
