@@ -1,7 +1,8 @@
-"""The storage contract: what every store promises, and the types that cross it.
+"""The storage contract: what every store promises. It gives out the values that cross it, which `ignis.storage.records` has.
 
-A :class:`Store` is opened from a URL and offers three facets: ``magazines`` (the messages), ``queues`` (their
-settings) and ``locks`` (mutual exclusion and fencing). One contract suite (``tests/contract``) runs on every store.
+A :class:`Store` is opened from a URL and offers four facets: ``magazines`` (the messages), ``queues`` (their settings),
+``locks`` (mutual exclusion and fencing) and ``arrays`` (queues of plain values). One contract suite (``tests/contract``) runs on
+every store.
 
 Words. A *magazine* is a sharded, append-only sequence of records. A *pointer* is a record's number in its shard:
 they rise, and none is used twice; the first is 1, and a store may leave numbers out when it is opened. *Load* appends,

@@ -174,7 +174,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "check directory",
         "catalogue context repair",
         "array_queues claim_scan claims inspection load_once locks queues",
-        "at_once transfers",
+        "transfers writes",
         "magazines",
         "store",
     ),
