@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ignis.errors import ConfigError, QueueMismatchError, QueueNotFoundError
-from ignis.native.store import Log
+from ignis.errors import ConfigError, QueueMismatchError, QueueNotFoundError, StoreBusyError
+from ignis.native.store import Log, NoShardError
 from ignis.storage.checks import DURABILITIES, check_magazine
+from ignis.storage.embedded.directory import Directory
 
 if TYPE_CHECKING:
-    from ignis.storage.embedded.directory import Directory
+    from typing_extensions import TypeVarTuple, Unpack
+
+    _Ts = TypeVarTuple("_Ts")
 
 __all__ = ["MOST_SHARDS", "Catalogue", "Magazine"]
 
 MOST_SHARDS = 512
+_ATTEMPTS = 8
+_T = TypeVar("_T")
 
 
 class Magazine(NamedTuple):
@@ -57,6 +63,40 @@ class Catalogue:
     def forget(self, found: Magazine) -> None:
         if self._known.get(found.name) is found:
             self._known.pop(found.name, None)
+
+    def on(self, name: str, call: Callable[[Magazine, Unpack[_Ts]], _T], *args: Unpack[_Ts]) -> _T:
+        """Calls with the magazine, and again when it has been made anew since it was looked up. Raises QueueNotFoundError."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._look(name)
+        for _ in range(_ATTEMPTS):
+            try:
+                return call(found, *args)
+            except QueueNotFoundError:
+                found = self.again(found)
+        return call(found, *args)
+
+    def try_on(self, name: str, call: Callable[[Magazine, Unpack[_Ts]], _T | None], *args: Unpack[_Ts]) -> _T | None:
+        """`on` for a call that must not wait. None, and nothing was done, where it would have to, or where the magazine is not as
+        it was found: `on` says why."""
+        found = self._known.get(name)
+        if found is None:
+            return None
+        try:
+            return call(found, *args)
+        except QueueNotFoundError:
+            self.forget(found)
+        except (StoreBusyError, NoShardError):
+            pass
+        return None
+
+    def no_shard(self, found: Magazine, shards: Sequence[int]) -> Exception:
+        """What is raised for NoShardError: where the magazine has these shards by now, what makes `on` look again."""
+        now = self.again(found)
+        beyond = [shard for shard in shards if not 0 <= shard < now.shards]
+        if not beyond:
+            return QueueNotFoundError(f"magazine {found.name!r} was changed meanwhile")  # look again
+        return ConfigError(f"shard {beyond[0]} of magazine {found.name!r}, which has {now.shards}")
 
     def _look(self, name: str) -> Magazine:
         check_magazine(name)

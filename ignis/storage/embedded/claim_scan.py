@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.errors import ConfigError
 from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Claim, FireResult, Run, joined_runs
 from ignis.storage.write_batch import FiredInto
 
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
-
-__all__ = ["Firing"]
+__all__ = ["ClaimScan"]
 
 _MOST_EXPIRED = 100_000
 """So many expired records one call retires; the rest is for the next."""
 _ANY_SIZE = 1 << 62
 
 
-class Firing:
-    """Of one store. Thread-safe."""
+class ClaimScan:
+    """Claims over the shards of one store's magazines. Thread-safe."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._directory = store.directory
         self._owner = store.owner
         self._gate = store.gate
@@ -50,18 +48,37 @@ class Firing:
         self._rotation[found.name] = shard + 1
 
     def fire(
-        self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None, max_bytes: int
-    ) -> FireResult:
-        """See `MagazineStore.fire`. What has expired is retired on the way."""
-        order = self.order(found, shards)
+        self,
+        found: Magazine,
+        limit: int,
+        owner: bytes,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+        wait: bool = True,
+    ) -> FireResult | None:
+        """See `MagazineStore.fire`. What has expired is retired on the way.
+
+        Without ``wait`` it is left where it is, and None is returned when there is nothing else: it is retired by who may wait.
+        StoreBusyError says that a lock would have to be waited for; nothing was claimed then.
+        """
+        order = None if shards is None else self.order(found, shards)
         now_ms = self._directory.clock.now_ms()
         size = min(max(max_bytes, 0), _ANY_SIZE)
         pieces, expired, more, _ = found.log.fire(
-            found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+            found.number,
+            limit,
+            owner,
+            now_ms,
+            order=order,
+            begin=self.begin(found),
+            max_bytes=size,
+            at_once=not wait,
         )
         claims = self._claims_of(found, pieces)
         if not expired:
             return FireResult(claims, {}, 0, more)
+        if not wait:
+            return FireResult(claims, {}, 0, True) if claims else None
         return self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
 
     def fire_next(
@@ -129,23 +146,35 @@ class Firing:
 
     def fire_into(
         self,
-        frame: ClaimsFrame,
         found: Magazine,
+        frame: ClaimsFrame,
         limit: int,
         owner: bytes,
         shards: Sequence[int] | None,
         max_bytes: int,
-    ) -> FiredInto:
+        wait: bool = True,
+    ) -> FiredInto | None:
         """`fire` into a frame."""
         order = self.order(found, shards)
         now_ms = self._directory.clock.now_ms()
         size = min(max(max_bytes, 0), _ANY_SIZE)
         before, began = frame.messages, frame.nbytes
         served, expired, more, _ = fire_into(
-            found.log, frame, found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+            found.log,
+            frame,
+            found.number,
+            limit,
+            owner,
+            now_ms,
+            order=order,
+            begin=self.begin(found),
+            max_bytes=size,
+            at_once=not wait,
         )
         if served is not None:
             self.served(found, served)
+        if expired and not wait:
+            return None if served is None else FiredInto({}, 0, True)
         count = 0
         while expired:
             count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)

@@ -20,7 +20,7 @@ from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import ConnectionLostError, IgnisError, StoreBusyError
 from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage.base import FireResult
-from ignis.storage.embedded import at_once
+from ignis.storage.embedded import writes
 from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker, Wire
 from tests.support.embedded import held_by_another, lose_segment, refuse_writes, resting, settle
@@ -79,8 +79,8 @@ def figures(broker: RunningBroker) -> dict[str, int]:
 
 def watch_flushes(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Callable[[], None]], None]) -> None:
     """``watch`` is called, with what makes it, in place of each flush of what was written at once."""
-    real = at_once._Noted.flush
-    monkeypatch.setattr(at_once._Noted, "flush", lambda self: watch(lambda: real(self)))
+    real = writes._Unflushed.flush
+    monkeypatch.setattr(writes._Unflushed, "flush", lambda self: watch(lambda: real(self)))
 
 
 def batch(text: str, nbytes: int = 0) -> PackedBatch:
@@ -211,13 +211,13 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
     """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
     planted: list[bool] = []
 
-    def fail(self: at_once.AtOnce, magazine: str, batches: Any, ttl_s: Any, taker: Any) -> None:
+    def fail(self: writes.Writes, magazine: str, batches: Any, ttl_s: Any, taker: Any) -> None:
         if not planted:
             planted.append(True)
             taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
         raise StoreBusyError("planted")
 
-    def fail_together(self: at_once.AtOnce, write: Any, taker: Any, found: Any) -> bool:
+    def fail_together(self: writes.Writes, write: Any, taker: Any, found: Any) -> bool:
         if not planted:
             planted.append(True)
             write.given = True
@@ -230,13 +230,13 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
         if alone:
-            monkeypatch.setattr(at_once.AtOnce, "load", fail)
+            monkeypatch.setattr(writes.Writes, "try_load", fail)
             with pytest.raises(StoreBusyError):
                 client.ask(requests.send("none", encode_record(b"1")))
             monkeypatch.undo()
         else:
             monkeypatch.setattr(PublishBuffer, "load_alone", lambda *_: False)
-            monkeypatch.setattr(at_once.AtOnce, "_give", fail_together)
+            monkeypatch.setattr(writes.Writes, "_give", fail_together)
         client.ask(requests.send("none", encode_record(b"1")))
         assert planted
         with pytest.raises(ConnectionLostError):

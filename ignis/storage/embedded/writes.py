@@ -1,0 +1,163 @@
+"""Loads and deletes: each is one entry of the log, whether its caller may wait or not.
+
+Who must not wait is told of a write when it is in the log, and seen by others, but not durable yet. Who was promised the
+durability is told after `PendingSync.flush`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
+from ignis.native import PackedBatch
+from ignis.native.store import Log, NoShardError
+from ignis.storage.embedded.catalogue import Catalogue, Magazine
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Pointers
+from ignis.storage.write_batch import DirectReceiver, WriteBatch
+
+__all__ = ["Writes"]
+
+
+class _Unflushed:
+    """All that is in a log so far. See `ignis.storage.write_batch.PendingSync`."""
+
+    def __init__(self, store: StoreContext, log: Log) -> None:
+        self._gate = store.gate
+        self._log = log
+        self._mark = log.mark()
+
+    def flush(self) -> None:
+        self._gate.enter()
+        try:
+            self._log.flush(self._mark)
+        finally:
+            self._gate.leave()
+
+
+class Writes:
+    """Loads into, and deletes from, the magazines of one store. Thread-safe."""
+
+    def __init__(self, store: StoreContext, catalogue: Catalogue) -> None:
+        self._store = store
+        self._directory = store.directory
+        self._catalogue = catalogue
+
+    # -- one entry
+
+    def append(
+        self,
+        found: Magazine,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        wait: bool = True,
+        taker: DirectReceiver | None = None,
+    ) -> list[int] | None:
+        """Loads; returns the first pointer of each batch. With ``wait`` it is as durable as the magazine promises.
+
+        With a taker, which must not wait, they are claimed in the same entry; None, and nothing was made, when older messages go
+        first.
+
+        Raises QueueNotFoundError, ConfigError; without ``wait`` NoShardError, and StoreBusyError where it would have to.
+        """
+        if found.durability == "interval":
+            self._directory.changing("interval")
+        if ttl_s is not None:
+            expires_at_ms = self._directory.clock.expiry_ms(ttl_s)
+            for _, batch in batches:
+                batch.set_expiry(expires_at_ms)
+        if taker is not None:
+            stored = self._store.stored_owner_bytes(taker.owner)
+            now_ms = self._directory.clock.now_ms()
+            return found.log.load(found.number, batches, durable=False, at_once=True, owner=stored, ms=now_ms)
+        if not wait:
+            return found.log.load(found.number, batches, durable=False, at_once=True)
+        try:
+            return found.log.load(found.number, batches, durable=found.durability == "sync")
+        except NoShardError:
+            raise self._catalogue.no_shard(found, [shard for shard, _ in batches]) from None
+
+    def retire(self, found: Magazine, pointers: Pointers, wait: bool = True, waiting_only: bool = False) -> int:
+        """Deletes; returns how many records were still there. Raises as `append`."""
+        if found.durability == "interval":
+            self._directory.changing("interval")
+        if not wait:
+            return found.log.retire(found.number, pointers, durable=False, at_once=True)
+        durable = found.durability == "sync"
+        try:
+            return found.log.retire(found.number, pointers, durable=durable, waiting_only=waiting_only)
+        except NoShardError:
+            shards = self._catalogue.again(found).shards
+            there = {shard: many for shard, many in pointers.items() if 0 <= shard < shards}
+            return found.log.retire(found.number, there, durable=durable, waiting_only=waiting_only)
+
+    # -- for callers that must not wait
+
+    def try_together(self, writes: Sequence[WriteBatch]) -> _Unflushed | None:
+        """See `MagazineStore.try_together`."""
+        if not self._store.gate.try_enter():
+            return None
+        try:
+            unflushed: Log | None = None
+            for write in writes:
+                unflushed = self._catalogue.try_on(write.magazine, self._make, write) or unflushed
+            return None if unflushed is None else _Unflushed(self._store, unflushed)
+        finally:
+            self._store.gate.leave()
+
+    def try_load(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None,
+    ) -> tuple[list[int], _Unflushed | None] | None:
+        """See `MagazineStore.try_load`."""
+        if not batches or not self._store.gate.try_enter():
+            return None
+        try:
+            return self._catalogue.try_on(magazine, self._load_now, batches, ttl_s, taker)
+        finally:
+            self._store.gate.leave()
+
+    def _load_now(
+        self,
+        found: Magazine,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None,
+    ) -> tuple[list[int], _Unflushed | None] | None:
+        firsts = self.append(found, batches, ttl_s, False, taker)
+        if firsts is None:
+            return None
+        if taker is not None:
+            taker.give(batches, firsts)
+        return firsts, _Unflushed(self._store, found.log) if found.durability == "sync" else None
+
+    def _make(self, found: Magazine, write: WriteBatch) -> Log | None:
+        """Returns the log to flush before anybody is told of the write."""
+        try:
+            if write.batches is None:
+                write.count = self.retire(found, write.pointers, False)
+            elif write.batches and (write.taker is None or not self._give(write, write.taker, found)):
+                write.firsts = self.append(found, write.batches, write.ttl_s, False) or []
+        except (StoreBusyError, NoShardError, QueueNotFoundError):
+            raise  # for who may wait: it is made then, or refused with the right words
+        except (IgnisError, ValueError, BufferError) as exc:
+            write.error = exc
+            write.durable = True
+        else:
+            write.durable = found.durability != "sync"
+        write.done = True
+        return None if write.durable else found.log
+
+    def _give(self, write: WriteBatch, taker: DirectReceiver, found: Magazine) -> bool:
+        """Loads and claims in one entry; False when older messages go first."""
+        batches = write.batches or []
+        firsts = self.append(found, batches, write.ttl_s, False, taker)
+        if firsts is None:
+            return False
+        write.firsts = firsts
+        write.given = True
+        taker.give(batches, firsts)
+        return True
