@@ -132,7 +132,8 @@ def test_a_locked_worker_is_not_unlocked_with_old_code(tmp_path: Path, embedded_
         eventually(lambda: [pid for pid, state in states().items() if state == RUNNING and pid not in before][1:])
         assert states()[locked] == LOCKED
         queue.publish("next")
-        eventually(lambda: [line for line in lines() if line.startswith("end next anew")])
+        eventually(lambda: any(line.startswith("end next") for line in lines()))
+        assert any(line.startswith("end next anew") for line in lines()), (locked, holder, states(), lines())
         (tmp_path / "first").touch()
         (tmp_path / "second").touch()
         eventually(lambda: len(states()) == 2 and not set(states()) & before)
