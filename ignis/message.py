@@ -588,10 +588,12 @@ def is_readable(data: bytes) -> bool:
 class Message:
     """One stored message: the envelope, and the body as bytes. Read-only. Thread-safe.
 
-    Attributes are read from the record when asked for: ``id`` (UUIDv7 text), ``key`` (text or None),
-    ``enqueued_at_us``, ``failures`` (deliveries that failed), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
-    failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``returns`` (how often
-    the schedule brought it back from the sideline, since a person last did), ``body``.
+    Attributes are read from the record when asked for:
+
+    * ``id`` (UUIDv7 text), ``key`` (text or None), ``enqueued_at_us``, ``headers``, ``body``;
+    * ``failures`` (deliveries that failed), ``crashes``, ``reason`` and ``error`` of the last failure;
+    * ``history``: the last eight failed attempts, oldest first, see `ignis.history.Attempt`;
+    * ``returns``: how often the schedule brought it back from the sideline, since a person last did.
     """
 
     __slots__ = ("_meta", "_record")
