@@ -90,6 +90,7 @@ class Fired(Generic[M]):
 
     @property
     def corrupt(self) -> bool:
+        """Whether its bytes did not match their checksum: there is no message to read."""
         return self.record is None
 
     @property
@@ -109,7 +110,19 @@ class Fired(Generic[M]):
 
 
 class Magazine(Generic[M]):
-    """One magazine. Thread-safe. Not usable in a child after ``fork`` (ForkedHandleError from the store).
+    """A sharded, append-only sequence of messages: what queues are made of, without handlers.
+
+    `load` appends, `fire` claims, `delete` acknowledges, `reload` requeues at the tail, `peek` looks without claiming.
+
+    >>> from ignis import Ignis
+    >>> with Ignis("memory://") as app:
+    ...     jobs = app.magazine("jobs", str, shards=1)
+    ...     published = jobs.load("first")
+    ...     claimed = jobs.fire(10)
+    ...     claimed[0].message, jobs.delete(claimed), jobs.pending()
+    ('first', 1, 0)
+
+    Thread-safe. Not usable in a child after ``fork`` (ForkedHandleError from the store).
 
     Made by `MagazineManager.get` (``app.magazine``), which declares it in the store.
     """
