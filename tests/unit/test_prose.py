@@ -199,3 +199,24 @@ def test_what_is_no_sentence_is_left_out(name: str, text: str, tmp_path: Path, m
     path = tmp_path / name
     path.write_text(text)
     assert faults(path) == []
+
+
+NO_WORD = re.compile(r"(?:Of (?:one|an?|the|`)|See (?:the module|`))")
+
+
+def silent_classes(module: ast.Module) -> list[str]:
+    """Classes whose docstring begins with whose the object is, or sends the reader elsewhere."""
+    classes = [node for node in statements(module.body) if isinstance(node, ast.ClassDef)]
+    return [node.name for node in classes if NO_WORD.match(ast.get_docstring(node) or "")]
+
+
+def test_a_class_says_what_it_does() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}" for path in MODULES for name in silent_classes(ast.parse(path.read_bytes()))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("docstring", ["Of one session.", "See the module. Thread-safe.", "See `Pool`."])
+def test_a_class_that_says_nothing_is_found(docstring: str) -> None:
+    assert silent_classes(ast.parse(f'class A:\n    """{docstring}"""\n')) == ["A"]

@@ -25,7 +25,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class StoreContext:
-    """Of one opened store. Thread-safe. After ``fork`` no call can begin in the child.
+    """What the parts of one opened store share. Thread-safe. After ``fork`` no call can begin in the child.
 
     Args:
         connection: to the cluster; closed by whoever made it.

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Noted:
-    """See `ignis.storage.write_batch.Unflushed`."""
+    """What was written at once and is not flushed."""
 
     def __init__(self, store: EmbeddedStore, log: Log, mark: Mark) -> None:
         self._store = store
@@ -44,7 +44,7 @@ class _Noted:
 
 
 class AtOnce:
-    """Of one store. Thread-safe."""
+    """Writes and claims in one store without ever waiting. Thread-safe."""
 
     def __init__(self, store: EmbeddedStore, catalogue: Catalogue, firing: Firing) -> None:
         self._store = store

@@ -23,7 +23,7 @@ _ANY_SIZE = 1 << 62
 
 
 class Firing:
-    """Of one store. Thread-safe."""
+    """Claims what waits in the magazines of one store, over their shards. Thread-safe."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._directory = store.directory

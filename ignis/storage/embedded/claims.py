@@ -39,7 +39,7 @@ class Held(NamedTuple):
 
 
 class Claims:
-    """Of one store. Thread-safe."""
+    """Lists and renews the claims of one store, and finds those that nobody finishes. Thread-safe."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store

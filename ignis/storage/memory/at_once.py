@@ -15,7 +15,7 @@ __all__ = ["MemoryAtOnce"]
 
 
 class MemoryAtOnce(MagazineStore):
-    """See `ignis.storage.write_batch.AtOnce`. The store's one lock is only tried."""
+    """Writes and claims in a memory store without ever waiting. The store's one lock is only tried."""
 
     quick = True
     calls_back = True

@@ -167,7 +167,7 @@ os.register_at_fork(
 
 
 class MemoryStore(Store):
-    """See the module. Thread-safe; not usable in a child after ``fork``.
+    """Keeps everything in the memory of this process. Thread-safe; not usable in a child after ``fork``.
 
     Args:
         name: stores of the same name share their content as long as the process lives; empty = private to this one.
