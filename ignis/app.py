@@ -93,7 +93,7 @@ class Ignis:
     Args:
         url: ``embedded:///path``, ``memory://``; default: the argument, then ``IGNIS_URL``, then ``url`` of the file.
         client_id: the application's name; queues of different applications on one store do not meet.
-        farm_id: the deployment's name.
+        farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).

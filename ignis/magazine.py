@@ -110,9 +110,11 @@ class Fired(Generic[M]):
 
 
 class Magazine(Generic[M]):
-    """A sharded, append-only sequence of messages: what queues are made of, without handlers.
+    """A magazine is an append-only log of messages: what queues are made of, without handlers.
 
-    `load` appends, `fire` claims, `delete` acknowledges, `reload` requeues at the tail, `peek` looks without claiming.
+    It has shards, which elsewhere are partitions. A message's place in its shard is a pointer, elsewhere an offset. To load
+    is to append, to fire is to claim, to delete is to acknowledge, to reload is to requeue at the tail, and to peek is to
+    browse without claiming.
 
     >>> from ignis import Ignis
     >>> with Ignis("memory://") as app:
