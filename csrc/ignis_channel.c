@@ -140,8 +140,8 @@ int ign_channel_collect(ign_channel *ch)
 {
     ch->until_drain = DRAIN_EVERY;
     /* O1: acquire, pairs with the release in take_role (ignis_region.c): all that earlier consumers published to the
-     * return ring is visible to the drain that follows, so what is still out after it, of what was sent before the
-     * present consumer began, was lost with one that died. */
+     * return ring is visible to the drain that follows. So of what was sent before the present consumer began, what is
+     * still out after the drain was lost with a consumer that died. */
     uint64_t began = atomic_load_explicit(&ch->region.header->owners[IGN_CONSUMER].attach_pos, memory_order_acquire);
     ign_ring_entry entries[64];
     uint32_t got;

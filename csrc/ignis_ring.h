@@ -1,9 +1,9 @@
 /* SPSC ring of buffer references.
  *
  * One thread pushes, one thread pops; neither takes a lock, neither uses a read-modify-write. Positions are free-running
- * 64-bit counters: entry number `pos` lives in slot `pos & mask`, the ring is empty when the two are equal and full
- * when they differ by the capacity, so every slot is usable and only unsigned differences are ever compared: the
- * wrap of the counters is an ordinary addition.
+ * 64-bit counters: entry number `pos` lives in slot `pos & mask`. The ring is empty when the two are equal and full
+ * when they differ by the capacity, so every slot is usable. Only unsigned differences are ever compared: the wrap of
+ * the counters is an ordinary addition.
  *
  * The control block and the entries live in memory that two processes may share. Each side works through a private
  * handle with its own position and the last position of the other side that it saw. The shared position is only

@@ -1,14 +1,14 @@
 /* Size-classed buffer pool with one owner.
  *
  * The pool has three parts: a table (geometry, never changes), one word pair per slot (generation and where it was
- * sent), and the data. Words and data can lie in a region that two processes map; the free lists and a bit per slot
- * are in the owner's private memory, so that a peer that scribbles over the region can spoil contents but never get
- * one slot onto a free list twice. The words are in the region so that an owner's successor knows what is out.
+ * sent), and the data. Words and data can lie in a region that two processes map. The free lists and a bit per slot
+ * are in the owner's private memory: a peer that scribbles over the region can spoil contents, but never get one slot
+ * onto a free list twice. The words are in the region so that an owner's successor knows what is out.
  *
  * Only the owner allocates and releases; no operation is atomic. Who else is done with a buffer sends it home through
  * a return ring, and the owner releases it. Not thread-safe: one thread at a time, the owner's.
  *
- * A generation is odd while its slot is allocated and even while it is free, so a reference that is released twice or
+ * A generation is odd while its slot is allocated and even while it is free. So a reference that is released twice or
  * kept too long is told apart from a good one in every build.
  */
 #ifndef IGNIS_SLAB_H

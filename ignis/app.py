@@ -81,12 +81,20 @@ def _figures_of(queue: Queue[Any]) -> dict[str, Any]:
 
 
 class Ignis:
-    """An application on one store. Thread-safe. Nothing is opened before first use.
+    """An application on one store: makes its queues, and starts and stops what works on them.
+
+    Thread-safe. Nothing is opened before first use.
+
+    >>> with Ignis("memory://") as app:
+    ...     orders = app.queue("orders", dict)
+    ...     published = orders.publish({"id": 1})
+    ...     orders.main.pending()
+    1
 
     Args:
         url: ``embedded:///path``, ``memory://``; default: the argument, then ``IGNIS_URL``, then ``url`` of the file.
         client_id: the application's name; queues of different applications on one store do not meet.
-        farm_id: the deployment's name.
+        farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
@@ -216,6 +224,7 @@ class Ignis:
 
     @property
     def magazines(self) -> MagazineManager:
+        """The magazines of the store. Opens it, and raises as `store` does."""
         if self._magazines is None:
             with self._lock:
                 if self._magazines is None:
@@ -446,6 +455,7 @@ class Ignis:
         return fn
 
     def publisher_settings(self, given: Mapping[str, Any]) -> PublisherSettings:
+        """The settings of a publisher that was asked for with these. Raises ConfigError."""
         return resolve(PublisherSettings, {**self._publisher_given, **given}, self.file)
 
     def sweeper(self) -> Sweeper:
@@ -612,6 +622,7 @@ class Ignis:
 
     @property
     def running(self) -> bool:
+        """Whether it was started and not stopped since."""
         return self._running
 
     @property

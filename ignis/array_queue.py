@@ -27,6 +27,13 @@ class ArrayQueue:
     ForkedHandleError; it opens its own store. Every call is atomic, and what it changed is durable on return: on the
     embedded store as ``sync``, on Aerospike as the namespace is, on the memory store not at all.
 
+    >>> from ignis.storage import open_store
+    >>> queue = ArrayQueue(open_store("memory://"), "tickets")
+    >>> queue.enqueue_many([14, 15])
+    2
+    >>> queue.dequeue()
+    14
+
     Args:
         store: an opened store.
         name: ``[A-Za-z0-9._-]{1,128}``; on Aerospike the record's key.

@@ -27,6 +27,18 @@ _SHARDS = 1 << 16
 class AsyncPublisher(Generic[M]):
     """Publishes for coroutines of any event loop, each of which goes on when its message is durable. Thread-safe.
 
+    ``queue.apublish`` is what an application calls:
+
+    >>> import asyncio
+    >>> from ignis import Ignis
+    >>> async def main(orders) -> None:
+    ...     await asyncio.gather(*(orders.apublish({"id": id}) for id in range(3)))
+    >>> with Ignis("memory://") as app:
+    ...     orders = app.queue("orders", dict)
+    ...     asyncio.run(main(orders))
+    ...     orders.main.pending()
+    3
+
     Args:
         make: makes the publisher, and is given the function that it is to tell where its batches went.
         on_stored: called with 1 per message where the publisher itself tells nobody what became durable.

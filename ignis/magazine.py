@@ -91,6 +91,7 @@ class Fired(Generic[M]):
 
     @property
     def corrupt(self) -> bool:
+        """Whether its bytes did not match their checksum: there is no message to read."""
         return self.record is None
 
     @property
@@ -110,7 +111,21 @@ class Fired(Generic[M]):
 
 
 class Magazine(Generic[M]):
-    """One magazine. Thread-safe. Not usable in a child after ``fork`` (ForkedHandleError from the store).
+    """A magazine is an append-only log of messages: what queues are made of, without handlers.
+
+    It has shards, which elsewhere are partitions. A message's place in its shard is a pointer, elsewhere an offset. To load
+    is to append, to fire is to claim, to delete is to acknowledge, to reload is to requeue at the tail, and to peek is to
+    browse without claiming.
+
+    >>> from ignis import Ignis
+    >>> with Ignis("memory://") as app:
+    ...     jobs = app.magazine("jobs", str, shards=1)
+    ...     published = jobs.load("first")
+    ...     claimed = jobs.fire(10)
+    ...     claimed[0].message, jobs.delete(claimed), jobs.pending()
+    ('first', 1, 0)
+
+    Thread-safe. Not usable in a child after ``fork`` (ForkedHandleError from the store).
 
     Made by `MagazineManager.get` (``app.magazine``), which declares it in the store.
     """

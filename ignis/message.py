@@ -588,10 +588,17 @@ def is_readable(data: bytes) -> bool:
 class Message:
     """One stored message: the envelope, and the body as bytes. Read-only. Thread-safe.
 
-    Attributes are read from the record when asked for: ``id`` (UUIDv7 text), ``key`` (text or None),
-    ``enqueued_at_us``, ``failures`` (deliveries that failed), ``crashes``, ``headers``, ``reason`` and ``error`` of the last
-    failure, ``history`` (the last eight failed attempts, oldest first, see `ignis.history.Attempt`), ``returns`` (how often
-    the schedule brought it back from the sideline, since a person last did), ``body``.
+    Attributes are read from the record when asked for:
+
+    * ``id`` (UUIDv7 text), ``key`` (text or None), ``enqueued_at_us``, ``headers``, ``body``;
+    * ``failures`` (deliveries that failed), ``crashes``, ``reason`` and ``error`` of the last failure;
+    * ``history``: the last eight failed attempts, oldest first, see `ignis.history.Attempt`;
+    * ``returns``: how often the schedule brought it back from the sideline, since a person last did.
+
+    >>> from ignis.testing import make_message
+    >>> message = make_message({"id": 1}, key="customer-7", failures=2, reason="timeout")
+    >>> message.key, message.failures, message.reason, message.body
+    ('customer-7', 2, 'timeout', b'{"id":1}')
     """
 
     __slots__ = ("_meta", "_record")
@@ -611,65 +618,79 @@ class Message:
 
     @property
     def id(self) -> str:
+        """The text of a UUID of version 7, in small letters."""
         return id_text(self._record.id)
 
     @property
     def key(self) -> str | None:
+        """What keeps its order: messages of one key go to one shard. None when it has none."""
         key = self._record.key
         return key.decode("utf-8", "surrogateescape") if key else None
 
     @property
     def body(self) -> bytes:
+        """The user's message, encoded by `codec`."""
         return self._record.body
 
     @property
     def enqueued_at_us(self) -> int:
+        """When it was published, in microseconds since 1970."""
         return self._record.enqueued_at_us
 
     @property
     def failures(self) -> int:
+        """Deliveries that ended in the sideline."""
         return self._record.attempts
 
     @property
     def crashes(self) -> int:
+        """Deliveries that ended with the death of a worker, or with a lost connection."""
         return self._record.crashes
 
     @property
     def codec(self) -> str:
+        """How the body is encoded: ``raw``, ``json`` or ``msgpack``."""
         return {CODEC_RAW: "raw", CODEC_JSON: "json", CODEC_MSGPACK: "msgpack"}.get(
             self._record.flags & 0x0F, "unknown"
         )
 
     @property
     def meta(self) -> dict[str, Any]:
+        """The envelope's growing part, as stored. Raises UnreadableMessageError."""
         if self._meta is None:
             self._meta = decode_meta(self._record.meta)
         return self._meta
 
     @property
     def headers(self) -> dict[str, Any]:
+        """The publisher's own. Raises UnreadableMessageError."""
         headers = self.meta.get("headers")
         return headers if isinstance(headers, dict) else {}
 
     @property
     def reason(self) -> str | None:
+        """Why it was last put aside, see ``ignis.message.REASONS``; None when it never was."""
         return self._text("reason")
 
     @property
     def error(self) -> str | None:
+        """What went wrong last, as text; None when nothing did."""
         return self._text("error")
 
     @property
     def failed_at_ms(self) -> int | None:
+        """When it last failed, in milliseconds since 1970; None when it never did."""
         value = self.meta.get("failed_at_ms")
         return value if type(value) is int else None
 
     @property
     def history(self) -> tuple[Attempt, ...]:
+        """The last eight failed attempts, oldest first."""
         return parsed(self.meta.get("history"))
 
     @property
     def returns(self) -> int:
+        """How often the schedule brought it back from the sideline, since a person last did."""
         return _count(self.meta.get("returns"))
 
     def _text(self, name: str) -> str | None:

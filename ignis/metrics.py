@@ -76,7 +76,7 @@ class Collector(BaseCollector):
 
 
 class FigureCollector(BaseCollector):
-    """Of a part that has its figures by the names of Prometheus already, as the broker does. Thread-safe as ``figures`` is.
+    """Shows Prometheus a part that names its figures as Prometheus does, such as the broker. Thread-safe as ``figures`` is.
 
     Args:
         figures: returns them; those of one name have the same labels. What ends in ``_total`` only rises.

@@ -45,7 +45,17 @@ _Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad]
 
 
 class Publisher(Generic[M]):
-    """Made by ``queue.publisher()``; use it as a (sync or async) context manager, or call `close`.
+    """Publishes through a buffer: `send` takes microseconds, and a thread, the flusher, stores what has gathered.
+
+    Made by ``queue.publisher()``. Use it as a (sync or async) context manager, or call `close`.
+
+    >>> from ignis import Ignis
+    >>> with Ignis("memory://") as app:
+    ...     orders = app.queue("orders", dict)
+    ...     with orders.publisher() as publisher:
+    ...         receipt = publisher.send({"id": 1})
+    ...     receipt.done(), orders.main.pending()
+    (True, 1)
 
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 

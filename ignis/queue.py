@@ -54,7 +54,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Queue(Generic[M]):
-    """One named queue of one message type. Thread-safe. Made by ``app.queue(...)``; opens the store on first use.
+    """A named queue of one message type: messages go in, a handler gets them, what fails waits in its sideline.
+
+    Thread-safe. Opens the store on first use. Made by ``app.queue(...)``.
+
+    >>> from ignis import Ignis
+    >>> from ignis.testing import drain
+    >>> with Ignis("memory://") as app:
+    ...     greetings = app.queue("greetings", str)
+    ...     handler = greetings.handler(lambda name: print("hello", name))
+    ...     published = greetings.publish("Ada", key="customer-7")
+    ...     drain(greetings)
+    hello Ada
+    Drained(done=1, dropped=0, sidelined=0)
+
+    The field's words: the sideline is a dead-letter queue, a claim's ``stuck_after`` its visibility timeout.
 
     In a child after ``fork`` every call raises ForkedHandleError: make a new application object there.
     """
@@ -113,6 +127,7 @@ class Queue(Generic[M]):
 
     @property
     def codec(self) -> BodyCodec[M]:
+        """What encodes and decodes the bodies of the queue's messages."""
         return self._codec
 
     @property
@@ -122,7 +137,7 @@ class Queue(Generic[M]):
 
     @property
     def sideline(self) -> Magazine[M]:
-        """The sideline magazine, where failures wait."""
+        """The sideline magazine, where failures wait: the queue's dead-letter queue."""
         return self._sideline or self._opened()[1]
 
     def _opened(self) -> tuple[Magazine[M], Magazine[M]]:

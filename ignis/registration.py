@@ -12,7 +12,7 @@ __all__ = ["Registration"]
 
 
 class Registration:
-    """Of one queue in one process. Thread-safe.
+    """Knows whether one queue that this process uses is still in the store. Thread-safe.
 
     A removed queue's messages would be acknowledged and handled by nobody. Where the store has no magazine of it any more
     every load fails at once. Where only its record is gone, as after `QueueStore.remove` or the record's end on Aerospike,

@@ -67,7 +67,7 @@ class ShovelResult:
 
 
 class Shovel:
-    """Moves one queue's sideline back to its main magazine. Thread-safe.
+    """Moves one queue's sideline, its dead-letter queue, back to its main magazine. Others call a shovel redrive. Thread-safe.
 
     Every message keeps its id, its failures, the reason of its last failure and the rest of its time to live. A message that
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.

@@ -1,8 +1,9 @@
 """Room on the stack for whatever a message nests, in the threads that read messages.
 
-A body's depth is bounded by how deep Python's C code may call itself; the C library's default stack is to have room for that.
-musl's has not (128 KiB, or what the interpreter was linked with), nor has glibc's where ``ulimit -s`` is low, or is unlimited
-(2 MiB): there a message of some hundred levels would end the process instead of being unreadable.
+A body's depth is bounded by how deep Python's C code may call itself, and a thread's stack must have room for that. The
+default stack of musl has not: it is 128 KiB, or what the interpreter was linked with. Nor has that of glibc where
+``ulimit -s`` is low, or unlimited (2 MiB then). There a message of some hundred levels would end the process instead of
+being unreadable.
 """
 
 from __future__ import annotations

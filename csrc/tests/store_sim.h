@@ -4,8 +4,8 @@
  * Disk. A file has what processes see (the cache) and what a power cut leaves (the disk). Writes mark sectors of 512 bytes
  * dirty. At a power cut each dirty sector is as before, as now, or torn in the middle, each on its own; of the changes of names since they
  * were flushed, some first ones were made. A flush that fails forgets which sectors were dirty: the cache has them, the
- * disk has some of them or none, and as on Linux each descriptor that was open hears of it once, and one that
- * is opened after somebody has heard hears nothing.
+ * disk has some of them or none. As on Linux each descriptor that was open hears of it once, and one that is opened after
+ * somebody has heard hears nothing.
  *
  * Processes are coroutines. Each call of the disk and each store to shared memory is a step; before a step the machine may
  * let another go on, stop or kill this one, or cut the power. Killing gives back descriptors and locks and nothing else.

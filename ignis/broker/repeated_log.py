@@ -14,7 +14,9 @@ _AGAIN_S = 1.0
 
 
 class RepeatedLog:
-    """Of one kind of line, known by its text before the arguments. Thread-safe.
+    """Logs one kind of line at most once a second, and counts the others. Thread-safe.
+
+    A kind is known by its text before the arguments.
 
     Args:
         logger, level: where it goes.

@@ -24,7 +24,9 @@ _WORTH_WAKING_S = 0.001
 
 
 class Dispatcher:
-    """Of one consumer. `wanted`, `dispatch` and `hand_out_again` are for who claims: one thread at a time.
+    """Says how much one consumer may claim, and gives what was claimed to its workers.
+
+    `wanted`, `dispatch` and `hand_out_again` are for who claims: one thread at a time.
 
     Args:
         spec, settings: of the handler and of the consumer.

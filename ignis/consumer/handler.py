@@ -72,6 +72,13 @@ Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 class Context:
     """What a handler and its middleware know about the delivery. One object per call, passed down explicitly.
 
+    >>> from ignis.testing import make_context
+    >>> def handler(order: dict, ctx: Context) -> None:
+    ...     print(ctx.queue, ctx.message.key, ctx.attempt, order)
+    >>> context = make_context({"id": 1}, queue="orders", key="customer-7")
+    >>> handler(context.body, context)
+    orders customer-7 1 {'id': 1}
+
     Attributes:
         message: the envelope (`ignis.Message`); for a batch handler the first one.
         messages: all envelopes of this call, in the order of the bodies.
@@ -96,6 +103,7 @@ class Context:
 
     @property
     def messages(self) -> Sequence[Message]:
+        """All envelopes of this call, in the order of the bodies."""
         if isinstance(self._messages, Record):
             # Most handlers never look at the envelope: it is made for those that do.
             self._messages = (Message(self._messages),)
@@ -103,10 +111,12 @@ class Context:
 
     @property
     def message(self) -> Message:
+        """The envelope; for a batch handler that of the first message."""
         return self.messages[0]
 
     @property
     def items(self) -> dict[str, Any]:
+        """A dict of this call alone, for middleware to hand things down."""
         if self._items is None:
             self._items = {}
         return self._items

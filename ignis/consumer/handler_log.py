@@ -28,7 +28,7 @@ Send = Callable[[int, str, str], None]
 
 
 class HandlerLog:
-    """Of one handler. Thread-safe. Never raises.
+    """Logs the failures of one handler at a bounded rate. Thread-safe. Never raises.
 
     Args:
         queue, handler: their names.

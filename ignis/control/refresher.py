@@ -72,7 +72,9 @@ class RefreshResult:
 
 
 class Refresher:
-    """One application's refresher. Thread-safe: passes never overlap.
+    """Keeps what runs in one process in step with the queues that are stored. Others call a refresher a reconciler.
+
+    Thread-safe: passes never overlap.
 
     Args:
         queues: what it keeps in step.

@@ -62,7 +62,10 @@ class _Queue:
 
 
 class Sweeper:
-    """Sweeps all queues of one store. Thread-safe.
+    """Recovers what abandoned claims hold, in all queues of one store. Thread-safe.
+
+    The sweeper is what others call a reaper of expired leases. Each of its writes carries the epoch of its leader, elsewhere a
+    term or fencing token, and the store checks it.
 
     Args:
         store: the store.

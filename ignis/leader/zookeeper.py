@@ -58,7 +58,7 @@ class Office(NamedTuple):
 
 
 class ZooKeeperLeader(Leadership):
-    """See the module.
+    """Stands for one scope in an election in ZooKeeper, and leads while it has the first place and the assignment.
 
     Args:
         store, scope: see `Leadership`.

@@ -87,7 +87,13 @@ class LockContext(Protocol):
 
 
 class Lock:
-    """A lock with a time to live, made by `LockManager.lock`. Not re-entrant.
+    """Keeps other processes out for a time to live. Not re-entrant. Made by `LockManager.lock`.
+
+    >>> from ignis import LockManager
+    >>> from ignis.storage import open_store
+    >>> with LockManager("shop", "west", open_store("memory://")).lock("nightly-report") as lock:
+    ...     lock.held, lock.token
+    (True, 1)
 
     One object belongs to one holder at a time: give each thread or task its own. The methods may be called from any
     thread. In a child after ``fork`` the lock is not held.

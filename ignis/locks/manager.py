@@ -29,7 +29,13 @@ _ASYNC_THREADS = 16
 
 
 class LockManager:
-    """The locks of one application. Thread-safe.
+    """Makes the locks of one application, and renews those that ask for it. Thread-safe.
+
+    >>> from ignis.storage import open_store
+    >>> locks = LockManager("shop", "west", open_store("memory://"))
+    >>> lock = locks.lock("nightly-report")
+    >>> lock.try_acquire(), locks.holder("nightly-report") is None, lock.release()
+    (True, False, True)
 
     In a child after ``fork`` no lock is held, whatever the parent holds; the child needs a manager of its own, on a store
     of its own.

@@ -65,9 +65,9 @@ def segment_columns(parts, magazine_id, shard, *, lines=False):
         magazine_id, shard: where the segments are thought to be.
         lines: see `record_columns`.
 
-    Returns what `record_columns` does, with ``bad`` the pointers of the records that do not match their checksum, of those of
-    another version, and of all in a segment whose header is damaged or contradicts its key; and behind it the pointers of
-    the others, int64 each.
+    Returns what `record_columns` does, and behind it the pointers of the good records, int64 each. ``bad`` has the pointers of
+    the others: of records that do not match their checksum or are of another version, and of all records in a segment whose
+    header is damaged or contradicts its key.
 
     Raises ValueError (see `record_columns`; a range outside the segment), TypeError. Gives the GIL up for large segments.
     """

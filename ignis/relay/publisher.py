@@ -40,7 +40,9 @@ class Channels(Protocol):
 
 
 class RelayPublisher(Publisher[M]):
-    """See `ignis.Publisher`: the same calls, with these differences.
+    """Writes messages into the channel of a relay, which stores them.
+
+    It has the calls of `ignis.Publisher`, with these differences.
 
     * What `send` put into the channel survives the end of this process, ``kill -9`` included. It does not survive the
       machine: durable is what the receipt says.

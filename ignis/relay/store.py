@@ -64,7 +64,9 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[s
 
 
 class RelayStore(Store):
-    """See the module. Thread-safe. Usable in a child after ``fork``, which makes channels of its own.
+    """The store of a producer: it publishes through a relay and can do nothing else.
+
+    Thread-safe. Usable in a child after ``fork``, which makes channels of its own.
 
     Args:
         path: the directory, made with mode 0700 when it is not there. No relay need run yet: channels wait for one.

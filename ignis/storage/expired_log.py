@@ -15,8 +15,11 @@ _PERIOD_S = 60.0
 
 
 class ExpiredLog:
-    """Of one store. Thread-safe. At once, and then at most once a minute for each magazine, with all since then; how many there
-    were in all is in `ignis.storage.records.ShardState`."""
+    """Warns that messages of one store have run out of time. Thread-safe.
+
+    It does so at once, and then at most once a minute for each magazine, with all since then. How many there were in all
+    is in `ignis.storage.records.ShardState`.
+    """
 
     def __init__(self) -> None:
         self._limit = LogLimit(_PERIOD_S)

@@ -30,7 +30,7 @@ class Purged(NamedTuple):
 
 
 class Purges(abc.ABC):
-    """Of `MagazineStore`."""
+    """Removes what waits in a magazine, without handling it."""
 
     @abc.abstractmethod
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:

@@ -16,8 +16,21 @@ _LOOK_S = 0.02
 
 
 class ManualClock(Clock):
-    """For ``Ignis("memory://", clock=...)``: times to live, the age of claims, locks, the schedules of shovel, sweeper and
-    refresher, and the expiry of queues go by it. Thread-safe.
+    """A clock that stands still until a test moves it on. Thread-safe.
+
+    It is given to ``Ignis("memory://", clock=...)``. By it go times to live, the age of claims, locks, the schedules of
+    shovel, sweeper and refresher, and the expiry of queues.
+
+    >>> from ignis import Ignis
+    >>> from ignis.testing import drain
+    >>> clock = ManualClock()
+    >>> with Ignis("memory://", clock=clock) as app:
+    ...     codes = app.queue("codes", int, message_expiry="1h")
+    ...     handler = codes.handler(print)
+    ...     published = codes.publish(1234)
+    ...     now_s = clock.advance(3601)
+    ...     drain(codes)
+    Drained(done=0, dropped=0, sidelined=0)
 
     Not by it go what a handler may take (``timeout_s``), waits for locks, renewals of claims and the pace of a shovel: they
     are about the machine. Ids and the time at which a message was published are the machine's as well.

@@ -29,7 +29,8 @@ RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
 SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml")
 """What of the package is in both."""
 SDIST_FILES = (
-    "CHANGELOG.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "pyproject.toml", "setup.py",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "SECURITY.md",
+    "pyproject.toml", "setup.py",
     "csrc/Makefile", ".ci/run",
 )  # fmt: skip
 

@@ -208,7 +208,7 @@ class AsyncClient:
         return await self.ask(requests.nack(queue, pointers, **how))
 
     async def subscribe(self, queue: str, credit: int = 256, *, max_bytes: int = 1 << 20) -> AsyncSubscription:
-        """Messages of a queue as they come, at most ``credit`` of them unacknowledged. Ends with the connection."""
+        """Messages of a queue as they come, at most ``credit`` (prefetch) of them unacknowledged. Ends with the connection."""
         connection = await self.connect()
         stream = Stream()
         ask = requests.subscribe(queue, credit, max_bytes)

@@ -34,7 +34,7 @@ _LOOK_S = 0.5
 
 
 class ClaimTracker:
-    """Of one client. Thread-safe.
+    """Remembers what one client has claimed and not accounted for, so that it can say so to a new broker. Thread-safe.
 
     Args:
         client: whose connection it is.

@@ -15,7 +15,10 @@ MOST_OPEN = 64
 
 
 class PendingAcks:
-    """Of one connection; a token for its machine. Not thread-safe: the shell locks around it."""
+    """Counts the answers to acknowledgements that nobody waits for, and keeps a refusal for the next call.
+
+    There is one for each connection, whose machine knows it as a token. Not thread-safe: the shell locks around it.
+    """
 
     def __init__(self) -> None:
         self.open = 0

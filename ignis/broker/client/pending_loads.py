@@ -51,7 +51,7 @@ def begin(
 
 
 class _Sent:
-    """See `PendingLoad`. Holds the store open until `result`."""
+    """A load that was sent and is not answered: a `PendingLoad`. Holds the store open until `result`."""
 
     def __init__(
         self,

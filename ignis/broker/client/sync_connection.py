@@ -41,7 +41,7 @@ _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
 class SyncConnection:
-    """See the module. Thread-safe.
+    """One connection for any number of threads: whoever waits for an answer reads for all. Thread-safe.
 
     Args:
         sock: connected; the link owns it from now on.

@@ -48,7 +48,7 @@ _KNOWN = frozenset(int(one) for one in Command) - {int(one) for one in ANSWERS}
 
 
 class State(enum.Enum):
-    """Of a connection, on either side."""
+    """How far a connection has come, on either side."""
 
     NEW = "new"
     """Nothing but CONNECT and PING is allowed."""

@@ -63,7 +63,7 @@ def name_at_head(head: bytes, frame_bytes: int) -> tuple[int, int, str] | None:
 
 
 class Unfit(Exception):
-    """Of one frame. ``reason`` is what to answer to ``request_id``."""
+    """A frame that may not be sent. ``reason`` is what to answer to ``request_id``."""
 
     def __init__(self, request_id: int, why: str) -> None:
         super().__init__(why)

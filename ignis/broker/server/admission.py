@@ -34,7 +34,7 @@ class Visitor:
 
 
 class Admission:
-    """Of one broker. Belongs to its event loop.
+    """Decides which connections a broker lets in, and counts them in all and for each address. Belongs to its event loop.
 
     Args:
         settings: the limits.

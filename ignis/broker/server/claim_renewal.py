@@ -29,7 +29,7 @@ Part = tuple[str, list[Run]]
 
 
 class ClaimRenewal:
-    """Of one application. Belongs to the event loop."""
+    """Renews the claims of the messages that the connections of one application hold. Belongs to the event loop."""
 
     def __init__(self, application: Application) -> None:
         self.renewed = 0

@@ -25,7 +25,7 @@ __all__ = ["ConsumerCommands"]
 
 
 class ConsumerCommands:
-    """Of one session."""
+    """Carries out what one session consumes: subscribes, pulls, acknowledges."""
 
     def __init__(self, session: Session) -> None:
         self.waits: dict[int, Callable[[], None]] = {}

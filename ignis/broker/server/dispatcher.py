@@ -133,7 +133,7 @@ class DirectDelivery:
 
 
 class Dispatcher:
-    """Of one magazine."""
+    """Claims what waits in one magazine and delivers it to its consumers in turn."""
 
     def __init__(self, application: Application, magazine: str) -> None:
         self.magazine = magazine

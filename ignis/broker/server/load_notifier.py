@@ -40,7 +40,10 @@ class _Waiter:
 
 
 class Watch:
-    """Of one magazine. Belongs to the event loop but for `once`, which `LoadNotifier` calls in a thread."""
+    """Tells those who wait that one magazine was loaded.
+
+    Belongs to the event loop but for `once`, which `LoadNotifier` calls in a thread.
+    """
 
     def __init__(self, application: Application, magazine: str) -> None:
         self.magazine = magazine

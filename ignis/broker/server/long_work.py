@@ -27,7 +27,7 @@ Work = Generator[Callable[[], Any] | None, Any, None]
 
 
 class Steps:
-    """Of one broker: one piece in a pass, of each work in turn.
+    """Does the long work of a broker on its event loop: one piece in a pass, of each work in turn.
 
     Args:
         broker: whose.

@@ -36,7 +36,7 @@ SAYS = {
 
 
 class BrokerMetrics:
-    """Of one broker. Belongs to its event loop."""
+    """Reads the figures of one broker. Belongs to its event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

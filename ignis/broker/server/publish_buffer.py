@@ -140,7 +140,10 @@ def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) 
 
 
 class PublishBuffer:
-    """Of one magazine. Everything but `_load` runs on the event loop."""
+    """Gathers what connections send to one magazine and loads it, one load at a time.
+
+    Everything but `_load` runs on the event loop.
+    """
 
     def __init__(self, application: Application, magazine: str) -> None:
         self.magazine = magazine

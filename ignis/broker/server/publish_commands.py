@@ -28,7 +28,7 @@ _ACK = struct.Struct(">IhqHHQI")
 
 
 class PublishCommands:
-    """Of one session."""
+    """Carries out what one session sends, and acknowledges it."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

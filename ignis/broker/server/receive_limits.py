@@ -31,7 +31,7 @@ _BOTH = f"broker.max_receive_bytes, {_TIME}"
 
 
 class ReceiveLimits:
-    """Of one broker. Belongs to its event loop.
+    """Bounds the memory of frames that are still arriving at one broker. Belongs to its event loop.
 
     Args:
         area: what its connections read into.

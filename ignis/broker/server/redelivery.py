@@ -1,8 +1,8 @@
 """Messages that a lost connection held: one of them may be what killed its client.
 
 Each counts one crash more, in its envelope, so that the count survives the broker and is the same at every broker of a
-cluster. A message that was held by too many lost connections goes to its queue's sideline, reason ``crash``, instead of
-killing one client after the other, and so does one whose envelope cannot be read, reason ``unreadable``; the others are
+cluster. A message that was held by too many lost connections goes to its queue's sideline, reason ``crash``: else it would
+kill one client after the other. One whose envelope cannot be read goes there too, reason ``unreadable``. The others are
 pending again, at their shards' tails.
 """
 

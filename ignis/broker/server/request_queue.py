@@ -27,7 +27,7 @@ _REASON = "backlog"
 
 
 class RequestQueue:
-    """Of one session."""
+    """Makes the store calls that one session asks for, and answers them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -24,7 +24,7 @@ _COUNT_AGAIN_S = 0.05
 
 
 class SendLimits:
-    """Of one broker. Belongs to its event loop."""
+    """Bounds what the clients of one broker have not read. Belongs to its event loop."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -48,7 +48,7 @@ _MOST_PIECES = 512
 
 
 class Session(asyncio.BufferedProtocol):
-    """See the module.
+    """Serves one connection: reads its frames, carries them out, answers.
 
     Args:
         broker: whose.

@@ -54,7 +54,7 @@ class _Deleting(NamedTuple):
 
 
 class WriteBatcher:
-    """Of one application. Belongs to the event loop."""
+    """Makes the small writes of one application in one transaction for each turn. Belongs to the event loop."""
 
     def __init__(self, application: Application) -> None:
         self.at_once = 0

@@ -241,7 +241,7 @@ def _request_id(ended: tuple[int, Outcome]) -> int:
 
 
 class CoroutinePool(Pool):
-    """See `Pool`. All coroutines of a handler share one loop, hence one `Worker`."""
+    """A `Pool` of coroutines. All coroutines of a handler share one loop, hence one `Worker`."""
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ class _ProcessWorker(Worker):
 
 
 class ProcessPool(Pool):
-    """See `Pool`. Each process is a new interpreter that imports the handler's module.
+    """A `Pool` of processes. Each process is a new interpreter that imports the handler's module.
 
     A process that ends before it is ready is replaced after a pause that grows, one at a time; see `check` for the end of
     that.

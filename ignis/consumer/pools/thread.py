@@ -155,7 +155,7 @@ class _ThreadWorker(Worker):
 
 
 class ThreadPool(Pool):
-    """See `Pool`. ``lost_threads`` counts threads that were given up and still run."""
+    """A `Pool` of threads. ``lost_threads`` counts threads that were given up and still run."""
 
     def __init__(
         self,

@@ -87,9 +87,11 @@ def fields_of_line(line: str, layout: Csv) -> list[str] | None:
 class CsvLines:
     """The function of a ``mapInArrow`` over the columns `INPUT`.
 
-    It gives ``raw`` (text; null where the bytes are not of the encoding), ``raw_bytes`` (only there), ``file``, ``block``,
-    ``order``, ``lines`` (that the record takes), ``malformed`` (one of the words above, or null) and a column of text for
-    each of ``columns``.
+    It gives these columns, and one of text for each of ``columns``:
+
+    * ``raw``: text; null where the bytes are not of the encoding, which ``raw_bytes`` has then, and only then;
+    * ``file``, ``block``, ``order``, and ``lines``, which says how many the record takes;
+    * ``malformed``: one of the words above, or null.
 
     Args:
         layout: how the files are written.

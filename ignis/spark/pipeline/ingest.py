@@ -1,8 +1,8 @@
 """Files into a queue: read, check, put rejects aside, keep one of what is the same, publish.
 
-Running again is safe at any point. The files of a run are fixed in its record when it begins; rejects are written beside
-their place and moved there in one step; and every message has an id made of its ``dedup`` values, or of its file, its line
-and what stands there, so that a store that remembers ids stores it once however often, and by whatever run, it is published.
+Running again is safe at any point. The files of a run are fixed in its record when it begins. Rejects are written beside
+their place and moved there in one step. Every message has an id made of its ``dedup`` values, or of its file, its line and
+what stands there. So a store that remembers ids stores it once, however often, and by whatever run, it is published.
 """
 
 from __future__ import annotations

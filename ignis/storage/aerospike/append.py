@@ -44,7 +44,7 @@ class Item(NamedTuple):
 
 
 class Appender:
-    """See the module. Thread-safe."""
+    """Appends records to the shards of magazines: reserves pointers, writes, takes back what failed. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection

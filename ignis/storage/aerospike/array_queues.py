@@ -1,7 +1,7 @@
 """Array queues: one record each, worked on by the functions of ``array_queue.lua`` on the server.
 
-The module is registered under a name that says which one it is, ``ignis_array_queue_v<version>_<hash of its text>``, so
-that instances of different versions work side by side, each with its own, and none replaces what another is running.
+The module is registered under a name that says which one it is: ``ignis_array_queue_v<version>_<hash of its text>``. So
+instances of different versions work side by side, each with its own, and none replaces what another is running.
 
 Records: set ``{farm}_{client}_ignis_arrays``, key = the queue's name, no end.
 """

@@ -1,9 +1,9 @@
 """Which magazines there are, and what this process knows about each.
 
 A magazine is declared by a record of its own (set ``…_ignis_mags``): shards, durability, and per shard the low-water
-mark. Its pointers records are made with it and removed with it, so that a load or a claim by somebody who does not know
-yet that it was dropped finds no pointers record and changes nothing. A pointers record that is gone although the
-declaration says that it was made was lost: it is restored, see `restoring`, and the magazine's life goes on.
+mark. Its pointers records are made with it and removed with it. So when it was dropped, and somebody who does not know yet
+loads or claims, there is no pointers record and nothing changes. A pointers record that is gone although the declaration
+says that it was made was lost: it is restored, see `pointer_recovery`, and the magazine's life goes on.
 
 The low-water mark. Everything up to it has been accounted for and is never looked at again. Community servers can bring
 removed records back when they start from cold storage; below the mark such a record is dropped, not delivered. The mark

@@ -39,7 +39,7 @@ _BUSY_PAUSE_S = 0.002
 
 
 class Firing:
-    """See the module. Thread-safe."""
+    """Claims the next records of a magazine, over its shards. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue, trickle: Trickle) -> None:
         self._connection = connection

@@ -16,7 +16,7 @@ __all__ = ["StoreContext"]
 
 
 class StoreContext:
-    """Of one opened store. Thread-safe. After ``fork`` no call can begin in the child.
+    """What the parts of one opened store share. Thread-safe. After ``fork`` no call can begin in the child.
 
     Args:
         connection: to the cluster; closed by whoever made it.

@@ -35,8 +35,10 @@ _MANY = 256
 
 
 class Holes:
-    """See the module. Thread-safe. Attributes: ``seen``, ``filled``, ``sealed`` and ``left`` (to the sweeper) count since
-    the store was opened."""
+    """Waits for records that come after their pointers were claimed, and gives up those that do not come. Thread-safe.
+
+    Its attributes ``seen``, ``filled``, ``sealed`` and ``left`` (to the sweeper) count since the store was opened.
+    """
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection

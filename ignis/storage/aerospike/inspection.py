@@ -28,7 +28,7 @@ _BINS = [layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED, layout
 
 
 class Looking:
-    """See the module. Thread-safe."""
+    """Answers what is asked about a magazine without claiming anything. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection

@@ -38,7 +38,7 @@ _HOLE_WAIT_S = 0.02
 
 
 class AerospikeMagazines(MagazineStore):
-    """See the module. Thread-safe."""
+    """The magazines of an Aerospike store: a `MagazineStore`. Thread-safe."""
 
     def __init__(self, context: StoreContext, epoch: Callable[[str], int]) -> None:
         connection = context.connection

@@ -27,7 +27,7 @@ MAX_OPEN = 10_000
 
 
 class OpenPointers:
-    """See the module. Thread-safe."""
+    """Keeps the list of pointers whose record may still come. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection

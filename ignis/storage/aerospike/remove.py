@@ -40,7 +40,7 @@ Place = tuple[int, int]
 
 
 class Retiring:
-    """See the module. Thread-safe."""
+    """Deletes records, puts them back, and moves them to another magazine. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue, appender: Appender, trickle: Trickle) -> None:
         self._connection = connection

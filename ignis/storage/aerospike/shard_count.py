@@ -19,7 +19,7 @@ _BY_US = "ign_shards"
 
 
 class ShardCount:
-    """See the module. Thread-safe."""
+    """Reads and writes the number of shards that Java sees. Thread-safe."""
 
     def __init__(self, connection: Connection, sets: SetNames) -> None:
         self._connection = connection

@@ -71,7 +71,10 @@ class Riding:
 
 
 class Trickle:
-    """See the module. Thread-safe; what it knows of a magazine is in ``Magazine.trickle``."""
+    """Claims, reads and acknowledges in one call, where messages come one by one.
+
+    Thread-safe; what it knows of a magazine is in ``Magazine.trickle``.
+    """
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
         self._connection = connection

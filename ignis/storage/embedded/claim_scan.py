@@ -21,7 +21,7 @@ _ANY_SIZE = 1 << 62
 
 
 class ClaimScan:
-    """Claims over the shards of one store's magazines. Thread-safe."""
+    """Claims what waits in the magazines of one store, over their shards. Thread-safe."""
 
     def __init__(self, store: StoreContext) -> None:
         self._directory = store.directory

@@ -37,7 +37,7 @@ class ClaimRecord(NamedTuple):
 
 
 class Claims:
-    """Of one store. Thread-safe."""
+    """Lists and renews the claims of one store, and finds those that nobody finishes. Thread-safe."""
 
     def __init__(self, store: StoreContext) -> None:
         self._store = store

@@ -29,7 +29,7 @@ _Wish = tuple[int, int, Callable[[], None], int]
 
 
 class Listener:
-    """Of one log. Thread-safe. The thread is started with the first wish."""
+    """Calls back when a magazine of one log was loaded. Thread-safe. The thread is started with the first wish."""
 
     def __init__(self, of: Log) -> None:
         self._log = of
