@@ -25,8 +25,9 @@ from ignis.errors import (
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record, id_text
 from ignis.registration import Registration
-from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store
 from ignis.storage.pending_load import PendingLoad
+from ignis.storage.records import group_pointers
 
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
 

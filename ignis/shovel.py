@@ -18,8 +18,9 @@ from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, Message, returned_record
 from ignis.near_names import meant
 from ignis.stacks import roomy_stacks, start_thread
-from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
 from ignis.storage.parts import in_parts
+from ignis.storage.records import group_pointers
 from ignis.upkeep import Timer, timers_of
 
 if TYPE_CHECKING:

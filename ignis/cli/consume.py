@@ -27,7 +27,8 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record
 from ignis.pausing import PAUSED
 from ignis.stop_signals import stop_signals
-from ignis.storage.base import MOST_FRUITLESS, RENEWALS, QueueRecord, Store, Transfer, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, RENEWALS, QueueRecord, Store, Transfer
+from ignis.storage.records import group_pointers
 
 __all__ = ["consume"]
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from ignis.errors import QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
-from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer, group_pointers
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
+from ignis.storage.records import group_pointers
 
 __all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside"]
 

@@ -27,7 +27,8 @@ from ignis.hooks import log_safely
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.stacks import roomy_stacks, start_thread
-from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, group_pointers
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store
+from ignis.storage.records import group_pointers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

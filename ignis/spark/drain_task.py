@@ -20,7 +20,8 @@ from ignis.spark.parse_body import UNPARSED, fields_of
 from ignis.spark.queue_path import Place
 from ignis.spark.read_task import Reading, cut_runs
 from ignis.spark.unparsed import CORRUPT, Suspects, parsed_with_spark, put_aside
-from ignis.storage.base import MagazineStore, Run, joined_runs
+from ignis.storage.base import MagazineStore, Run
+from ignis.storage.records import joined_runs
 
 __all__ = [
     "COMMIT_AT_ONCE",
@@ -120,7 +121,7 @@ class Drained:
         runs: where they are.
         run_lists: the same, by part: what one task reads.
         parts: a DataFrame of the parts' numbers, one a task, for `ignis.spark.read_in_pandas`.
-        incarnations: of the shards they are in, see `ignis.storage.base.ShardState`.
+        incarnations: of the shards they are in, see `ignis.storage.records.ShardState`.
     """
 
     def __init__(

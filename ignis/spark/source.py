@@ -43,7 +43,8 @@ from ignis.spark.offsets import (
 from ignis.spark.queue_path import Place, find_place, split_options
 from ignis.spark.read_task import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
-from ignis.storage.base import Run, ShardState, joined_runs
+from ignis.storage.base import Run, ShardState
+from ignis.storage.records import joined_runs
 
 __all__ = ["IgnisDataSource", "retire_batch"]
 

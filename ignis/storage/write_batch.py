@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from ignis.native import PackedBatch
-    from ignis.storage.base import Claim, FireResult, Pointers
+from ignis.native import PackedBatch
+from ignis.storage.records import Claim, FireResult, Pointers
 
 __all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "PendingSync", "WriteBatch"]
 
@@ -24,7 +23,7 @@ class ClaimsWriter(Protocol):
 
 
 class FiredInto(NamedTuple):
-    """`ignis.storage.base.FireResult` without the claims, which are in the writer."""
+    """`ignis.storage.records.FireResult` without the claims, which are in the writer."""
 
     holes: dict[int, list[int]]
     expired: int

@@ -22,7 +22,8 @@ from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, Unreadabl
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
-from ignis.storage.base import MOST_FRUITLESS, Claim, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, Claim
+from ignis.storage.records import group_pointers
 
 __all__ = ["Drained", "adrain", "drain"]
 

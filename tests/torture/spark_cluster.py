@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ignis.spark import drain, publish
 from ignis.spark.read_task import Reading
-from ignis.storage.base import group_pointers
+from ignis.storage.records import group_pointers
 from tests.torture.spark import BATCH_ROWS, QUEUE, WAIT_S, Waiting, check_files, check_queue, publish_with, rows
 
 HOSTS = ("127.0.0.1", "127.0.0.2")

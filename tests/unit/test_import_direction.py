@@ -149,12 +149,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "export",
     ),
     "ignis.storage": (
-        (
-            "columns directories expired_log in_flight os_errors pending_load private_directory purging removing repeats "
-            "runs write_batch"
-        ),
+        ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
+        "process_identity purging removing write_batch",
         "base",
-        "checks parts process_identity",
+        "checks parts",
         "aerospike clock",
         "embedded memory",
     ),
@@ -172,16 +170,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage.embedded": (
         "atomic_files keys listening log_files maintenance options waiters",
-        "array_queues clock format locks owners queues salvaged",
+        "clock format owners salvaged",
         "check directory",
-        "catalogue repair",
-        "claim_scan claims inspection load_once",
+        "catalogue context repair",
+        "array_queues claim_scan claims inspection load_once locks queues",
         "at_once transfers",
         "magazines",
         "store",
     ),
     "ignis.storage.memory": (
-        "at_once control",
+        "state",
+        "control magazines",
         "store",
     ),
     "ignis.supervisor": (
@@ -242,19 +241,6 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset(
         ("ignis.control.refresher", "ignis.queue"),
         ("ignis.queue", "ignis.app"),
         ("ignis.shovel", "ignis.queue"),
-        ("ignis.storage.embedded.array_queues", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.at_once", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.claim_scan", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.claims", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.locks", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.magazines", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.queues", "ignis.storage.embedded.store"),
-        ("ignis.storage.embedded.transfers", "ignis.storage.embedded.store"),
-        ("ignis.storage.memory.at_once", "ignis.storage.memory.store"),
-        ("ignis.storage.memory.control", "ignis.storage.memory.store"),
-        ("ignis.storage.purging", "ignis.storage.base"),
-        ("ignis.storage.removing", "ignis.storage.base"),
-        ("ignis.storage.write_batch", "ignis.storage.base"),
     }
 )
 

@@ -58,7 +58,6 @@ from ignis.storage.base import (
     ShardState,
     Store,
     Transfer,
-    group_pointers,
 )
 from ignis.storage.checks import (
     check_declaration,
@@ -72,6 +71,7 @@ from ignis.storage.checks import (
 from ignis.storage.in_flight import Gate
 from ignis.storage.pending_load import PendingLoad
 from ignis.storage.purging import PURGE_BATCH, Purged
+from ignis.storage.records import group_pointers
 from ignis.urls import redacted
 
 __all__ = ["BrokerStore", "open_store"]

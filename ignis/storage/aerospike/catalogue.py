@@ -31,8 +31,8 @@ from ignis.storage.aerospike.layout import Keys, SetNames
 from ignis.storage.aerospike.shard_count import ShardCount
 from ignis.storage.aerospike.shard_view import Magazine, ShardPointers, ShardView
 from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
-from ignis.storage.base import Pointers
 from ignis.storage.checks import check_declaration, check_printable
+from ignis.storage.records import Pointers
 from ignis.storage.runs import Runs, overlap, runs_of
 
 __all__ = ["Catalogue", "Magazine", "ShardPointers", "ShardView"]

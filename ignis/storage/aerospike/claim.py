@@ -23,7 +23,7 @@ from ignis.storage.aerospike.connection import Connection, Entry, policy, read_e
 from ignis.storage.aerospike.holes import MAX_HOLES, Holes
 from ignis.storage.aerospike.status_codes import ANY, BUSY, FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import Riding, Trickle
-from ignis.storage.base import Claim, FireResult, Pointers
+from ignis.storage.records import Claim, FireResult, Pointers
 from ignis.storage.runs import Runs, difference, runs_of
 
 __all__ = ["Firing"]

@@ -16,15 +16,8 @@ from ignis.storage.aerospike.open_pointers import OpenPointers
 from ignis.storage.aerospike.owner import provably_dead
 from ignis.storage.aerospike.ranges import Ranges
 from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
-from ignis.storage.base import (
-    Abandoned,
-    Pointers,
-    Run,
-    ShardState,
-    joined_runs,
-    runs_of_pointers,
-)
 from ignis.storage.process_identity import this_process
+from ignis.storage.records import Abandoned, Pointers, Run, ShardState, joined_runs, runs_of_pointers
 
 __all__ = ["Looking"]
 

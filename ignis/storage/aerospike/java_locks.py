@@ -32,8 +32,9 @@ from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, GENERATION, NOT_FOUND
-from ignis.storage.base import LockRecord, LockTable
+from ignis.storage.base import LockTable
 from ignis.storage.checks import check_lock_in_table, check_owner, ttl_milliseconds
+from ignis.storage.records import LockRecord
 
 __all__ = ["AerospikeLockTable"]
 

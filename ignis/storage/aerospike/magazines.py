@@ -23,20 +23,10 @@ from ignis.storage.aerospike.remove import Retiring
 from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
-from ignis.storage.base import (
-    KEEP_TTL,
-    Abandoned,
-    Fence,
-    FireResult,
-    MagazineStore,
-    Pointers,
-    Run,
-    ShardState,
-    Transfer,
-    group_pointers,
-)
+from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.records import Abandoned, Fence, FireResult, Pointers, Run, ShardState, Transfer, group_pointers
 from ignis.storage.runs import Runs, overlap
 
 __all__ = ["AerospikeMagazines"]

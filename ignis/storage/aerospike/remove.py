@@ -24,8 +24,9 @@ from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.connection import Connection, Entry, policy, write_entry
 from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.aerospike.trickle import MOST_RIDING, Trickle
-from ignis.storage.base import KEEP_TTL, Fence, Pointers, Transfer
+from ignis.storage.base import KEEP_TTL
 from ignis.storage.checks import expiry_ms
+from ignis.storage.records import Fence, Pointers, Transfer
 
 __all__ = ["Retiring"]
 

@@ -6,20 +6,18 @@ A write is in the log, and seen by others, before it is durable; who was promise
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
 from ignis.native.store import Log, Mark, NoShardError, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.claim_scan import Firing
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Claim, FireResult
 from ignis.storage.write_batch import DirectReceiver, FiredInto, WriteBatch
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["AtOnce"]
 
@@ -30,23 +28,23 @@ T = TypeVar("T")
 class _Noted:
     """See `ignis.storage.write_batch.Unflushed`."""
 
-    def __init__(self, store: EmbeddedStore, log: Log, mark: Mark) -> None:
+    def __init__(self, store: StoreContext, log: Log, mark: Mark) -> None:
         self._store = store
         self._log = log
         self._mark = mark
 
     def flush(self) -> None:
-        self._store.enter()
+        self._store.gate.enter()
         try:
             self._log.flush(self._mark)
         finally:
-            self._store.leave()
+            self._store.gate.leave()
 
 
 class AtOnce:
     """Of one store. Thread-safe."""
 
-    def __init__(self, store: EmbeddedStore, catalogue: Catalogue, firing: Firing) -> None:
+    def __init__(self, store: StoreContext, catalogue: Catalogue, firing: Firing) -> None:
         self._store = store
         self._directory = store.directory
         self._catalogue = catalogue
@@ -56,7 +54,7 @@ class AtOnce:
 
     def write(self, writes: Sequence[WriteBatch]) -> _Noted | None:
         """`MagazineStore.try_together`: an entry each."""
-        if not self._store.try_enter():
+        if not self._store.gate.try_enter():
             return None
         try:
             unflushed: Log | None = None
@@ -66,7 +64,7 @@ class AtOnce:
                     unflushed = found.log
             return None if unflushed is None else _Noted(self._store, unflushed, unflushed.mark())
         finally:
-            self._store.leave()
+            self._store.gate.leave()
 
     def load(
         self,
@@ -77,7 +75,7 @@ class AtOnce:
     ) -> tuple[list[int], _Noted | None] | None:
         """`MagazineStore.try_load`."""
         store = self._store
-        if not store.try_enter():
+        if not store.gate.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
@@ -106,7 +104,7 @@ class AtOnce:
         except (StoreBusyError, NoShardError):
             return None
         finally:
-            store.leave()
+            store.gate.leave()
 
     def _make(self, write: WriteBatch, found: Magazine) -> bool:
         """True when it was made or refused."""
@@ -211,7 +209,7 @@ class AtOnce:
     ) -> T | None:
         check_limit(limit)
         stored = self._store.stored_owner_bytes(owner)
-        if not self._store.try_enter():
+        if not self._store.gate.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
@@ -225,4 +223,4 @@ class AtOnce:
                 self._catalogue.forget(found)
                 return None
         finally:
-            self._store.leave()
+            self._store.gate.leave()

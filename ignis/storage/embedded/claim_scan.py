@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.errors import ConfigError
 from ignis.native.store import Recall, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult, Run, joined_runs
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Claim, FireResult, Run, joined_runs
 from ignis.storage.write_batch import FiredInto
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["Firing"]
 
@@ -25,7 +23,7 @@ _ANY_SIZE = 1 << 62
 class Firing:
     """Of one store. Thread-safe."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._directory = store.directory
         self._owner = store.owner
         self._gate = store.gate

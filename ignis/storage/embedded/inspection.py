@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from ignis.errors import UnreadableMessageError
 from ignis.native import Record, segment_columns
 from ignis.native.store import NoShardError
-from ignis.storage.base import Pointers, ShardState
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.records import Pointers, ShardState
 from ignis.storage.runs import Runs, runs_of
 
 __all__ = ["columns", "existing", "metadata", "oldest_enqueued_at_us", "peek", "scan"]

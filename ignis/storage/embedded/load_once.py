@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from ignis.errors import StoreBusyError
 from ignis.native import PackedBatch, id_keys
-from ignis.storage.base import LoadedOnce
 from ignis.storage.clock import StoreClock
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.records import LoadedOnce
 from ignis.storage.repeats import without_repeats
 
 __all__ = ["forget_hour", "load_once"]

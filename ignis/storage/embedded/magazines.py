@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import (
-    KEEP_TTL,
-    Abandoned,
-    Fence,
-    FireResult,
-    LoadedOnce,
-    MagazineStore,
-    Pointers,
-    Run,
-    ShardState,
-    Transfer,
-    joined_runs,
-)
+from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import inspection, transfers
@@ -30,14 +18,23 @@ from ignis.storage.embedded.at_once import AtOnce
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.claim_scan import Firing
 from ignis.storage.embedded.claims import Claims
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.load_once import load_once
 from ignis.storage.embedded.waiters import Waits
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.in_flight import guarded
+from ignis.storage.records import (
+    Abandoned,
+    Fence,
+    FireResult,
+    LoadedOnce,
+    Pointers,
+    Run,
+    ShardState,
+    Transfer,
+    joined_runs,
+)
 from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, PendingSync, WriteBatch
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["EmbeddedMagazines"]
 
@@ -52,7 +49,7 @@ class EmbeddedMagazines(MagazineStore):
     calls_back = True
     tells_repeats = True
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
@@ -426,13 +423,13 @@ class EmbeddedMagazines(MagazineStore):
     # -- waking
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
-        self._store.enter_wait()
+        self._store.waiting_gate.enter()
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
             return found.log.wait(found.number, seen, timeout_s)
         finally:
-            self._store.leave_wait()
+            self._store.waiting_gate.leave()
 
     def forewarn(self, magazine: str) -> None:
         found = self._catalogue.remembered(magazine)

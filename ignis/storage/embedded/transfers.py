@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.errors import StoreBusyError, StoreFullError
 from ignis.native import PackedBatch
 from ignis.native.store import FenceError, GrowthError, NoShardError
-from ignis.storage.base import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.checks import check_epoch
 from ignis.storage.embedded.catalogue import Magazine
 from ignis.storage.embedded.claims import Claims
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import epoch_key, epoch_of, epoch_value, read_fence
+from ignis.storage.records import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.runs import runs_of
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["reload", "transfer"]
 
@@ -33,7 +31,7 @@ _Held = tuple[bytes, bytes | None]
 # -- fences
 
 
-def _fenced(store: EmbeddedStore, magazine: Magazine, fence: Fence | None, call: Callable[[_Held | None], T]) -> T:
+def _fenced(store: StoreContext, magazine: Magazine, fence: Fence | None, call: Callable[[_Held | None], T]) -> T:
     """Calls with the key and the value under which the fence holds, and again when the epoch rose meanwhile. Raises
     StaleEpochError."""
     if fence is None:
@@ -51,7 +49,7 @@ def _fenced(store: EmbeddedStore, magazine: Magazine, fence: Fence | None, call:
     raise StoreBusyError(f"store: epoch {fence.scope!r} was raised {_ATTEMPTS} times in a row meanwhile")
 
 
-def _carry(store: EmbeddedStore, magazine: Magazine, fence: Fence) -> bytes | None:
+def _carry(store: StoreContext, magazine: Magazine, fence: Fence) -> bytes | None:
     """Epochs live in the log of ``sync``, and an entry of another log cannot look at them. So whoever writes there under a
     fence first leaves the epoch in that log too: from then on no older one writes there, however late it comes. None: somebody
     else was changing it."""
@@ -69,7 +67,7 @@ def _carry(store: EmbeddedStore, magazine: Magazine, fence: Fence) -> bytes | No
 
 
 def transfer(
-    store: EmbeddedStore,
+    store: StoreContext,
     source: Magazine,
     target: Magazine,
     items: Sequence[Transfer],
@@ -194,13 +192,13 @@ def _batches(records: Sequence[bytes], expires_at_ms: int) -> list[PackedBatch]:
 # -- reloads
 
 
-def reload(store: EmbeddedStore, magazine: Magazine, pointers: Pointers, fence: Fence | None) -> int:
+def reload(store: StoreContext, magazine: Magazine, pointers: Pointers, fence: Fence | None) -> int:
     """See `MagazineStore.reload`. A corrupt record cannot be appended anew without passing for a good one: it stays where it
     is, claimed from now on anew."""
     return _fenced(store, magazine, fence, lambda held: _reload(store, magazine, pointers, held))
 
 
-def _reload(store: EmbeddedStore, magazine: Magazine, pointers: Pointers, held: _Held | None) -> int:
+def _reload(store: StoreContext, magazine: Magazine, pointers: Pointers, held: _Held | None) -> int:
     log, number = magazine.log, magazine.number
     for _ in range(_ATTEMPTS):
         fired = [state[1] for state in log.shards(number)]
@@ -232,7 +230,7 @@ def _reload(store: EmbeddedStore, magazine: Magazine, pointers: Pointers, held: 
     )
 
 
-def _claim_anew(store: EmbeddedStore, magazine: Magazine, pointers: Pointers) -> None:
+def _claim_anew(store: StoreContext, magazine: Magazine, pointers: Pointers) -> None:
     now_ms = store.directory.clock.now_ms()
     for shard, many in pointers.items():
         for claim in Claims.of(magazine, shard, min(many), max(many)):

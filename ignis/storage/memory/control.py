@@ -7,12 +7,12 @@ import copy
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ignis.errors import QueueNotFoundError
-from ignis.storage.base import ArrayStore, Fence, LockRecord, LockStore, LockTable, QueueRecord, QueueStore
+from ignis.storage.base import ArrayStore, LockStore, LockTable, QueueStore
 from ignis.storage.checks import (
     check_array,
     check_epoch_number,
@@ -27,9 +27,8 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
-
-if TYPE_CHECKING:
-    from ignis.storage.memory.store import MemoryStore
+from ignis.storage.memory.state import StoreContext
+from ignis.storage.records import Fence, LockRecord, QueueRecord
 
 __all__ = ["MemoryArrays", "MemoryLocks", "MemoryQueues"]
 
@@ -37,7 +36,7 @@ __all__ = ["MemoryArrays", "MemoryLocks", "MemoryQueues"]
 class MemoryQueues(QueueStore):
     """Queues of one application. Thread-safe. Records are copied in and out."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
 
     def _key(self, name: str) -> tuple[str, str]:
@@ -79,7 +78,7 @@ class MemoryQueues(QueueStore):
 class MemoryLocks(LockStore):
     """Locks of one application, or of one table of distributed locks. Thread-safe."""
 
-    def __init__(self, store: MemoryStore, scope: str | None = None) -> None:
+    def __init__(self, store: StoreContext, scope: str | None = None) -> None:
         self._store = store
         self._scope = store.scope if scope is None else scope
         self._check_name = check_lock if scope is None else check_lock_in_table
@@ -166,7 +165,7 @@ class MemoryLocks(LockStore):
 class MemoryArrays(ArrayStore):
     """Array queues of one application. Thread-safe. Values are copied in and out."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
 
     def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
