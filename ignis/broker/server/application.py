@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.app import Ignis
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.broker.server.claim_renewal import ClaimRenewal
 from ignis.broker.server.claimants import CLIENT_PREFIX, OWNER_PREFIX
 from ignis.broker.server.dispatcher import Dispatcher
-from ignis.broker.server.in_flight import Run, as_pointers
 from ignis.broker.server.load_notifier import Watch
 from ignis.broker.server.publish_buffer import PublishBuffer
 from ignis.broker.server.redelivery import count_crash

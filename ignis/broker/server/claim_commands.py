@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_in, runs_of
 from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
 from ignis.broker.server import permission_check
 from ignis.broker.server.claimants import owner_for
 from ignis.broker.server.dispatcher import packed
-from ignis.broker.server.in_flight import InFlight, Run, as_pointers, runs_in, runs_of
 from ignis.broker.server.store_commands import Reply
 from ignis.native.wire import ClaimsFrame
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ignis.broker.server.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.config import QueueSettings
 from ignis.errors import QueueNotFoundError
 from ignis.log_limit import LimitedLog

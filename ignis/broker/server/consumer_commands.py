@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run, as_pointers, runs_of
 from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
 from ignis.broker.server.dispatcher import Subscription
-from ignis.broker.server.in_flight import InFlight, Run, as_pointers, runs_of
-from ignis.broker.server.long_work import MOST_RUNS, Work
+from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs

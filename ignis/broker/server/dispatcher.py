@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import Run
 from ignis.broker.protocol.payloads import Delivery, pack
-from ignis.broker.server.in_flight import Run
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch

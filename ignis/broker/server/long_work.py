@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ignis.broker.server.server import Broker
 
-__all__ = ["MOST_RUNS", "Steps", "Work"]
+__all__ = ["Steps", "Work"]
 
 log = logging.getLogger("ignis.broker")
-
-MOST_RUNS = 4_096
-"""Of one pass, and hence of a request that is carried out at once."""
 
 Work = Generator[Callable[[], Any] | None, Any, None]
 """Each ``yield`` ends a piece. A yielded call is made in a thread of the store's, and what it returns or raises comes back."""

@@ -7,8 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
-from ignis.broker.server.in_flight import Run, as_pointers
 from ignis.broker.server.store_commands import CALLS, Asked, Reply
 from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotFoundError

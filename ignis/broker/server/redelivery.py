@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ignis.broker.server.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.errors import UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CRASH, corrupt_record, failed_record, is_readable

@@ -23,6 +23,7 @@ from ignis.broker.auth.logins import AT_A_TIME, Logins
 from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import InFlight
 from ignis.broker.protocol.machine import BrokerMachine
 from ignis.broker.protocol.payloads import Connect
 from ignis.broker.repeated_log import RepeatedLog
@@ -31,7 +32,6 @@ from ignis.broker.server.application import Application
 from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.server.cluster import Cluster, make_cluster
 from ignis.broker.server.descriptors import room_for_connections
-from ignis.broker.server.in_flight import InFlight
 from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
 from ignis.broker.server.long_work import Steps

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 from ignis.broker.auth.peer_certificate import common_name, keep_alive
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
 from ignis.broker.protocol.commands import FINISHING, Command
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
 from ignis.broker.protocol.machine import BrokerMachine, Request, State, ids_of
 from ignis.broker.protocol.payloads import Connect, Connected, pack, unpack
 from ignis.broker.server import permission_check
 from ignis.broker.server.claimants import claimant
 from ignis.broker.server.consumer_commands import ConsumerCommands
-from ignis.broker.server.in_flight import InFlight, Run
-from ignis.broker.server.long_work import MOST_RUNS, Work
+from ignis.broker.server.long_work import Work
 from ignis.broker.server.publish_commands import PublishCommands
 from ignis.broker.server.request_queue import RequestQueue
 from ignis.errors import (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ignis.array_queue import ArrayQueue
 from ignis.broker.auth.principal import Principal
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
     ArrayRequest,
@@ -32,7 +33,6 @@ from ignis.broker.protocol.payloads import (
     unpack,
     unpack_enqueued,
 )
-from ignis.broker.server.in_flight import as_pointers, runs_in
 from ignis.broker.server.permission_check import own_lock, own_scope
 from ignis.errors import (
     BadRequestError,

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ignis.broker.server.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.storage.write_batch import PendingSync, WriteBatch
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import pytest
 from ignis.broker.client import requests
 from ignis.broker.client.requests import ClientRequest
 from ignis.broker.protocol.commands import Command
-from ignis.broker.server.in_flight import InFlight, Run
-from ignis.broker.server.long_work import MOST_RUNS
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
 from ignis.native import encode_record
 from ignis.native.wire import pack_pointers
 from tests.support import WAIT_S
