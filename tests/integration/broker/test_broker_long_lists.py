@@ -69,7 +69,7 @@ def test_a_list_of_very_many_runs_is_looked_up_in_pieces(
         assert wire.receive()[:2] == (Command.RESULT, 4)
         assert sum(passes.runs) >= len(SCATTERED)
         assert max(passes.runs) <= MOST_RUNS
-        assert broker.on_loop(lambda: broker.broker.steps.idle)
+        assert broker.on_loop(lambda: broker.broker.context.steps.idle)
 
 
 def test_another_connection_is_answered_while_a_long_list_is_looked_up(
