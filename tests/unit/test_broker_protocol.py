@@ -112,16 +112,16 @@ def test_the_broker_refuses_what_is_over_the_limit() -> None:
     client, broker = pair(max_pending=2)
     client.max_pending = 100
     frames = b"".join(client.request(Command.NAMES, pack(None), n)[1] for n in range(4))
-    requests, at_once = broker.feed(frames)
-    assert len(requests) == 2
+    asked, at_once = broker.feed(frames)
+    assert len(asked) == 2
     refused = client.feed(at_once)
     assert [(one.token, type(one.error)) for one in refused] == [(2, TooManyRequestsError), (3, TooManyRequestsError)]
     assert (broker.pending, broker.refused) == (2, 2)
     sends = b"".join(
         client.request(Command.SEND, requests.send("q", sample_record(b"x")).payload, n)[1] for n in range(3)
     )
-    requests, at_once = broker.feed(sends)
-    assert requests == []
+    asked, at_once = broker.feed(sends)
+    assert asked == []
     assert [one.token for one in client.feed(at_once)] == [0, 1, 2]
 
 

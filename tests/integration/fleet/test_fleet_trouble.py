@@ -130,9 +130,12 @@ def test_a_locked_worker_is_not_unlocked_with_old_code(tmp_path: Path, embedded_
         target.scale_to(2)
         (tmp_path / ("first" if locked != holder else "second")).touch()  # the other one can be replaced
         eventually(lambda: [pid for pid, state in states().items() if state == RUNNING and pid not in before][1:])
+        # Its predecessor claims until the successor consumes: it must be gone before "next" comes.
+        eventually(lambda: before & states().keys() == {locked})
         assert states()[locked] == LOCKED
         queue.publish("next")
-        eventually(lambda: [line for line in lines() if line.startswith("end next anew")])
+        eventually(lambda: any(line.startswith("end next") for line in lines()))
+        assert any(line.startswith("end next anew") for line in lines()), (locked, holder, states(), lines())
         (tmp_path / "first").touch()
         (tmp_path / "second").touch()
         eventually(lambda: len(states()) == 2 and not set(states()) & before)
