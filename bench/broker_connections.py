@@ -76,8 +76,8 @@ class Wire(asyncio.Protocol):
 
 async def connect_all(port: int, count: int) -> list[Wire]:
     """So many connections, a bounded number at a time: the broker bounds those that have not said who they are."""
-    from ignis.broker.commands import Command
-    from ignis.broker.payloads import Connect, pack_connect
+    from ignis.broker.protocol.commands import Command
+    from ignis.broker.protocol.payloads import Connect, pack_connect
 
     loop, turn, made = asyncio.get_running_loop(), asyncio.Semaphore(_AT_A_TIME), list[Wire]()
 
@@ -98,8 +98,8 @@ def send_steadily(gate: Gate, port: int, size: int, connections: int, seconds: f
 
 
 async def _send_steadily(gate: Gate, port: int, size: int, connections: int, seconds: float) -> list[int]:
-    from ignis.broker import asks
-    from ignis.broker.commands import Command
+    from ignis.broker.client import requests
+    from ignis.broker.protocol.commands import Command
     from ignis.native import encode_record
 
     _raise_limit()
@@ -114,7 +114,7 @@ async def _send_steadily(gate: Gate, port: int, size: int, connections: int, sec
         while due < began + seconds:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             before = time.monotonic_ns()
-            await wire.ask(Command.SEND, asks.send(QUEUE, encode_record(body)).payload, Command.SEND_ACK)
+            await wire.ask(Command.SEND, requests.send(QUEUE, encode_record(body)).payload, Command.SEND_ACK)
             times.append(time.monotonic_ns() - before)
             due += _PERIOD_S
 
@@ -130,7 +130,7 @@ def stay(gate: Gate, port: int, pid: int, connections: int) -> tuple[int, int, f
 
 
 async def _stay(gate: Gate, port: int, pid: int, connections: int) -> tuple[int, int, float]:
-    from ignis.broker.commands import Command
+    from ignis.broker.protocol.commands import Command
 
     _raise_limit()
     gate()

@@ -53,7 +53,7 @@ async def _measure(step: Step, count: int, pause_s: float) -> list[int]:
 async def _ways(directory: Path, options: Options) -> list[Result]:
     from ignis.native import Channel, PackedBatch, encode_record
     from ignis.storage import open_store
-    from ignis.storage.together import Write
+    from ignis.storage.write_batch import WriteBatch
 
     loop = asyncio.get_running_loop()
     steps: list[tuple[str, str, Step]] = []
@@ -96,7 +96,7 @@ async def _ways(directory: Path, options: Options) -> list[Result]:
 
     async def on_the_spot() -> None:
         nonlocal skipped
-        write = Write("m", [(0, PackedBatch.pack([record]))])
+        write = WriteBatch("m", [(0, PackedBatch.pack([record]))])
         store.magazines.try_together([write])
         if not write.done:  # the file has to grow, which happens now and then
             skipped += 1

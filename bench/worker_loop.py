@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ignis
+from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.pools.base import Part
 from ignis.consumer.pools.loop import WorkLoop
-from ignis.handler import Failure, HandlerSpec
 
 
 class _Inbox:

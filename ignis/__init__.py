@@ -3,8 +3,8 @@
 from ignis._version import __version__
 from ignis.app import Ignis
 from ignis.array_queue import ArrayQueue
+from ignis.consumer.handler import DROPPED, Context, Failure
 from ignis.errors import IgnisError
-from ignis.handler import DROPPED, Context, Failure
 from ignis.history import Attempt
 from ignis.locks import Lock, LockLevel, LockManager
 from ignis.magazine import Fired, Magazine, MessageIds, Published

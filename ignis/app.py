@@ -35,6 +35,11 @@ from ignis.config import (
     url_named,
 )
 from ignis.consumer import PROCESS, REMOVAL, Consumer
+from ignis.consumer.handler import Middleware
+from ignis.consumer.handler_form import check_callable
+from ignis.consumer.handler_pattern import HandlerTemplate
+from ignis.control.refresher import REMOVED, Refresher, RefreshResult
+from ignis.control.sweeper import Sweeper, SweepResult
 from ignis.errors import (
     ConfigError,
     IgnisError,
@@ -44,8 +49,6 @@ from ignis.errors import (
     QueueMismatchError,
     QueueNotFoundError,
 )
-from ignis.handler import Middleware
-from ignis.handler_form import check_callable
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
@@ -54,12 +57,9 @@ from ignis.message import MAX_HEADERS_BYTES, BodyCodec
 from ignis.native import pool_classes
 from ignis.publisher import end_publishers, pending_messages
 from ignis.queue import Queue
-from ignis.refresher import REMOVED, Refresher, RefreshResult
 from ignis.stop_signals import stop_signals
 from ignis.storage import open_store
 from ignis.storage.os_errors import without_means
-from ignis.sweeper import Sweeper, SweepResult
-from ignis.template import HandlerTemplate
 from ignis.urls import redacted
 
 if TYPE_CHECKING:

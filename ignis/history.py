@@ -25,8 +25,8 @@ MAX_HISTORY_BYTES = 12 << 10
 _MOST_FRAMES = 6
 _MOST_WALKED = 60
 _CALLERS = (
-    "ignis/handler.py",
-    "ignis/middleware.py",
+    "ignis/consumer/handler.py",
+    "ignis/consumer/middleware.py",
     "asyncio/tasks.py",
     "asyncio/base_events.py",
     "asyncio/runners.py",

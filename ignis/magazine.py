@@ -25,8 +25,9 @@ from ignis.errors import (
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record, id_text
 from ignis.registration import Registration
-from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store, group_pointers
-from ignis.storage.underway import Loading
+from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store
+from ignis.storage.pending_load import PendingLoad
+from ignis.storage.records import group_pointers
 
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
 
@@ -221,7 +222,9 @@ class Magazine(Generic[M]):
         except QueueNotFoundError as exc:
             raise registration.explain(exc) from exc
 
-    def begin_load(self, batches: Sequence[tuple[int, PackedBatch]], after: Loading | None = None) -> Loading | None:
+    def begin_load(
+        self, batches: Sequence[tuple[int, PackedBatch]], after: PendingLoad | None = None
+    ) -> PendingLoad | None:
         """See `BeginsLoads.begin_load`."""
         if self.registration is not None:
             self.registration.check()

@@ -26,7 +26,7 @@ from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
 from ignis.storage.base import MagazineStore
-from ignis.storage.underway import Loading
+from ignis.storage.pending_load import PendingLoad
 
 __all__ = ["Publisher", "end_publishers", "flush_publishers", "pending_messages"]
 
@@ -40,7 +40,7 @@ _open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
 
 OnPlaced = Callable[[Sequence[tuple[int, PackedBatch]], Sequence[int]], None]
 """Is told the batches of a load and the first pointer of each."""
-_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], Loading]
+_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad]
 """Messages, their batches, and the load that is under way."""
 
 

@@ -24,14 +24,14 @@ from ignis.config import (
     shown,
 )
 from ignis.consumer import FLEET, PROCESS, START, Consumer
+from ignis.consumer.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
+from ignis.consumer.handler_form import check_callable
+from ignis.control.redelivery import Recovered, recover_dead
 from ignis.errors import ConfigError, IgnisError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
-from ignis.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
-from ignis.handler_form import check_callable
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import OnPlaced, Publisher
-from ignis.recovery import Recovered, recover_dead
 from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
@@ -39,8 +39,8 @@ from ignis.storage.os_errors import without_means
 
 if TYPE_CHECKING:
     from ignis.app import Ignis
-    from ignis.sweeper import SweepResult
-    from ignis.template import HandlerTemplate
+    from ignis.consumer.handler_pattern import HandlerTemplate
+    from ignis.control.sweeper import SweepResult
 
 __all__ = ["DECLARED", "Queue"]
 

@@ -62,7 +62,7 @@ class IgnisBroker(Peer):
 class BrokerSession(Session):
     def __init__(self, peer: IgnisBroker) -> None:
         from ignis import Ignis
-        from ignis.broker.asks import pointers_of
+        from ignis.broker.client.requests import pointers_of
         from ignis.native import Record
 
         self.app: Any = Ignis(peer.url)

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from ignis._version import __version__
-from ignis.broker.permissions import words_for
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.broker.auth.permissions import words_for
+from ignis.cli import exit_codes, output
 from ignis.cli.autoscale import autoscale
 from ignis.cli.bench import bench
 from ignis.cli.broker import broker
@@ -21,8 +20,8 @@ from ignis.cli.completion import answer, completion
 from ignis.cli.consume import consume
 from ignis.cli.demo import demo
 from ignis.cli.doctor import doctor
+from ignis.cli.inspection import peek, queues, stats
 from ignis.cli.leader import leader
-from ignis.cli.look import peek, queues, stats
 from ignis.cli.pipeline import pipeline
 from ignis.cli.publish import publish
 from ignis.cli.queue import queue
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.UsageError as exc:
         return _usage(exc, as_json)
     except click.ClickException as exc:
-        render.error(exc.format_message(), code="error", retryable=False, exit_code=exc.exit_code, as_json=as_json)
+        output.error(exc.format_message(), code="error", retryable=False, exit_code=exc.exit_code, as_json=as_json)
         return exc.exit_code
     except (Exception, KeyboardInterrupt) as exc:
         return _failed(exc, as_json, debug=_asked_for_debug(arguments))
@@ -96,13 +95,13 @@ def _failed(exc: BaseException, as_json: bool, debug: bool = False) -> int:
     if debug:
         print_trace(exc)
     if isinstance(exc, KeyboardInterrupt):
-        render.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
+        output.error("interrupted", code="interrupted", retryable=True, exit_code=code, as_json=as_json)
         return code
-    message, name, retryable = render.describe(exc)
+    message, name, retryable = output.describe(exc)
     if isinstance(exc, PermissionDeniedError):
         words = words_for(exc.command)
         message += f": that takes {', '.join(words[:-1])} or {words[-1]}; see 'ignis broker user list' at the broker"
-    render.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)
+    output.error(message, code=name, retryable=retryable, exit_code=code, as_json=as_json)
     return code
 
 
@@ -110,10 +109,10 @@ def _usage(exc: click.UsageError, as_json: bool) -> int:
     where = exc.ctx.command_path if exc.ctx is not None else "ignis"
     no_arguments = getattr(click.exceptions, "NoArgsIsHelpError", None)
     if no_arguments is not None and isinstance(exc, no_arguments) and not as_json:
-        render.remark(exc.format_message())
+        output.remark(exc.format_message())
         return exit_codes.USAGE
     message = f"{exc.format_message()} (see {where} --help)"
-    render.error(message, code="usage", retryable=False, exit_code=exit_codes.USAGE, as_json=as_json)
+    output.error(message, code="usage", retryable=False, exit_code=exit_codes.USAGE, as_json=as_json)
     return exit_codes.USAGE
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import click
 
-from ignis.autoscaler import Autoscaler, Decision, FunctionTarget
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.command import PLACE, Command
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import AutoscalerSettings, LeaderSettings, load_file, resolve
+from ignis.control.autoscaler import Autoscaler, Decision, FunctionTarget
 from ignis.errors import ConfigError
 from ignis.leader import make_leader
 from ignis.stop_signals import stop_signals
@@ -77,7 +76,7 @@ def autoscale(
         raise ConfigError(f"--exec {command!r} does not say where the number goes: write {PLACE} there")
     if count is not None and workers is not None:
         raise click.UsageError("--workers says how many there are, --count asks: give one of them")
-    from ignis.supervisor.endpoint import scale_endpoint
+    from ignis.supervisor.http_routes import scale_endpoint
 
     with state.store() as store, contextlib.ExitStack() as closing:
         for name in queues:
@@ -105,9 +104,9 @@ def autoscale(
             endpoint = scale_endpoint(bind, lambda: store, scaler, public=public_bind)
             closing.callback(endpoint.close)
             if state.json:
-                render.event({"event": "started", "url": endpoint.url})
+                output.event({"event": "started", "url": endpoint.url})
             else:
-                render.remark(f"serving {endpoint.url}/scale")
+                output.remark(f"serving {endpoint.url}/scale")
         scaler.start()
         while not stop.wait(0.5):
             pass
@@ -117,11 +116,11 @@ def autoscale(
 def _show(state: State, decision: Decision) -> int:
     if state.json:
         loads = [vars(one) for one in decision.loads]
-        render.document({"wanted": decision.wanted, "workers": decision.workers, "queues": loads})
+        output.document({"wanted": decision.wanted, "workers": decision.workers, "queues": loads})
         return exit_codes.OK
-    rows = [[one.queue, render.number(one.pending), render.age(one.oldest_age_s)] for one in decision.loads]
-    render.table(["queue", "pending", "oldest"], rows, right=["pending", "oldest"])
-    render.line(f"{decision.wanted} worker(s) wanted")
+    rows = [[one.queue, output.number(one.pending), output.age(one.oldest_age_s)] for one in decision.loads]
+    output.table(["queue", "pending", "oldest"], rows, right=["pending", "oldest"])
+    output.line(f"{decision.wanted} worker(s) wanted")
     return exit_codes.OK
 
 

@@ -15,8 +15,7 @@ import click
 
 from ignis._version import __version__
 from ignis.app import Ignis
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError, IgnisError
 from ignis.queue import Queue
@@ -60,7 +59,7 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
     try:
         file_system = _file_system(place)
         if durability != "none" and file_system in VOLATILE_FILE_SYSTEMS:
-            render.warning(
+            output.warning(
                 f"{place.parent} is {file_system}: nothing there survives a power cut; name a disk with --dir"
             )
         results = _measure(place, messages, size, durability, workers)
@@ -78,20 +77,20 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
         "workers": workers,
     }
     if state.json:
-        render.document({**environment, "results": results})
+        output.document({**environment, "results": results})
         return exit_codes.OK
     rows = [
         [
             one["what"],
-            render.number(one["messages"]),
-            render.age(one["seconds"]),
-            render.rate(one["messages"], one["seconds"]),
+            output.number(one["messages"]),
+            output.age(one["seconds"]),
+            output.rate(one["messages"], one["seconds"]),
             _call(one),
         ]
         for one in results
     ]
     title = f"{size} bytes a message, durability {durability}, {file_system}, Python {environment['python']}"
-    render.table(
+    output.table(
         ["what", "messages", "time", "rate", "one call p50 / p99"],
         rows,
         title=title,

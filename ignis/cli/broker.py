@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve
@@ -22,8 +21,8 @@ from ignis.errors import ConfigError
 from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
-    from ignis.broker.server import Broker
-    from ignis.httpd import Endpoint
+    from ignis.broker.server.server import Broker
+    from ignis.http_endpoint import HttpEndpoint
 
 __all__ = ["broker"]
 
@@ -75,8 +74,8 @@ def broker(
     if context.invoked_subcommand is not None:
         return exit_codes.OK
     state.log_to_stderr("info")
-    from ignis.broker.auth import UsersFile
-    from ignis.broker.server import Broker
+    from ignis.broker.auth.authenticator import UsersFile
+    from ignis.broker.server.server import Broker
 
     host, port = _address(bind)
     made = Broker(
@@ -97,7 +96,7 @@ def broker(
     finally:
         loop.close()
     if state.json:
-        render.event({"event": "stopped", "pid": os.getpid()})
+        output.event({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK
 
 
@@ -111,7 +110,7 @@ def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl
         return None
     if key is None:
         raise ConfigError("--tls-cert needs --tls-key")
-    from ignis.broker.tls import server_context
+    from ignis.broker.auth.tls import server_context
 
     return server_context(certificate, key, client_ca=client_ca)
 
@@ -133,9 +132,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(
-    made: Broker, health_bind: str | None, public: bool, started: Callable[[Endpoint | None], Any]
+    made: Broker, health_bind: str | None, public: bool, started: Callable[[HttpEndpoint | None], Any]
 ) -> None:
-    from ignis.broker.health import broker_endpoint
+    from ignis.broker.server.health import broker_endpoint
 
     signals = 0
 
@@ -167,11 +166,11 @@ async def _serve(
             await loop.run_in_executor(None, health.close)
 
 
-def _announce(state: State, made: Broker, health: Endpoint | None) -> None:
+def _announce(state: State, made: Broker, health: HttpEndpoint | None) -> None:
     """Whoever waits for this line may connect, and may send signals."""
     if state.json:
         shown = {} if health is None else {"health": health.url}
-        render.event({"event": "started", **made.status(), "port": made.port, **shown})
+        output.event({"event": "started", **made.status(), "port": made.port, **shown})
     else:
         shown_at = "" if health is None else f"; {health.url}/healthz"
-        render.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")
+        output.remark(f"ignis broker {os.getpid()} on {made.host}:{made.port}{shown_at}; SIGTERM or Ctrl-C drains")

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from ignis.broker.passwords import hash_password, new_token
-from ignis.broker.permissions import GROUPS
-from ignis.broker.users import Token, User, editing, load_users
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.broker.auth.passwords import hash_password, new_token
+from ignis.broker.auth.permissions import GROUPS
+from ignis.broker.auth.users_file import Token, User, editing, load_users
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
 
@@ -79,12 +78,12 @@ def add(
             users.users.remove(known)
         users.users.append(made)
     if state.json:
-        render.document({"user": name, "allow": list(allow), **({"token": secret.text} if secret is not None else {})})
+        output.document({"user": name, "allow": list(allow), **({"token": secret.text} if secret is not None else {})})
     elif secret is not None:
-        render.remark("the token is shown this once:")
-        render.line(secret.text)
+        output.remark("the token is shown this once:")
+        output.line(secret.text)
     else:
-        render.line(f"added {name}")
+        output.line(f"added {name}")
     return exit_codes.OK
 
 
@@ -102,9 +101,9 @@ def remove(state: State, name: str, path: Path) -> int:
             raise exit_codes.Nothing(f"there is no user {name!r} in {path}")
         users.users.remove(known)
     if state.json:
-        render.document({"removed": name})
+        output.document({"removed": name})
     else:
-        render.line(f"removed {name}")
+        output.line(f"removed {name}")
     return exit_codes.OK
 
 
@@ -125,11 +124,11 @@ def list_users(state: State, path: Path) -> int:
         for one in sorted(load_users(path, as_owner=True).users, key=lambda one: one.name)
     ]
     if state.json:
-        render.document(rows)
+        output.document(rows)
         return exit_codes.OK
     for one in rows:
         ways = [way for way in ("password", "tokens", "certificate") if one[way]]
-        render.line(f"{one['user']}  {' '.join(map(str, one['allow']))}  ({', '.join(ways)})")  # type: ignore[call-overload]
+        output.line(f"{one['user']}  {' '.join(map(str, one['allow']))}  ({', '.join(ways)})")  # type: ignore[call-overload]
     return exit_codes.OK
 
 

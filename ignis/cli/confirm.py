@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ignis.cli import render
+from ignis.cli import output
 
 __all__ = ["confirmed", "yes_option"]
 
@@ -22,5 +22,5 @@ def confirmed(question: str, yes: bool) -> bool:
         raise click.UsageError(f"{question} There is no terminal to ask at: give --yes")
     if click.confirm(question, default=False, err=True):
         return True
-    render.remark("nothing was changed")
+    output.remark("nothing was changed")
     return False

@@ -18,9 +18,8 @@ from types import FrameType
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
-from ignis.cli.look import message_dict
+from ignis.cli import exit_codes, output
+from ignis.cli.inspection import message_dict
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import ConfigError, IgnisError, PermissionDeniedError
@@ -28,7 +27,8 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import corrupt_record
 from ignis.pausing import PAUSED
 from ignis.stop_signals import stop_signals
-from ignis.storage.base import MOST_FRUITLESS, RENEWALS, QueueRecord, Store, Transfer, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, RENEWALS, QueueRecord, Store, Transfer
+from ignis.storage.records import group_pointers
 
 __all__ = ["consume"]
 
@@ -63,13 +63,13 @@ def consume(state: State, queue: str, follow: bool, no_ack: bool, limit: int | N
     with state.store() as store, _Stopping() as stopping:
         record = queue_record(store, queue)
         if PAUSED in record.extra and not no_ack:
-            render.remark(f"queue {queue} is paused: its consumers take nothing, this command does")
+            output.remark(f"queue {queue} is paused: its consumers take nothing, this command does")
         work = _Look(store, record, stopping) if no_ack else _Take(store, record, stopping)
         printed = work.run(follow, limit)
         if stopping.asked() and not follow:
             return exit_codes.INTERRUPTED
     if not printed and not follow:
-        render.remark(f"no message is waiting in {queue}")
+        output.remark(f"no message is waiting in {queue}")
         return exit_codes.NOTHING
     return exit_codes.OK
 
@@ -208,7 +208,7 @@ class _Take:
         self._renewed_s = time.monotonic()
         try:
             for at, (shard, pointer, record) in enumerate(left):
-                line = render.to_json(message_dict(shard, pointer, record))
+                line = output.to_json(message_dict(shard, pointer, record))
                 if self._stopping.asked() or not self._lines.write(line, lambda at=at: self._renew(left[at:])):  # type: ignore[misc]
                     break
                 done.append((shard, pointer))
@@ -237,7 +237,7 @@ class _Take:
                 # As every consumer does: it has no body to print.
                 items = [Transfer(shard, at, corrupt_record(name, shard, at), shard) for shard, at in corrupt]
                 magazines.transfer(name, name + SIDELINE_SUFFIX, items)
-                render.warning(f"{len(corrupt)} corrupt message(s) went to the sideline")
+                output.warning(f"{len(corrupt)} corrupt message(s) went to the sideline")
 
 
 class _Look:
@@ -260,7 +260,7 @@ class _Look:
                     return printed
                 if self._stopping.asked():
                     break
-                if not self._lines.write(render.to_json(message_dict(shard, pointer, record)), lambda: None):
+                if not self._lines.write(output.to_json(message_dict(shard, pointer, record)), lambda: None):
                     break
                 printed += 1
             if not follow or printed == limit:

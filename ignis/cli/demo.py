@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ignis.cli import exit as exit_codes
+from ignis.cli import exit_codes
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError
 from ignis.urls import redacted

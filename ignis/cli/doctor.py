@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.storage.directories import directory_of
 
@@ -44,28 +43,28 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     if state.json:
         document = report.document()
         document["repaired"] = None if after is None else after.document()
-        render.document(document)
+        output.document(document)
         return exit_codes.OK if last.sound else exit_codes.ERROR
     for one in report.classes:
-        render.pairs(
+        output.pairs(
             {
                 "durability": one.durability,
-                "segments": render.number(one.segments),
-                "size": render.size(one.log_bytes),
-                "entries": render.number(sum(one.entries.values())),
-                "checkpoints": render.number(one.checkpoints),
+                "segments": output.number(one.segments),
+                "size": output.size(one.log_bytes),
+                "entries": output.number(sum(one.entries.values())),
+                "checkpoints": output.number(one.checkpoints),
             },
         )
     for problem in report.all_problems():
         where = problem.file if problem.offset is None else f"{problem.file} at {problem.offset}"
-        size = "" if problem.bytes is None else f", {render.number(problem.bytes)} bytes"
+        size = "" if problem.bytes is None else f", {output.number(problem.bytes)} bytes"
         done = f" [{problem.repaired}]" if problem.repaired else ""
-        render.line(f"{'note' if problem.harmless else 'DAMAGE'} {problem.code}: {where}{size}: {problem.what}{done}")
+        output.line(f"{'note' if problem.harmless else 'DAMAGE'} {problem.code}: {where}{size}: {problem.what}{done}")
     if after is not None:
         left = [one for one in after.all_problems() if not one.harmless]
-        render.line(f"after the repair: {'sound' if after.sound else f'{len(left)} problem(s) left'}")
+        output.line(f"after the repair: {'sound' if after.sound else f'{len(left)} problem(s) left'}")
         for problem in left:
-            render.line(f"DAMAGE {problem.code}: {problem.file}: {problem.what}")
+            output.line(f"DAMAGE {problem.code}: {problem.file}: {problem.what}")
     elif report.sound:
-        render.line("sound")
+        output.line("sound")
     return exit_codes.OK if last.sound else exit_codes.ERROR

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.leader import LeaderStatus
 
@@ -30,7 +29,7 @@ def leader(state: State, scope: str) -> int:
         status = app.leader(scope).status()
         last = {one.name: one.extra["sweep"] for one in app.store.queues.list() if "sweep" in one.extra}
     if state.json:
-        render.document({**asdict(status), "swept_queues": last})
+        output.document({**asdict(status), "swept_queues": last})
     else:
         _show(status, last)
     if not status.available:
@@ -51,10 +50,10 @@ def _show(status: LeaderStatus, last: dict[str, Any]) -> None:
     }
     if not status.available:
         shown.pop("sweeping", None)
-    render.pairs(shown, title=f"leader of {status.scope}")
+    output.pairs(shown, title=f"leader of {status.scope}")
     if last:
-        render.line("")
-        rows = [[name, str(one["epoch"]), render.moment(one["at_ms"])] for name, one in sorted(last.items())]
-        render.table(["queue", "last swept under epoch", "at"], rows, right=["last swept under epoch"])
+        output.line("")
+        rows = [[name, str(one["epoch"]), output.moment(one["at_ms"])] for name, one in sorted(last.items())]
+        output.table(["queue", "last swept under epoch", "at"], rows, right=["last swept under epoch"])
     if status.trouble:
-        render.warning(status.trouble)
+        output.warning(status.trouble)

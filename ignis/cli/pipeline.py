@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state
 
@@ -137,7 +136,7 @@ def report_command(state: State, queue: str, csv_path: Path | None, html_path: P
     if html_path is not None:
         write_page(report, html_path)
     if state.json:
-        render.document(report.as_dict(keys=keys))
+        output.document(report.as_dict(keys=keys))
     else:
         _show_report(report, keys)
     return exit_codes.OK
@@ -179,13 +178,13 @@ def _session(state: State, described: Description, master: str) -> contextlib.Ab
 def _show(state: State, summary: IngestSummary | ExportSummary, nothing: str) -> None:
     values = {name: getattr(summary, name) for name in summary.__struct_fields__}
     if state.json:
-        render.document(values)
+        output.document(values)
         return
     if not summary.run:
-        render.remark(nothing)
+        output.remark(nothing)
         return
     if summary.repeated:
-        render.remark(f"run {summary.run} was done before; its figures:")
+        output.remark(f"run {summary.run} was done before; its figures:")
     rejected = values.pop("rejected")
     shown = {name: value for name, value in values.items() if name not in ("resumed", "repeated", "rows_per_s")}
     shown["rejected"] = sum(rejected.values())
@@ -193,30 +192,30 @@ def _show(state: State, summary: IngestSummary | ExportSummary, nothing: str) ->
     shown["rows a second"] = round(values["rows_per_s"])
     if summary.resumed and not summary.repeated:
         shown["taken up from"] = "an earlier process"
-    render.pairs(shown, title=f"pipeline {summary.pipeline}")
+    output.pairs(shown, title=f"pipeline {summary.pipeline}")
 
 
 def _show_report(report: SidelineReport, keys: int) -> None:
     if not report.total:
-        render.remark(f"the sideline of {report.queue} is empty")
+        output.remark(f"the sideline of {report.queue} is empty")
         return
     rows = []
     for reason, handler, one in report.rows():
         error, count = one.commonest()
-        cells = [render.preview(reason, 20), render.preview(handler, 40) or render.NONE, render.number(one.count)]
-        cells += [render.age(one.oldest_s), render.age(one.newest_s), render.preview(error, 60) or render.NONE]
-        rows.append([*cells, render.number(count) if count else render.NONE])
+        cells = [output.preview(reason, 20), output.preview(handler, 40) or output.NONE, output.number(one.count)]
+        cells += [output.age(one.oldest_s), output.age(one.newest_s), output.preview(error, 60) or output.NONE]
+        rows.append([*cells, output.number(count) if count else output.NONE])
     columns = ["reason", "handler", "messages", "oldest", "newest", "most frequent error", "of that"]
     figures = ["messages", "oldest", "newest", "of that"]
-    render.table(columns, rows, title=f"sideline of {report.queue}: {report.total:,} messages", right=figures)
-    render.line("")
-    ages = [[name, render.number(sum(counts.values()))] for name, counts in report.ages().items() if counts]
-    render.table(["age", "messages"], ages, title="by age since the failure", right=["messages"])
+    output.table(columns, rows, title=f"sideline of {report.queue}: {report.total:,} messages", right=figures)
+    output.line("")
+    ages = [[name, output.number(sum(counts.values()))] for name, counts in report.ages().items() if counts]
+    output.table(["age", "messages"], ages, title="by age since the failure", right=["messages"])
     found = report.top_keys(keys)
     if found:
-        render.line("")
-        rows = [[render.preview(key, 60), render.number(count)] for key, count in found]
-        render.table(["key", "messages"], rows, title="keys with the most failures", right=["messages"])
+        output.line("")
+        rows = [[output.preview(key, 60), output.number(count)] for key, count in found]
+        output.table(["key", "messages"], rows, title="keys with the most failures", right=["messages"])
 
 
 @contextlib.contextmanager
@@ -266,7 +265,7 @@ class _Lines:
         self._next = 0.0
 
     def note(self, text: str) -> None:
-        render.remark(text)
+        output.remark(text)
 
     def begin(self, step: Step) -> None:
         self._next = time.monotonic() + _LINE_EVERY_S
@@ -274,10 +273,10 @@ class _Lines:
     def tasks(self, step: Step, done: int, total: int) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_EVERY_S
-            render.remark(f"{step.title}: {done:,} of {total:,} tasks")
+            output.remark(f"{step.title}: {done:,} of {total:,} tasks")
 
     def end(self, step: Step) -> None:
-        render.remark(_ended(step))
+        output.remark(_ended(step))
 
 
 class _Bars:
@@ -288,7 +287,7 @@ class _Bars:
         self._task: TaskID | None = None
 
     def note(self, text: str) -> None:
-        self._bars.console.print(render.plain(text, keep="\n"), highlight=False, soft_wrap=True, markup=False)
+        self._bars.console.print(output.plain(text, keep="\n"), highlight=False, soft_wrap=True, markup=False)
 
     def begin(self, step: Step) -> None:
         self._remove()

@@ -17,8 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import check_name
@@ -128,7 +127,7 @@ class _Counts:
     def report(self, state: State) -> None:
         seconds = time.monotonic() - self.started
         if state.json:
-            render.document(
+            output.document(
                 {
                     "queue": self.queue,
                     "published": self.published,
@@ -141,9 +140,9 @@ class _Counts:
         extra = "".join(
             f", {count:,} {what}" for count, what in ((self.skipped, "skipped"), (self.failed, "not stored")) if count
         )
-        render.line(
-            f"published {self.published:,} message(s) to {self.queue} in {render.age(seconds)}"
-            f" ({render.rate(self.published, seconds)}){extra}"
+        output.line(
+            f"published {self.published:,} message(s) to {self.queue} in {output.age(seconds)}"
+            f" ({output.rate(self.published, seconds)}){extra}"
         )
 
 

@@ -8,14 +8,13 @@ import click
 
 from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import Filter, filter_options
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
-from ignis.depths import queue_depths
+from ignis.control.queue_depths import queue_depths
 from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import store_pause
@@ -60,15 +59,15 @@ def create_command(state: State, /, name: str, codec: str | None, **given: Any) 
     changed = {what: {"from": value, "to": after[what]} for what, value in before.items() if after[what] != value}
     if state.json:
         answer = {"queue": name, "created": there is None, "shards": record.shards, "durability": record.durability}
-        render.document({**answer, "changed": changed})
+        output.document({**answer, "changed": changed})
     elif there is not None:
         said = ", ".join(
-            f"{render.label(what)} {render.setting(what, step['from'])} -> {render.setting(what, step['to'])}"
+            f"{output.label(what)} {output.setting(what, step['from'])} -> {output.setting(what, step['to'])}"
             for what, step in changed.items()
         )
-        render.remark(f"queue {name} is there already" + (f"; changed: {said}" if said else ", and stays as it is"))
+        output.remark(f"queue {name} is there already" + (f"; changed: {said}" if said else ", and stays as it is"))
     else:
-        render.line(
+        output.line(
             f"queue {name} made: {record.shards} shard(s), durability {record.durability}, codec {record.codec}"
         )
     return exit_codes.OK
@@ -100,9 +99,9 @@ def delete_command(state: State, name: str, force: bool, yes: bool) -> int:
             return exit_codes.ERROR
         store.remove_queue(name, force=force)
     if state.json:
-        render.document({"queue": name, "removed": True, "messages": sum(held.values())})
+        output.document({"queue": name, "removed": True, "messages": sum(held.values())})
     else:
-        render.line(f"queue {name} removed")
+        output.line(f"queue {name} removed")
     return exit_codes.OK
 
 
@@ -135,9 +134,9 @@ def purge_command(
             removed = held["pending"]
             claimed = held["in_flight"] if in_flight else 0
         else:
-            waiting = f"{render.number(held['pending'])} waiting message(s)" if held else "all waiting messages"
+            waiting = f"{output.number(held['pending'])} waiting message(s)" if held else "all waiting messages"
             what = "what the filter names" if wanted.given else waiting
-            more = f" and {render.number(held.get('in_flight'))} in flight" if in_flight else ""
+            more = f" and {output.number(held.get('in_flight'))} in flight" if in_flight else ""
             if not dry_run and not confirmed(f"Remove {what}{more} from queue {name}?", yes):
                 return exit_codes.ERROR
             with counted(state, "removing") as progress:
@@ -159,12 +158,12 @@ def report_removed(
         figures: dict[str, Any] = {"queue": queue_name, "dry_run": dry_run, "removed": removed, "in_flight": claimed}
         if looked_at is not None:
             figures["looked_at"] = looked_at
-        render.document(figures)
+        output.document(figures)
         return
     verb = "would be removed" if dry_run else "removed"
     of = f" of {looked_at:,} that wait there" if looked_at is not None else ""
     more = f", and {claimed:,} in flight" if claimed else ""
-    render.line(f"{removed:,} message(s){of} {verb} from {where}{more}")
+    output.line(f"{removed:,} message(s){of} {verb} from {where}{more}")
 
 
 @queue.command("pause")
@@ -193,9 +192,9 @@ def _set_pause(state: State, name: str, paused: bool) -> int:
         queue_record(store, name)
         store_pause(store.queues, name, paused)
     if state.json:
-        render.document({"queue": name, "paused": paused})
+        output.document({"queue": name, "paused": paused})
     else:
-        render.line(f"queue {name} is {'paused: its consumers take nothing more' if paused else 'resumed'}")
+        output.line(f"queue {name} is {'paused: its consumers take nothing more' if paused else 'resumed'}")
     return exit_codes.OK
 
 
@@ -227,4 +226,4 @@ def _depths(store: Store, record: QueueRecord) -> dict[str, Any]:
 
 
 def _said(held: dict[str, int]) -> str:
-    return ", ".join(f"{render.number(count)} {word}" for word, count in held.items() if count)
+    return ", ".join(f"{output.number(count)} {word}" for word, count in held.items() if count)

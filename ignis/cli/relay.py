@@ -11,8 +11,7 @@ from types import FrameType
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.relay import Relay
 from ignis.stop_signals import stop_signals
@@ -59,9 +58,9 @@ def relay(state: State, directory: str) -> int:
             announcer.join(_ANNOUNCER_S)  # a daemon: a standard output that nobody reads must not keep us
     figures = running.stats()
     if state.json:
-        render.event({"event": "stopped", "pid": os.getpid(), **figures})
+        output.event({"event": "stopped", "pid": os.getpid(), **figures})
     else:
-        render.remark(f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)")
+        output.remark(f"relayed {figures['messages']:,} message(s), refused {figures['refused']:,} channel(s)")
     return exit_codes.OK
 
 
@@ -72,9 +71,9 @@ def _announce(state: State, running: Relay, ended: threading.Event) -> None:
             return
     directory, url = str(running.directory.path), redacted(running.app.url)
     if state.json:
-        render.event({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
+        output.event({"event": "started", "pid": os.getpid(), "url": url, "directory": directory})
     else:
-        render.remark(f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops")
+        output.remark(f"ignis relay {os.getpid()} from relay://{directory} to {url}; SIGTERM or Ctrl-C stops")
 
 
 def _raise_file_limit() -> None:

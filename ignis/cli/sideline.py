@@ -12,15 +12,14 @@ import click
 
 from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
 from ignis.cli.filters import UNKNOWN, Filter, filter_options, reason_option
-from ignis.cli.look import Row, show_messages
+from ignis.cli.inspection import Row, show_messages
 from ignis.cli.queue import report_removed
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
-from ignis.depths import shard_states
+from ignis.control.queue_depths import shard_states
 from ignis.errors import QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
@@ -52,7 +51,7 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
         found = sideline_reasons(store, queue, limit=limit)
     found = {name: one for name, one in found.items() if not reasons or name in reasons}
     if state.json:
-        render.document(
+        output.document(
             {
                 "queue": queue,
                 "total": sum(one.count for one in found.values()),
@@ -61,7 +60,7 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
         )
         return exit_codes.OK
     if not found:
-        render.remark(
+        output.remark(
             f"the sideline of {queue} is empty" if not reasons else f"no message of {queue} failed for that reason"
         )
         return exit_codes.OK
@@ -72,15 +71,15 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
         rows.append(
             [
                 name,
-                render.number(one.count),
-                render.number(one.waiting),
-                render.age(one.oldest_s),
-                render.age(one.newest_s),
-                render.preview(error or "-", 60),
-                render.number(count),
+                output.number(one.count),
+                output.number(one.waiting),
+                output.age(one.oldest_s),
+                output.age(one.newest_s),
+                output.preview(error or "-", 60),
+                output.number(count),
             ]
         )
-    render.table(columns, rows, title=f"sideline of {queue}", right=["count", "waiting", "oldest", "newest", "of that"])
+    output.table(columns, rows, title=f"sideline of {queue}", right=["count", "waiting", "oldest", "newest", "of that"])
     return exit_codes.OK
 
 
@@ -109,7 +108,7 @@ def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...],
                     break
     if not rows:
         if not state.json:
-            render.remark(f"nothing of that is in the sideline of {queue}")
+            output.remark(f"nothing of that is in the sideline of {queue}")
         return exit_codes.NOTHING
     show_messages(state, rows, failures=True)
     if history and not state.json:
@@ -127,15 +126,15 @@ def _show_history(row: Row) -> None:
         return
     if message is None or not attempts:
         return
-    render.line("")
-    render.line(f"shard {shard}, pointer {pointer}, message {message.id}, {message.returns} return(s)")
+    output.line("")
+    output.line(f"shard {shard}, pointer {pointer}, message {message.id}, {message.returns} return(s)")
     for one in attempts:
-        took = "" if one.took_ms is None else f", after {render.age(one.took_ms / 1000)}"
-        worker = f", by {render.preview(one.worker, 100)}" if one.worker else ""
-        render.line(f"  {render.moment(one.at_ms)}: {render.preview(one.reason, 64)}{took}{worker}")
+        took = "" if one.took_ms is None else f", after {output.age(one.took_ms / 1000)}"
+        worker = f", by {output.preview(one.worker, 100)}" if one.worker else ""
+        output.line(f"  {output.moment(one.at_ms)}: {output.preview(one.reason, 64)}{took}{worker}")
         for text in [one.error, *one.trace.splitlines()]:
             if text:
-                render.line(f"    {render.preview(text, 200)}")
+                output.line(f"    {output.preview(text, 200)}")
 
 
 @sideline.command("shovel")
@@ -185,12 +184,12 @@ def shovel_command(
                 progress=progress,
             )
     if state.json:
-        render.document({"queue": queue, "dry_run": dry_run, **vars(result)})
+        output.document({"queue": queue, "dry_run": dry_run, **vars(result)})
     elif dry_run:
-        render.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
+        output.line(f"{result.moved:,} message(s) of {queue} would be brought back, {result.kept:,} would stay")
     else:
         refused = f", {result.refused:,} of them refused by the store" if result.refused else ""
-        render.line(
+        output.line(
             f"{result.moved:,} message(s) of {queue} brought back, {result.kept:,} stay in the sideline{refused}"
         )
     return exit_codes.ERROR if result.refused else exit_codes.OK

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from ignis.app import Ignis
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.errors import ConfigError, MainGuardError
@@ -72,18 +71,18 @@ def worker(state: State, /, target: str, queues: tuple[str, ...], **options: Any
         # The application object reads its settings when its module is imported, which is below.
         os.environ["IGNIS_CONFIG"] = state.config
     # What runs processes is not loaded for the commands that only look.
-    from ignis.cli import fleet
+    from ignis.cli import worker_processes
 
-    given = fleet.WorkerOptions(queues=queues, **options)
+    given = worker_processes.WorkerOptions(queues=queues, **options)
     if given.processes is not None:
-        return fleet.supervise(state, target, given)
+        return worker_processes.supervise(state, target, given)
     if given.autoscale is not None:
         raise click.UsageError("--autoscale needs --processes")
     app = find_app(target)
     app.url = state.url or app.url
     app.client_id = state.client_id or app.client_id
     app.farm_id = state.farm_id or app.farm_id
-    return fleet.work_here(state, app, given)
+    return worker_processes.work_here(state, app, given)
 
 
 def find_app(target: str) -> Ignis:
@@ -146,13 +145,13 @@ def sweep(state: State, queues: tuple[str, ...]) -> int:
         finally:
             sweeper.stop()
     if state.json:
-        render.document(vars(result))
+        output.document(vars(result))
     else:
-        render.line(
+        output.line(
             f"swept {result.swept:,} abandoned message(s) of {result.queues:,} queue(s) into the sideline, "
             f"{result.sideline_swept:,} within it; {result.expired:,} expired"
         )
     if result.failed_queues:
-        render.warning(f"{result.failed_queues} queue(s) could not be swept; --log-level error says why")
+        output.warning(f"{result.failed_queues} queue(s) could not be swept; --log-level error says why")
         return exit_codes.ERROR
     return exit_codes.OK

@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from ignis.cli import exit as exit_codes
-from ignis.cli import render
+from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.depths import shard_states
+from ignis.control.queue_depths import shard_states
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.base import Store
 
@@ -39,23 +38,23 @@ def workers(state: State, queue: str | None) -> int:
             one for name in names for magazine in (name, name + SIDELINE_SUFFIX) for one in _owners(store, magazine)
         ]
     if state.json:
-        render.document({"workers": found})
+        output.document({"workers": found})
         return exit_codes.OK
     if not found:
-        render.remark("nobody has claimed anything")
+        output.remark("nobody has claimed anything")
         return exit_codes.OK
     columns = ["magazine", "owner", "in flight", "longest", "state"]
     rows = [
         [
             one["magazine"],
-            render.preview(one["owner"] or "-", 60),
-            render.number(one["in_flight"]),
-            render.age(one["oldest_claim_s"]),
+            output.preview(one["owner"] or "-", 60),
+            output.number(one["in_flight"]),
+            output.age(one["oldest_claim_s"]),
             "dead" if one["dead"] else "-",
         ]
         for one in found
     ]
-    render.table(columns, rows, right=["in flight", "longest"])
+    output.table(columns, rows, right=["in flight", "longest"])
     return exit_codes.OK
 
 

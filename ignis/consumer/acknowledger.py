@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ignis.config import ConsumerSettings
+from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.sideline_items import sideline_items
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
-from ignis.handler import Failure
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.storage.base import RENEWALS, Transfer

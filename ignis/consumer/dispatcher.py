@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.chunking import Mixed, bytes_of, cut
+from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
 from ignis.consumer.pools.base import CHUNK_BYTES
 from ignis.errors import MessageTooLargeError
-from ignis.handler import Failure, HandlerSpec
 from ignis.message import REASON_UNREADABLE
 from ignis.storage.base import Claim
 

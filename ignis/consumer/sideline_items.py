@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ignis.consumer.handler import Failure
+from ignis.consumer.outcome import attempts_of
 from ignis.consumer.pools.base import Chunk
-from ignis.handler import Failure
 from ignis.message import REASON_CRASH, corrupt_record, failed_record
-from ignis.outcome import attempts_of
 from ignis.storage.base import Transfer
 
 __all__ = ["sideline_items"]

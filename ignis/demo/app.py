@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from ignis.app import Ignis
+from ignis.consumer.handler import Context
 from ignis.demo.data import Flight
 from ignis.demo.results import Entry, ResultsWriter
 from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, QUEUE, QUEUE_SETTINGS, stop_with_parent
 from ignis.errors import ConfigError
-from ignis.handler import Context
 
 __all__ = ["FlightCancelledError", "app", "on_flight"]
 

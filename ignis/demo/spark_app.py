@@ -10,8 +10,8 @@ from typing import Any, Optional
 import msgspec
 
 from ignis.app import Ignis
+from ignis.consumer.handler import Failure
 from ignis.demo.settings import stop_with_parent
-from ignis.handler import Failure
 
 __all__ = ["CANCELLED", "QUEUE", "RESULTS", "app", "on_flights"]
 

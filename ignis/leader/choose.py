@@ -13,7 +13,7 @@ from ignis.leader.lease import LeaseLeader
 from ignis.storage.base import Store
 
 if TYPE_CHECKING:
-    from ignis.leader.session import Session
+    from ignis.leader.zookeeper_session import Session
 
 __all__ = ["Deciders", "make_leader"]
 
@@ -71,8 +71,8 @@ class Deciders:
         if not self._settings.zookeeper:
             raise ConfigError("leader.kind = 'zookeeper', and leader.zookeeper names no hosts")
         try:
-            from ignis.leader.session import Session
             from ignis.leader.zookeeper import ZooKeeperLeader
+            from ignis.leader.zookeeper_session import Session
         except ModuleNotFoundError as exc:
             raise ConfigError(
                 f"ZooKeeper needs a driver ({exc.name} is missing): pip install 'ignis-mq[zookeeper]'"

@@ -31,9 +31,9 @@ from ignis.errors import (
     StaleEpochError,
 )
 from ignis.leader.base import Leadership, LeaderStatus, forget_after_fork
-from ignis.leader.contest import Contest
-from ignis.leader.paths import Assignment
-from ignis.leader.session import Session
+from ignis.leader.zookeeper_election import Contest
+from ignis.leader.zookeeper_paths import Assignment
+from ignis.leader.zookeeper_session import Session
 from ignis.storage.base import Fence, Store
 
 __all__ = ["ZooKeeperLeader", "instance_name"]

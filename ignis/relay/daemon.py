@@ -32,11 +32,11 @@ from ignis.errors import (
 from ignis.file_lock import FileLock
 from ignis.log_limit import LimitedLog
 from ignis.native import Bell, process_start_time
-from ignis.relay.carrier import Carrier, Load, Outcome
+from ignis.relay.channel_label import settings_of
+from ignis.relay.channel_reader import Inlet, Target
+from ignis.relay.channel_registry import Roster
 from ignis.relay.directory import RelayDirectory
-from ignis.relay.inlet import Inlet, Target
-from ignis.relay.label import settings_of
-from ignis.relay.roster import Roster
+from ignis.relay.forwarder import Carrier, Load, Outcome
 from ignis.urls import redacted
 
 __all__ = ["Relay"]

@@ -29,10 +29,10 @@ from ignis.errors import (
 )
 from ignis.magazine import Magazine
 from ignis.native import Outbox, PackedBatch, process_alive
+from ignis.relay.channel_label import VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
-from ignis.relay.label import VERSION, Label, record_of, settings_of
+from ignis.relay.publish_only import NoArrays, NoLocks, NoReading, refuse
 from ignis.relay.publisher import RelayPublisher
-from ignis.relay.refused import NoArrays, NoLocks, NoReading, refuse
 from ignis.storage.base import Fence, QueueRecord, QueueStore, Store
 
 __all__ = ["RelayStore", "open_store"]

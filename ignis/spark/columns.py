@@ -14,7 +14,7 @@ import pyarrow as pa
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, StringType, functions
 from ignis.spark.ids import id_expression
-from ignis.spark.parsing import UNPARSED, parse_lines
+from ignis.spark.parse_body import UNPARSED, parse_lines
 from ignis.storage.columns import RecordColumns
 
 __all__ = ["ENVELOPE", "ENVELOPE_SCHEMA", "MESSAGE_SCHEMA", "WHOLE_MOMENTS", "message_batch", "to_messages"]
@@ -121,7 +121,7 @@ def message_batch(
 ) -> pa.RecordBatch:
     """Records of one shard as a record batch.
 
-    With ``fields`` the bodies, which must be lines then, are parsed, see `ignis.spark.parsing`: its columns stand in place of
+    With ``fields`` the bodies, which must be lines then, are parsed, see `ignis.spark.parse_body`: its columns stand in place of
     ``body``, and behind them ``_unparsed``, the body of each row that is left for Spark to parse. The envelope's columns come
     only where they are wanted: they are half of what a small message makes. A key and a meta that are empty are null. An
     id is text.

@@ -24,12 +24,12 @@ import pyarrow as pa
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.spark._pyspark import StructType
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.draining import Drained, struct_of
+from ignis.spark.drain_task import Drained, struct_of
 from ignis.spark.ids import ids_of_column
-from ignis.spark.parsing import fields_of, parse_lines
-from ignis.spark.places import Place, make_place
-from ignis.spark.publishing import RECEIPT_SCHEMA, Publishing
-from ignis.spark.reading import Reading
+from ignis.spark.parse_body import fields_of, parse_lines
+from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
+from ignis.spark.queue_path import Place, make_place
+from ignis.spark.read_task import Reading
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["PandasParser", "PandasPublisher", "PandasReader", "parse_in_pandas", "publish_in_pandas", "read_in_pandas"]

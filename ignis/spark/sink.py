@@ -30,8 +30,8 @@ from ignis.spark._pyspark import (
 )
 from ignis.spark.ids import ids_of_column
 from ignis.spark.json_bodies import check_json, json_objects, json_values
-from ignis.spark.places import Place, make_place, split_options
-from ignis.spark.publishing import gathered, load_rows
+from ignis.spark.publish_task import gathered, load_rows
+from ignis.spark.queue_path import Place, make_place, split_options
 
 __all__ = ["IgnisStreamWriter", "IgnisWriter", "Written"]
 

@@ -25,7 +25,7 @@ from ignis.spark._pyspark import (
     SupportsTriggerAvailableNow,
 )
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.draining import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
+from ignis.spark.drain_task import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
 from ignis.spark.offsets import (
     Incarnations,
     Offset,
@@ -40,10 +40,11 @@ from ignis.spark.offsets import (
     pointers_of,
     up_to,
 )
-from ignis.spark.places import Place, find_place, split_options
-from ignis.spark.reading import cut_runs, read_runs
+from ignis.spark.queue_path import Place, find_place, split_options
+from ignis.spark.read_task import cut_runs, read_runs
 from ignis.spark.sink import IgnisStreamWriter, IgnisWriter
-from ignis.storage.base import Run, ShardState, joined_runs
+from ignis.storage.base import Run, ShardState
+from ignis.storage.records import joined_runs
 
 __all__ = ["IgnisDataSource", "retire_batch"]
 

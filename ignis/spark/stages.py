@@ -14,9 +14,9 @@ from typing import Any
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import Column, DataFrame, SparkSession, StructType
 from ignis.spark.columns import to_messages
-from ignis.spark.draining import Drained, new_job
-from ignis.spark.places import find_place, make_place
-from ignis.spark.publishing import RECEIPT_SCHEMA, Publishing
+from ignis.spark.drain_task import Drained, new_job
+from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
+from ignis.spark.queue_path import find_place, make_place
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["drain", "publish", "resume"]

@@ -12,9 +12,10 @@ from typing import Any
 
 from ignis.message import REASON_UNREADABLE, failed_record
 from ignis.spark._pyspark import AccumulatorParam, Column, DataFrame, SparkSession, StructType, functions
-from ignis.spark.places import Place
-from ignis.storage.base import Run, Transfer, group_pointers
+from ignis.spark.queue_path import Place
+from ignis.storage.base import Run, Transfer
 from ignis.storage.parts import transfer_all
+from ignis.storage.records import group_pointers
 
 __all__ = ["CORRUPT", "Suspects", "parsed_with_spark", "put_aside"]
 

@@ -17,8 +17,8 @@ from ignis.urls import redacted
 __all__ = ["open_store"]
 
 OPENERS = {
-    "ignis": "ignis.broker.store:open_store",
-    "ignis+tls": "ignis.broker.store:open_store",
+    "ignis": "ignis.broker.client.store:open_store",
+    "ignis+tls": "ignis.broker.client.store:open_store",
     "relay": "ignis.relay.store:open_store",
 }
 """URL scheme -> ``module:function`` of stores that stand above the library. Resolved when such a URL is opened, so that
@@ -91,7 +91,7 @@ def open_store(
             del merged["clock"]
         if merged:
             raise ConfigError(f"a memory store has no option {shown(min(merged))}; it has none in its URL")
-        from ignis.storage.memory import MemoryStore
+        from ignis.storage.memory.store import MemoryStore
 
         return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)
     if parts.scheme == "embedded":

@@ -33,7 +33,7 @@ import msgspec
 from ignis.config import QueueSettings, check_name, check_queue_name
 from ignis.errors import ConfigError, InvalidNameError, StaleEpochError
 from ignis.near_names import meant
-from ignis.storage.base import Fence, QueueRecord
+from ignis.storage.records import Fence, QueueRecord
 
 __all__ = [
     "DURABILITIES",

@@ -16,7 +16,7 @@ _PERIOD_S = 60.0
 
 class ExpiredLog:
     """Of one store. Thread-safe. At once, and then at most once a minute for each magazine, with all since then; how many there
-    were in all is in `ignis.storage.base.ShardState`."""
+    were in all is in `ignis.storage.records.ShardState`."""
 
     def __init__(self) -> None:
         self._limit = LogLimit(_PERIOD_S)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ignis.errors import RecordTooLargeError, StoreFullError
 from ignis.message import bare_record, slim_record
 from ignis.native.store import GrowthError
-from ignis.storage.base import Transfer
+from ignis.storage.records import Transfer
 
 __all__ = ["in_parts", "transfer_all", "transfer_in_parts"]
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ignis.native import process_alive, process_start_time
-from ignis.storage.base import Process
+from ignis.storage.records import Process
 
 __all__ = ["NOBODY", "Identity", "boot_id", "this_process"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from ignis.storage.base import Pointers
+from ignis.storage.records import Pointers
 
 __all__ = ["PURGE_BATCH", "Left", "Purged", "Purges", "begin_purge"]
 

@@ -24,10 +24,10 @@ from ignis.exit_status import ending
 from ignis.hooks import call_user_code
 from ignis.storage import open_store
 from ignis.storage.base import Store
-from ignis.supervisor.inside import BURST, MAX_MESSAGES, MAX_RSS
+from ignis.supervisor.aggregate import Totals
+from ignis.supervisor.orphaned_claims import Undertaker
 from ignis.supervisor.process import GONE, LOCKED, RUNNING, STARTING, STOPPING, WorkerCommand, WorkerProcess
-from ignis.supervisor.totals import Totals
-from ignis.supervisor.undertaker import Undertaker
+from ignis.supervisor.worker_main import BURST, MAX_MESSAGES, MAX_RSS
 
 __all__ = ["Supervisor"]
 

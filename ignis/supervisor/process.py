@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ignis.errors import ClosedError
-from ignis.supervisor.link import Link
+from ignis.supervisor.control_pipe import Link
 
 __all__ = ["GONE", "LOCKED", "RUNNING", "STARTING", "STOPPING", "WorkerCommand", "WorkerProcess"]
 

@@ -15,14 +15,15 @@ from ignis.app import Ignis
 from ignis.clock import Clock
 from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
+from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
+from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
-from ignis.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
-from ignis.middleware import is_coroutine_function
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
-from ignis.storage.base import MOST_FRUITLESS, Claim, group_pointers
+from ignis.storage.base import MOST_FRUITLESS, Claim
+from ignis.storage.records import group_pointers
 
 __all__ = ["Drained", "adrain", "drain"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ignis.config import check_whole, shown
+from ignis.consumer.handler import Context
 from ignis.errors import ConfigError
-from ignis.handler import Context
 from ignis.message import REASON_CRASH, BodyCodec, Message, encode_key, encode_meta, failed_record
 from ignis.native import encode_record
 from ignis.queue import Queue

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 from ignis.native import PackedBatch, Record, encode_record
 from ignis.storage import open_store
 from ignis.storage.base import FireResult, MagazineStore, ShardState, Store
-from tests import aerospike_support
-from tests.broker_support import RunningBroker
+from tests.support import aerospike as aerospike_support
+from tests.support.broker import RunningBroker
 
 _numbers = itertools.count(1)
 

@@ -7,11 +7,11 @@ import threading
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch
 from ignis.storage.base import MagazineStore, Store
-from ignis.storage.together import Write
+from ignis.storage.write_batch import WriteBatch
 from tests.contract.support import batch, numbered, pointers, records, texts
 
 
-def make(magazines: MagazineStore, *writes: Write) -> None:
+def make(magazines: MagazineStore, *writes: WriteBatch) -> None:
     """At once where that can be done, else as one does who may wait."""
     unflushed = magazines.try_together(writes)
     if unflushed is not None:
@@ -29,9 +29,9 @@ def test_loads_and_deletes_as_ever(magazines: MagazineStore) -> None:
     magazines.load_records("m", 0, records("first"))
     found = magazines.fire("m", 10, "me")
     first, second, gone = (
-        Write("m", [(0, batch("a", "b")), (1, batch("c"))], 60.0),
-        Write("m", [(0, batch("d"))]),
-        Write("m", pointers=pointers(found)),
+        WriteBatch("m", [(0, batch("a", "b")), (1, batch("c"))], 60.0),
+        WriteBatch("m", [(0, batch("d"))]),
+        WriteBatch("m", pointers=pointers(found)),
     )
     make(magazines, first, second, gone)
     assert (first.firsts, second.firsts, gone.count) == ([2, 1], [4], 1)
@@ -41,10 +41,10 @@ def test_loads_and_deletes_as_ever(magazines: MagazineStore) -> None:
 
 
 def test_what_is_wrong_is_refused_or_not_begun(magazines: MagazineStore) -> None:
-    write = Write("m", [(9, batch("a"))])
+    write = WriteBatch("m", [(9, batch("a"))])
     magazines.try_together([write])
     assert not write.done or isinstance(write.error, ConfigError)
-    unknown = Write("nothing", [(0, batch("a"))])
+    unknown = WriteBatch("nothing", [(0, batch("a"))])
     magazines.try_together([unknown])
     assert not unknown.done or unknown.error is not None
     assert magazines.scan("m") == []
@@ -58,7 +58,7 @@ def test_threads_that_try_lose_nothing(store: Store) -> None:
 
     def trying() -> None:
         for record in numbered(each, "tried"):
-            make(magazines, Write("m", [(0, PackedBatch.pack([record]))]))
+            make(magazines, WriteBatch("m", [(0, PackedBatch.pack([record]))]))
 
     def waiting() -> None:
         for record in numbered(each, "waited"):
@@ -74,7 +74,7 @@ def test_threads_that_try_lose_nothing(store: Store) -> None:
     taken = 0
     while taken < 3 * each:
         found = magazines.try_fire("m", 20, "me") or magazines.fire("m", 20, "me")
-        gone = Write("m", pointers=pointers(found))
+        gone = WriteBatch("m", pointers=pointers(found))
         make(magazines, gone)
         assert gone.count == found.total() > 0
         taken += gone.count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests import zookeeper_support
+from tests.support import zookeeper as zookeeper_support
 
 
 def test_one_epoch_at_a_time_whatever_happens_to_the_leader(torture: Callable[..., str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import spark_support
+from tests.support import spark as spark_support
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def spark(spark_session: Any) -> Iterator[Any]:
     """The session; what a test has opened in this process, the driver, is closed after it, with its threads."""
-    from ignis.spark.places import close_stores
+    from ignis.spark.queue_path import close_stores
 
     yield spark_session
     close_stores()

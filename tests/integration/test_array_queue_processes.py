@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ignis.array_queue import ArrayQueue
-from tests.integration.embedded_support import Child, in_child, open_at
+from tests.support.embedded import Child, in_child, open_at
 
 pytestmark = pytest.mark.integration
 

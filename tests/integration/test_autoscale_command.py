@@ -14,8 +14,8 @@ import pytest
 import ignis
 from ignis.cli.command import Command, CommandError
 from ignis.errors import ConfigError
-from tests.fleet_support import alive
 from tests.support import WAIT_S, eventually
+from tests.support.fleet import alive
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.doc_blocks import PAGES, RUN, SHOWN, Block, Page, blocks
+from tests.support.doc_blocks import PAGES, RUN, SHOWN, Block, Page, blocks
 
 pytestmark = pytest.mark.integration
 

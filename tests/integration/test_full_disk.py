@@ -21,8 +21,8 @@ from ignis.native import encode_record
 from ignis.relay.directory import RelayDirectory
 from ignis.storage import open_store
 from ignis.storage.checks import DURABILITIES
-from tests.disk_support import disk, fill_disk
 from tests.support import eventually, reasons
+from tests.support.disk import disk, fill_disk
 
 pytestmark = pytest.mark.integration
 MakeApp = Callable[..., ignis.Ignis]

@@ -14,8 +14,8 @@ import pytest
 
 from ignis.locks import LockManager
 from ignis.storage import open_store
-from tests import aerospike_support
 from tests.support import WAIT_S, eventually
+from tests.support import aerospike as aerospike_support
 
 pytestmark = pytest.mark.integration
 

@@ -14,13 +14,13 @@ import pytest
 
 import ignis
 from ignis import errors
-from ignis.refresher import REMOVED
+from ignis.control.refresher import REMOVED
 from ignis.storage.base import QueueRecord
-from ignis.supervisor.endpoint import app_endpoint
-from tests import aerospike_support
-from tests.broker_support import running
+from ignis.supervisor.http_routes import app_endpoint
 from tests.conftest import MakeApp, url_of
 from tests.support import Gate, eventually, wait_idle
+from tests.support import aerospike as aerospike_support
+from tests.support.broker import running
 
 SOON = {"initial_delay_s": 86_400, "watch_s": 0.05}
 BY_HAND = {"initial_delay_s": 86_400, "watch_s": 0}
@@ -391,7 +391,7 @@ def test_only_what_is_ours_is_written(url: str, new_app: MakeApp) -> None:
 
 def test_rows_of_spark_are_not_stored_in_a_removed_queue(embedded_url: str, new_app: MakeApp) -> None:
     pa = pytest.importorskip("pyarrow")
-    places, publishing = pytest.importorskip("ignis.spark.places"), pytest.importorskip("ignis.spark.publishing")
+    places, publishing = pytest.importorskip("ignis.spark.queue_path"), pytest.importorskip("ignis.spark.publish_task")
     place = places.make_place(embedded_url, "jobs", {}, codec="raw")
     rows = pa.record_batch({"body": pa.array([b"1", b"2"], pa.binary())})
     assert [one.loaded for _, one in publishing.load_rows(place, 0, rows)] == [2]

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from ignis.broker import asks
-from ignis.broker.access import Anyone, Credentials, Principal
-from ignis.broker.commands import Command
-from ignis.broker.health import broker_endpoint
-from ignis.broker.payloads import pack
+from ignis.broker.auth.principal import Anyone, Credentials, Principal
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import pack
+from ignis.broker.server.health import broker_endpoint
 from ignis.errors import UnauthenticatedError
-from tests.broker_support import RunningBroker, Wire, running
 from tests.support import WAIT_S
+from tests.support.broker import RunningBroker, Wire, running
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +50,7 @@ class Doorman:
 def inner(tmp_path: Path) -> Iterator[RunningBroker]:
     with running(f"embedded://{tmp_path}/store", authenticator=Doorman()) as broker:
         with broker.client(token=SECRET) as client:
-            client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw"}))
+            client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         yield broker
 
 

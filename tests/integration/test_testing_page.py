@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doc_blocks import blocks
 from tests.support import WAIT_S
+from tests.support.doc_blocks import blocks
 
 pytestmark = pytest.mark.integration
 

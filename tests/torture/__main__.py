@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from tests import spark_support
+from tests.support import spark as spark_support
 from tests.torture import (
     app_kill9,
     broker,

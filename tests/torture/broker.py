@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ignis.broker import asks, delivery
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.inbox import Inbox, Placed, Sent
-from ignis.broker.server import Broker
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.in_flight import as_pointers
+from ignis.broker.server import dispatcher
+from ignis.broker.server.publish_buffer import Placed, PublishBuffer, Sent
+from ignis.broker.server.server import Broker
 from ignis.errors import IgnisError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import PackedBatch, Record, encode_record
@@ -50,7 +52,9 @@ def serving(url: str, port: int) -> Role:
 
 
 def _client(port: int) -> SyncClient:
-    return SyncClient(Endpoint("127.0.0.1", port), {"timeout_s": 20, "connect_timeout_s": 20, "max_retry_wait_s": 0.1})
+    return SyncClient(
+        BrokerAddress("127.0.0.1", port), {"timeout_s": 20, "connect_timeout_s": 20, "max_retry_wait_s": 0.1}
+    )
 
 
 def sending(port: int, number: int, batch: int) -> Role:
@@ -67,9 +71,9 @@ def sending(port: int, number: int, batch: int) -> Role:
             report.sending(many)
             try:
                 if batch == 1:
-                    client.ask(asks.send(QUEUE, records[0]))
+                    client.ask(requests.send(QUEUE, records[0]))
                 else:
-                    client.ask(asks.send_batch(QUEUE, [(sequence % 3, PackedBatch.pack(records))]))
+                    client.ask(requests.send_batch(QUEUE, [(sequence % 3, PackedBatch.pack(records))]))
             except IgnisError as exc:
                 report.note("error", exc)
             else:
@@ -153,11 +157,11 @@ def draining(port: int) -> Role:
                 if ids:
                     client.ack(magazine, places)
                     report.finished(ids)
-            info = client.ask(asks.queue_info(QUEUE))
+            info = client.ask(requests.queue_info(QUEUE))
             if not (info["pending"] or info["in_flight"] or info["sideline"]):
                 client.close()
                 return
-        report.note("left", client.ask(asks.queue_info(QUEUE)))
+        report.note("left", client.ask(requests.queue_info(QUEUE)))
 
     return role
 
@@ -208,7 +212,7 @@ def _round(
     dead: list[Child] = []
     try:
         with _client(port) as client:
-            client.ask(asks.create_queue(QUEUE, {"shards": 3, "codec": "raw", "shovel_interval_s": 0}))
+            client.ask(requests.create_queue(QUEUE, {"shards": 3, "codec": "raw", "shovel_interval_s": 0}))
         living |= {name: Child(make(), name) for name, make in roles.items()}
         for _ in range(_KILLS_PER_ROUND):
             end = time.monotonic() + rng.uniform(0.05, 0.3)
@@ -251,32 +255,27 @@ def _round(
 
 def answers_before_storing() -> None:
     """A broker that acknowledges what it has not stored yet."""
-    put = Inbox.put
+    put = PublishBuffer.put
 
-    def early(self: Inbox, sent: Sent) -> None:
+    def early(self: PublishBuffer, sent: Sent) -> None:
         sent.placed = [Placed(shard % 3, 1, batch.count, ids) for shard, batch, ids in sent.batches]
         sent.done(sent)
         sent.done = lambda _: None  # type: ignore[method-assign]
-        self._application.broker.loop.call_later(0.2, put, self, sent)
+        self._loop.call_later(0.2, put, self, sent)
 
-    Inbox.put = early  # type: ignore[method-assign]
+    PublishBuffer.put = early  # type: ignore[method-assign]
 
 
 def deletes_on_delivery() -> None:
     """A broker that forgets a message once it has sent it."""
-    real = delivery.Pump.hand_over
+    real = dispatcher.Dispatcher.hand_over
 
-    def gone(self: delivery.Pump, consumer: delivery.Consumer, claimed: delivery.Packed) -> None:
+    def gone(self: dispatcher.Dispatcher, consumer: dispatcher.Subscription, claimed: dispatcher.Packed) -> None:
         real(self, consumer, claimed)
-        application = self._application
         # Behind the delivery: within it the store must not be called.
-        application.broker.loop.call_soon(application.turns.delete, self.magazine, claimed.runs, _ignore, _ignore)
+        self._loop.call_soon(self._magazines.delete, self.magazine, as_pointers(claimed.runs))
 
-    delivery.Pump.hand_over = gone  # type: ignore[method-assign]
-
-
-def _ignore(_: object) -> None:
-    """What became of it."""
+    dispatcher.Dispatcher.hand_over = gone  # type: ignore[method-assign]
 
 
 def mutants(rounds: int, rng: random.Random) -> Outcome:

@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ignis.broker import asks
-from ignis.broker.client import AsyncClient
-from ignis.broker.commands import ANSWERS, Command
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.payloads import Connect, Connected, Named, pack, pack_connect, pack_send, unpack
-from ignis.broker.protocol import Answer, BrokerMachine, ClientMachine, Request
-from ignis.broker.server import Broker
-from ignis.broker.sync_client import SyncClient
-from ignis.broker.table import TABLE
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import ANSWERS, Command
+from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine, Request
+from ignis.broker.protocol.payloads import Connect, Connected, Named, pack, pack_connect, pack_send, unpack
+from ignis.broker.protocol.table import TABLE
+from ignis.broker.server.server import Broker
 from ignis.errors import BadRequestError, BrokerError, ConfigError, MalformedFrameError
 from ignis.native import encode_frame, encode_record
 from ignis.native.wire import ReadArea, unpack_runs
@@ -48,7 +48,7 @@ def cancellations(count: int, rng: random.Random, deadline: float = float("inf")
     async def burst(client: AsyncClient, size: int, first: int) -> None:
         async def one(number: int) -> None:
             data = number.to_bytes(8, "big")
-            if await client.ask(asks.Ask(Command.PING, data, bytes)) != data:
+            if await client.ask(requests.ClientRequest(Command.PING, data, bytes)) != data:
                 outcome.fault(f"request {number} got another's answer")
 
         tasks = [asyncio.ensure_future(one(first + n)) for n in range(size)]
@@ -64,14 +64,14 @@ def cancellations(count: int, rng: random.Random, deadline: float = float("inf")
     async def run() -> None:
         broker = Broker("memory://", port=0, settings={"max_pending": 100_000})
         await broker.start()
-        async with AsyncClient(Endpoint("127.0.0.1", broker.port), {"max_pending": 100_000}) as client:
+        async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"max_pending": 100_000}) as client:
             number = 0
             while outcome.figures.get("cancelled", 0) < count and time.monotonic() < deadline and not outcome.faults:
                 await burst(client, 500, number)
                 number += 500
                 while client.pending > 50_000:
-                    await client.ask(asks.ping())
-            await client.ask(asks.ping())
+                    await client.ask(requests.ping())
+            await client.ask(requests.ping())
             outcome.add(late_answers=client.late_answers, pending=client.pending)
         await broker.stop(5)
 
@@ -168,7 +168,7 @@ def _look_into(outcome: Outcome, one: Request | Answer) -> None:
         return
     try:
         if one.command == Command.DELIVER:
-            asks.delivered(one.payload)
+            requests.delivered(one.payload)
         elif one.command in (Command.ACK, Command.NACK, Command.DELETE, Command.PEEK, Command.RELOAD):
             unpack_runs(one.payload, unpack(one.payload, Named)[1])
         elif (row := TABLE.get(one.command)) is not None and row.names is not None:
@@ -265,11 +265,11 @@ def hostile(connections: int, deadline: float = float("inf")) -> Outcome:
 def _attack(outcome: Outcome, attack: Attack, connections: int, process: subprocess.Popen[bytes], port: int) -> None:
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(
-            SyncClient(Endpoint("127.0.0.1", port), {"timeout_s": 60, "connect_timeout_s": 60})
+            SyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": 60, "connect_timeout_s": 60})
         )
-        client.ask(asks.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
         for _ in range(50):
-            client.ask(asks.send("q", encode_record(bytes(30_000))))
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
         before = _resident_bytes(process.pid)
         waits: list[float] = []
         sockets = _open(stack, port, attack, connections, lambda: waits.append(_send(client)))
@@ -318,7 +318,7 @@ def _write(sock: socket.socket, data: bytes) -> None:
 
 def _send(client: SyncClient) -> float:
     began = time.perf_counter()
-    client.ask(asks.send("q", encode_record(b"good")))
+    client.ask(requests.send("q", encode_record(b"good")))
     return time.perf_counter() - began
 
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ignis.storage.base import FireResult, MagazineStore, Store, group_pointers
+from ignis.storage.base import FireResult, MagazineStore, Store
+from ignis.storage.records import group_pointers
 from tests.torture.process import process_name
 
 __all__ = [

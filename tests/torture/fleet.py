@@ -90,7 +90,7 @@ class _Scene:
 
         def role(report: Reporter) -> None:
             if not self.transactions:
-                from tests import aerospike_support
+                from tests.support import aerospike as aerospike_support
 
                 aerospike_support.forget(self.url.removeprefix("aerospike://").partition("?")[0], ["tfleet"])
             self.queue().open()

@@ -32,11 +32,11 @@ from ignis.errors import StaleEpochError, StoreBusyError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.storage.base import KEEP_TTL, QueueRecord, Transfer
+from tests.support.zookeeper import Server, missing
 from tests.torture.faults import Mutant
 from tests.torture.network import Cable, ProxyWay, Way, cables_possible
 from tests.torture.process import Child, Reporter, Role, follow
 from tests.torture.report import Outcome
-from tests.zookeeper_support import Server, missing
 
 __all__ = ["tests"]
 
@@ -56,9 +56,9 @@ _OUTAGE_S = 4.0
 
 def forget_epochs() -> None:
     """Mutant: the store takes what any leader writes."""
-    from ignis.storage.embedded import keys, moving
+    from ignis.storage.embedded import keys, transfers
 
-    for module in (keys, moving):
+    for module in (keys, transfers):
         vars(module)["check_epoch"] = lambda current, fence: None
 
 

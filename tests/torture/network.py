@@ -14,8 +14,8 @@ import signal
 import subprocess
 from collections.abc import Callable
 
+from tests.support.zookeeper import Link
 from tests.torture.process import Child, Reporter, Role
-from tests.zookeeper_support import Link
 
 __all__ = ["Cable", "ProxyWay", "Way", "cables_possible"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.dataset as pads
 
 from ignis import Ignis
-from tests import spark_support
+from tests.support import spark as spark_support
 from tests.torture.report import Outcome
 
 __all__ = ["DESCRIPTION", "POINTS", "Ground", "tests"]

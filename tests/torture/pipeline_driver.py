@@ -18,7 +18,7 @@ from typing import Any
 from ignis.spark._pyspark import functions
 from ignis.spark.pipeline import Progress, Step, Target, export, ingest, load_description
 from ignis.storage import open_store
-from tests import spark_support
+from tests.support import spark as spark_support
 
 QUEUE = "orders"
 

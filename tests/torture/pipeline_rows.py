@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ignis import Ignis
-from tests import spark_support
+from tests.support import spark as spark_support
 from tests.torture.pipeline_files import Layout, draw, files_of, kept, layouts, telling
 from tests.torture.pipeline_readers import Read, Row, body_row, exported, put_aside, read_file
 from tests.torture.report import Outcome
@@ -241,7 +241,7 @@ def mutants(rng: random.Random) -> Outcome:
 
 def on_aerospike(rounds: int, rng: random.Random, deadline: Callable[[], bool]) -> Outcome:
     """The same on a store of which every process of every machine is a client, and which promises each row at least once."""
-    from tests import aerospike_support
+    from tests.support import aerospike as aerospike_support
 
     outcome = Outcome("pipeline/rows-aerospike")
     if os.environ.get("IGNIS_TEST_AEROSPIKE") is None and aerospike_support.asd_binary() is None:

@@ -28,11 +28,11 @@ import msgspec
 import pandas as pd
 
 from ignis import Ignis
-from ignis.handler import Context
+from ignis.consumer.handler import Context
 from ignis.spark import publish_in_pandas
 from ignis.spark._pyspark import functions
 from ignis.spark.pipeline import Progress, Step, Target, checks, export, ingest, parse_description, reading
-from tests import spark_support
+from tests.support import spark as spark_support
 from tests.torture.pipeline_files import LIMIT_BYTES, Layout, description
 
 __all__ = ["DONE", "IN", "MUTANTS", "OUT", "Kills", "carry_out"]

@@ -21,8 +21,8 @@ from typing import Any
 
 import ignis
 from ignis.relay import daemon
-from ignis.relay.inlet import Inlet
-from tests.relay_support import shared_memory
+from ignis.relay.channel_reader import Inlet
+from tests.support.relay import shared_memory
 from tests.torture.actors import MAIN, Place, drainer
 from tests.torture.ledger import Ledger, make_body, make_id
 from tests.torture.process import Child, Reporter, Role, follow

@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ignis.spark import drain, draining
-from tests import spark_support
+from ignis.spark import drain, drain_task
+from tests.support import spark as spark_support
 
 
 class Dying:
@@ -40,7 +40,7 @@ def main(url: str, out: str, point: str, commits: int) -> None:
         drained.df.select("id").write.mode("overwrite").parquet(out)
         if point == "written":
             os.kill(os.getpid(), signal.SIGKILL)
-        drained._to_retire = list(draining.pieces(drained.runs, 100))
+        drained._to_retire = list(drain_task.pieces(drained.runs, 100))
         drained._magazines = Dying(drained._magazines, commits)  # type: ignore[assignment]
         drained.commit()
 

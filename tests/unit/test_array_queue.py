@@ -9,7 +9,7 @@ import pytest
 
 from ignis.array_queue import ArrayQueue
 from ignis.storage.base import ArrayStore
-from ignis.storage.memory import MemoryStore
+from ignis.storage.memory.store import MemoryStore
 
 TEXT = (files("ignis") / "array_queue.lua").read_text("utf-8")
 

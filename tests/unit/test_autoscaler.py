@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.autoscaler import Autoscaler, FunctionTarget, QueueLoad, queue_loads
 from ignis.config import AutoscalerSettings
+from ignis.control.autoscaler import Autoscaler, FunctionTarget, QueueLoad, queue_loads
 from ignis.errors import ConfigError
 from ignis.leader import SoleLeader
 from tests.conftest import MakeApp

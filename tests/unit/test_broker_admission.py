@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ignis.broker import descriptors
-from ignis.broker.admission import Admission, Visitor
-from ignis.broker.descriptors import room_for_connections
+from ignis.broker.server import descriptors
+from ignis.broker.server.admission import Admission, Visitor
+from ignis.broker.server.descriptors import room_for_connections
 from ignis.config import BrokerSettings
 from ignis.errors import ConfigError, TooManyRequestsError
 from ignis.places import network_of, network_of_connection

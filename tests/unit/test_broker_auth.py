@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker import auth, passwords
-from ignis.broker.access import Credentials
-from ignis.broker.auth import UsersFile
-from ignis.broker.permissions import FREE, GROUPS, Permissions, Rule
-from ignis.broker.throttle import Throttle
-from ignis.broker.users import Token, User, Users, editing, load_users
+from ignis.broker.auth import authenticator, passwords
+from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.permissions import FREE, GROUPS, Permissions, Rule
+from ignis.broker.auth.principal import Credentials
+from ignis.broker.auth.throttle import Throttle
+from ignis.broker.auth.users_file import Token, User, Users, editing, load_users
 from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
 
 SECRET = "correct horse battery staple"
@@ -165,7 +165,7 @@ def test_what_a_user_tries_is_remembered_in_bounds() -> None:
 
 
 def test_every_command_of_the_protocol_is_in_a_group() -> None:
-    commands = pytest.importorskip("ignis.broker.commands")
+    commands = pytest.importorskip("ignis.broker.protocol.commands")
     known = FREE.union(*GROUPS.values())
     names = {command.name for command in commands.Command} - {command.name for command in commands.ANSWERS}
     assert names <= known, "a new command needs a permission"
@@ -354,7 +354,7 @@ def test_everybody_else_gets_the_same_answer(
 ) -> None:
     with caplog.at_level(logging.DEBUG), pytest.raises(UnauthenticatedError) as refused:
         users.authenticate(credentials)
-    assert str(refused.value) == auth._REFUSED
+    assert str(refused.value) == authenticator._REFUSED
     for secret in filter(None, (credentials.password, credentials.token)):
         assert secret not in caplog.text
         assert secret not in repr(credentials)
@@ -367,7 +367,7 @@ def test_an_unknown_user_costs_a_hash_too(users: UsersFile, monkeypatch: pytest.
         hashed.append(kept)
         return False
 
-    monkeypatch.setattr(auth, "verify_password", counting)
+    monkeypatch.setattr(authenticator, "verify_password", counting)
     for name in ("ann", "nobody", "robot"):
         with pytest.raises(UnauthenticatedError):
             users.authenticate(Credentials(user=name, password="x"))
@@ -383,7 +383,9 @@ def wrong(users: UsersFile, where: str, **given: str) -> type[BaseException]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passwords are compared at no cost."""
-    monkeypatch.setattr(auth, "verify_password", lambda password, kept: password == SECRET and kept.startswith("$"))
+    monkeypatch.setattr(
+        authenticator, "verify_password", lambda password, kept: password == SECRET and kept.startswith("$")
+    )
 
 
 def test_failures_slow_a_name_at_an_address_down(users: UsersFile, clock: Clock, quick: None) -> None:

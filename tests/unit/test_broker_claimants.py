@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from ignis.broker.claimants import CLIENT_PREFIX, OWNER_PREFIX, broker_owner, claimant, owner_for
-from ignis.broker.payloads import Connect
+from ignis.broker.protocol.payloads import Connect
+from ignis.broker.server.claimants import CLIENT_PREFIX, OWNER_PREFIX, broker_owner, claimant, owner_for
 from ignis.errors import ConfigError
 from ignis.storage.base import Owner, Process
 from ignis.storage.process_identity import Identity, this_process

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.client import AsyncClient
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
 from ignis.errors import ConfigError
 from ignis.native import PackedBatch, encode_record
 
@@ -36,13 +36,13 @@ CALLS: list[tuple[str, Callable[..., Any], list[Any]]] = [
 
 
 @pytest.fixture
-def nowhere() -> Endpoint:
-    return Endpoint("127.0.0.1", 1)
+def nowhere() -> BrokerAddress:
+    return BrokerAddress("127.0.0.1", 1)
 
 
 @pytest.mark.parametrize(("name", "call", "values"), CALLS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_wrong_argument_is_said_before_connecting(
-    nowhere: Endpoint, name: str, call: Callable[..., Any], values: list[Any]
+    nowhere: BrokerAddress, name: str, call: Callable[..., Any], values: list[Any]
 ) -> None:
     sync = SyncClient(nowhere, QUICK)
     for value in values:
@@ -63,6 +63,6 @@ def test_a_wrong_argument_is_said_before_connecting(
 
 
 @pytest.mark.parametrize("timeout", [value for value in NOT_SECONDS if value is not None], ids=repr)
-def test_a_timeout_is_a_number_of_seconds(nowhere: Endpoint, timeout: Any) -> None:
+def test_a_timeout_is_a_number_of_seconds(nowhere: BrokerAddress, timeout: Any) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         SyncClient(nowhere, QUICK).ping(timeout)

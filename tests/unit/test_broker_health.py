@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker import health
-from tests.broker_support import RunningBroker
+from ignis.broker.server import health
 from tests.support import WAIT_S
+from tests.support.broker import RunningBroker
 
 
 def ask(url: str) -> tuple[int, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ignis.broker.logins import AT_A_TIME, MOST_WAITING, WAIT_S, Logins
+from ignis.broker.auth.logins import AT_A_TIME, MOST_WAITING, WAIT_S, Logins
 from ignis.errors import TooManyRequestsError
 
 

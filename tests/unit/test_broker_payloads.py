@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ignis.broker import payloads
-from ignis.broker.commands import FEATURES, MAGIC, VERSION, Command
-from ignis.broker.payloads import Connect, Connected, Failure, pack, unpack, unpack_connect
-from ignis.broker.protocol import BrokerMachine
+from ignis.broker.protocol import payloads
+from ignis.broker.protocol.commands import FEATURES, MAGIC, VERSION, Command
+from ignis.broker.protocol.machine import BrokerMachine
+from ignis.broker.protocol.payloads import Connect, Connected, Failure, pack, unpack, unpack_connect
 from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidMessageError, ProtocolError
 from ignis.native import decode_frames, encode_frame
 from ignis.native.wire import ReadArea

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker import asks
-from ignis.broker.commands import Command
-from ignis.broker.payloads import Connect, Connected, Failure, pack, unpack
-from ignis.broker.protocol import BrokerMachine, ClientMachine, State, ids_of
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.machine import BrokerMachine, ClientMachine, State, ids_of
+from ignis.broker.protocol.payloads import Connect, Connected, Failure, pack, unpack
 from ignis.errors import (
     BadRequestError,
     ConnectionLostError,
@@ -112,20 +112,24 @@ def test_the_broker_refuses_what_is_over_the_limit() -> None:
     client, broker = pair(max_pending=2)
     client.max_pending = 100
     frames = b"".join(client.request(Command.NAMES, pack(None), n)[1] for n in range(4))
-    requests, at_once = broker.feed(frames)
-    assert len(requests) == 2
+    asked, at_once = broker.feed(frames)
+    assert len(asked) == 2
     refused = client.feed(at_once)
     assert [(one.token, type(one.error)) for one in refused] == [(2, TooManyRequestsError), (3, TooManyRequestsError)]
     assert (broker.pending, broker.refused) == (2, 2)
-    sends = b"".join(client.request(Command.SEND, asks.send("q", sample_record(b"x")).payload, n)[1] for n in range(3))
-    requests, at_once = broker.feed(sends)
-    assert requests == []
+    sends = b"".join(
+        client.request(Command.SEND, requests.send("q", sample_record(b"x")).payload, n)[1] for n in range(3)
+    )
+    asked, at_once = broker.feed(sends)
+    assert asked == []
     assert [one.token for one in client.feed(at_once)] == [0, 1, 2]
 
 
 def test_runs_of_sends_count_one_by_one() -> None:
     client, broker = pair(max_pending=10)
-    sent = [client.request(Command.SEND, asks.send("q", sample_record(b"x"), shard=n % 2).payload, n) for n in range(5)]
+    sent = [
+        client.request(Command.SEND, requests.send("q", sample_record(b"x"), shard=n % 2).payload, n) for n in range(5)
+    ]
     (request,), _ = broker.feed(b"".join(frame for _, frame in sent))
     assert broker.pending == 5
     assert sorted(ids_of(*request)) == [request_id for request_id, _ in sent]
@@ -163,7 +167,7 @@ def test_a_fatal_error_is_kept_behind_what_was_answered_before() -> None:
 
 def test_a_subscription_has_many_answers_and_one_end() -> None:
     client, broker = pair()
-    request_id, frame = client.request(Command.SUBSCRIBE, asks.subscribe("q", 1, 1).payload, "s", streams=True)
+    request_id, frame = client.request(Command.SUBSCRIBE, requests.subscribe("q", 1, 1).payload, "s", streams=True)
     broker.feed(frame)
     first, second = client.feed(
         broker.result(request_id, request_id) + broker.answer(Command.DELIVER, request_id, b"x", count=0)

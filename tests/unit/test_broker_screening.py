@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ignis.broker.commands import Command
-from ignis.broker.payloads import (
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.machine import BrokerMachine, Request
+from ignis.broker.protocol.payloads import (
     ArrayRequest,
     Connect,
     Connected,
@@ -23,8 +24,7 @@ from ignis.broker.payloads import (
     pack_send_batch,
     unpack,
 )
-from ignis.broker.protocol import BrokerMachine, Request
-from ignis.broker.screening import HEAD_BYTES, LARGE, name_at_head
+from ignis.broker.protocol.screening import HEAD_BYTES, LARGE, name_at_head
 from ignis.errors import PermissionDeniedError
 from ignis.native import PackedBatch, decode_frames, encode_frame, encode_record
 from ignis.native.wire import ReadArea

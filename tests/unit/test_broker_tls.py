@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ignis.broker.tls import client_context, server_context
+from ignis.broker.auth.tls import client_context, server_context
 from ignis.errors import ConfigError
-from tests.tls_files import TlsFiles
+from tests.support.tls_files import TlsFiles
 
 
 @pytest.fixture(scope="module")

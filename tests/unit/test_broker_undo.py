@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker import asks
-from ignis.broker.asks import Ask
-from ignis.broker.commands import Command
-from ignis.broker.payloads import Connect, Connected, Delivery, Nack, Unsubscribe, pack, unpack
-from ignis.broker.protocol import Answer, BrokerMachine, ClientMachine
+from ignis.broker.client import requests
+from ignis.broker.client.requests import ClientRequest
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine
+from ignis.broker.protocol.payloads import Connect, Connected, Delivery, Nack, Unsubscribe, pack, unpack
 from ignis.errors import BadRequestError
 from ignis.native import encode_record
 from ignis.native.wire import ReadArea, pack_claims, unpack_runs
@@ -32,7 +32,7 @@ class Pair:
         ((_, request_id, _),), _ = self.broker.feed(self.client.connect(Connect("c", "f", "i")))
         self.client.feed(self.broker.welcome(request_id, Connected("b", 1 << 20, max_pending, 1_000)))
 
-    def ask(self, ask: Ask[Any], token: str) -> int:
+    def ask(self, ask: ClientRequest[Any], token: str) -> int:
         streams = ask.command is Command.SUBSCRIBE
         request_id, frame = self.client.request(ask.command, ask.payload, token, streams=streams, sent=True)
         self.broker.feed(frame)
@@ -67,7 +67,7 @@ class Pair:
 
 
 def pointers_in(answer: Answer) -> list[int]:
-    return [one for many in asks.pointers_of(asks.delivered(answer.payload)).values() for one in many]
+    return [one for many in requests.pointers_of(requests.delivered(answer.payload)).values() for one in many]
 
 
 @given(
@@ -76,14 +76,16 @@ def pointers_in(answer: Answer) -> list[int]:
 )
 def test_each_message_is_taken_or_goes_back(steps: list[str], rng: Any) -> None:
     pair = Pair()
-    waiting: dict[int, Ask[Any]] = {}  # the broker owes these an answer
-    streams: dict[int, Ask[Any]] = {}  # subscriptions that the broker has answered
+    waiting: dict[int, ClientRequest[Any]] = {}  # the broker owes these an answer
+    streams: dict[int, ClientRequest[Any]] = {}  # subscriptions that the broker has answered
     unseen: dict[int, list[Answer]] = {}  # what came, and its caller has not looked at
     given_up: set[int] = set()
     for number, step in enumerate(steps):
         asked = [*waiting, *streams]
         if step in ("pull", "subscribe"):
-            ask: Ask[Any] = asks.consume("q", 5, 0, 1 << 20) if step == "pull" else asks.subscribe("q", 5, 1 << 20)
+            ask: ClientRequest[Any] = (
+                requests.consume("q", 5, 0, 1 << 20) if step == "pull" else requests.subscribe("q", 5, 1 << 20)
+            )
             request_id = pair.ask(ask, f"t{number}")
             waiting[request_id] = ask
             unseen[request_id] = []
@@ -97,7 +99,7 @@ def test_each_message_is_taken_or_goes_back(steps: list[str], rng: Any) -> None:
             continue
         if step == "cancel" and (asked or any(unseen.values())):
             request_id = rng.choice([*asked, *(one for one, found in unseen.items() if found)])
-            ask = waiting.get(request_id) or streams.get(request_id) or asks.consume("q", 5, 0, 1 << 20)
+            ask = waiting.get(request_id) or streams.get(request_id) or requests.consume("q", 5, 0, 1 << 20)
             if request_id in streams and not any(one.command == Command.RESULT for one in unseen[request_id]):
                 continue  # its answer was seen: it is closed by unsubscribing, not given up
             if request_id not in given_up:
@@ -145,12 +147,12 @@ def test_each_message_is_taken_or_goes_back(steps: list[str], rng: Any) -> None:
 
 def test_giving_back_waits_for_room() -> None:
     pair = Pair(max_pending=2)
-    first, second = (pair.ask(asks.consume("q", 1, 0, 1 << 20), str(number)) for number in range(2))
+    first, second = (pair.ask(requests.consume("q", 1, 0, 1 << 20), str(number)) for number in range(2))
     for request_id in (first, second):
-        pair.client.cancel(request_id, asks.consume("q", 1, 0, 1 << 20).undo)
+        pair.client.cancel(request_id, requests.consume("q", 1, 0, 1 << 20).undo)
     payload = pack(Delivery(), pack_claims([(0, range(1, 2), [RECORD])]))
     pair.client.feed(pair.broker.answer(Command.DELIVER, first, payload))
-    third = pair.ask(asks.names(), "third")
+    third = pair.ask(requests.names(), "third")
     assert pair.client.owes
     assert pair.client.undo() == b"", "two are open"
     pair.receive(pair.broker.result(third, []))
@@ -161,7 +163,7 @@ def test_giving_back_waits_for_room() -> None:
 
 def test_what_cannot_be_read_brought_nothing() -> None:
     pair = Pair()
-    pull = asks.consume("q", 1, 0, 1 << 20)
+    pull = requests.consume("q", 1, 0, 1 << 20)
     request_id = pair.ask(pull, "t")
     nothing = Answer(None, 0, b"", None)  # a shell's own, in place of one that did not come
     pair.client.cancel(request_id, pull.undo, [nothing])

@@ -9,12 +9,21 @@ import msgspec
 import pytest
 
 from ignis import errors
-from ignis.broker import asks, payloads
-from ignis.broker.commands import ANSWERS as ANSWER_COMMANDS
-from ignis.broker.commands import OWN_TTL, Command
-from ignis.broker.failures import failure_of
-from ignis.broker.payloads import Connect, Connected, Delivery, pack, pack_connect, pack_send_ack, unpack_connect
-from ignis.broker.protocol import Answer, BrokerMachine, ClientMachine, Request
+from ignis.broker.client import requests
+from ignis.broker.protocol import payloads
+from ignis.broker.protocol.commands import ANSWERS as ANSWER_COMMANDS
+from ignis.broker.protocol.commands import OWN_TTL, Command
+from ignis.broker.protocol.errors import failure_of
+from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine, Request
+from ignis.broker.protocol.payloads import (
+    Connect,
+    Connected,
+    Delivery,
+    pack,
+    pack_connect,
+    pack_send_ack,
+    unpack_connect,
+)
 from ignis.errors import IgnisError, ProtocolError
 from ignis.native import ANY_SHARD, PackedBatch, encode_frame, encode_record
 from ignis.native.wire import ReadArea, pack_claims, pack_pointers, unpack_runs, unpack_send_batch
@@ -53,69 +62,71 @@ def batch(*records: bytes) -> PackedBatch:
     return PackedBatch.pack(records)
 
 
-def requests() -> dict[str, asks.Ask[Any]]:
+def sent_requests() -> dict[str, requests.ClientRequest[Any]]:
     """What this client sends for each command of the vectors."""
     runs = pack_pointers({0: range(4, 6)})
     return {
-        "DISCONNECT": asks.disconnect(True),
-        "PING": asks.Ask(Command.PING, b"abc", bytes),
-        "SEND": asks.send("orders", a_record(b"hello", b"k1"), shard=3, ttl_s=60),
-        "SEND_BATCH": asks.send_batch("orders_SIDELINE", [(7, batch(ONE, TWO)), (ANY_SHARD, batch(MOVED))], ttl_s=None),
-        "SUBSCRIBE": asks.subscribe("orders", 100, 1 << 20),
-        "UNSUBSCRIBE": asks.unsubscribe(42),
-        "CREDIT": asks.credit(5, 10),
-        "CONSUME": asks.consume("orders", 10, 1.5, 16 << 20),
-        "ACK": asks.ack("orders", {3: [1, 2, 3, 7], 4: [9]}),
-        "NACK": asks.nack("orders", {3: [1]}, delay_s=2.5, sideline=True, reason="exception", error="boom"),
-        "CREATE_QUEUE": asks.create_queue("orders", {"shards": 8, "codec": "msgpack"}),
-        "DELETE_QUEUE": asks.delete_queue("orders", True),
-        "LIST_QUEUES": asks.list_queues(True),
-        "QUEUE_INFO": asks.queue_info("orders"),
-        "CLUSTER_STATUS": asks.cluster_status(),
-        "NODE_STATUS": asks.node_status(),
-        "METRICS": asks.metrics(),
-        "DECLARE": asks.declare("orders", 8, "sync"),
-        "FIRE": asks.fire("orders", 100, "me", [0, 2], 1 << 20),
-        "RELOAD": asks.reload("orders", runs, Fence("sweep", 3)),
-        "DELETE": asks.delete("orders", runs),
-        "PEEK": asks.peek("orders", pack_pointers({0: range(1, 11), 1: [300]})),
-        "SCAN": asks.scan("orders", {0: 16}, 50, True),
-        "TRANSFER": asks.transfer("orders", "orders_SIDELINE", [Transfer(0, 4, MOVED, 1)], 60, Fence("sweep", 3)),
-        "ABANDONED": asks.abandoned("orders", 2, 1_700_000_000_000, 1_000, False, "me"),
-        "EXPIRE": asks.expire("orders", 500),
-        "METADATA": asks.metadata("orders"),
-        "OLDEST": asks.oldest("orders"),
-        "WAIT": asks.wait("orders", -1, 1),
-        "WAKE": asks.wake("orders"),
-        "DROP": asks.drop("orders"),
-        "NAMES": asks.names(),
-        "LOAD_ONCE": asks.load_once("orders", [(7, batch(ONE))], 60, 600),
-        "QUEUE_GET": asks.queue_get("orders"),
-        "QUEUE_PUT": asks.queue_put(QUEUE),
-        "QUEUE_REPLACE": asks.queue_replace(QUEUE, LATER, Fence("refresh", 9)),
-        "QUEUE_LIST": asks.queue_list(None),
-        "QUEUE_REMOVE": asks.queue_remove("orders"),
-        "CLAIM": asks.claim("orders", 200_000, "spark-1", [1]),
-        "HELD": asks.held("orders", "spark-1"),
-        "RENEW": asks.renew("orders", "spark-1"),
-        "RENEW_CLAIMS": asks.renew_claims("orders", runs, "spark-1"),
-        "RESUME": asks.resume("orders", runs, True),
-        "LOCK_ACQUIRE": asks.lock(Command.LOCK_ACQUIRE, "db", "me", 90.5, "dc", "farm"),
-        "LOCK_RENEW": asks.lock(Command.LOCK_RENEW, "db", "me", 90.5),
-        "LOCK_RELEASE": asks.lock_release("db", "me"),
-        "LOCK_GET": asks.lock(Command.LOCK_GET, "db"),
-        "LOCK_TOKEN": asks.lock_token("db", "me"),
-        "EPOCH_NEXT": asks.epoch_next("sweep"),
-        "EPOCH_GET": asks.epoch_get("sweep"),
-        "EPOCH_RAISE": asks.epoch_raise("sweep", 1 << 40),
-        "ARRAY_ENQUEUE": asks.array_enqueue("a", "b", [1, "x", b"y", {"z": [None, 2.5]}]),
-        "ARRAY_DEQUEUE": asks.array_dequeue("a", "b", 10),
-        "ARRAY_PEEK": asks.array_peek("a", "b", 10),
-        "ARRAY_SIZE": asks.array_size("a", "b"),
-        "PURGE": asks.purge("orders", 500, True, {3: (17, 90)}),
-        "DELETE_WAITING": asks.delete_waiting("orders", runs),
-        "DROP_EMPTY": asks.drop_empty("orders"),
-        "STATS": asks.stats(),
+        "DISCONNECT": requests.disconnect(True),
+        "PING": requests.ClientRequest(Command.PING, b"abc", bytes),
+        "SEND": requests.send("orders", a_record(b"hello", b"k1"), shard=3, ttl_s=60),
+        "SEND_BATCH": requests.send_batch(
+            "orders_SIDELINE", [(7, batch(ONE, TWO)), (ANY_SHARD, batch(MOVED))], ttl_s=None
+        ),
+        "SUBSCRIBE": requests.subscribe("orders", 100, 1 << 20),
+        "UNSUBSCRIBE": requests.unsubscribe(42),
+        "CREDIT": requests.credit(5, 10),
+        "CONSUME": requests.consume("orders", 10, 1.5, 16 << 20),
+        "ACK": requests.ack("orders", {3: [1, 2, 3, 7], 4: [9]}),
+        "NACK": requests.nack("orders", {3: [1]}, delay_s=2.5, sideline=True, reason="exception", error="boom"),
+        "CREATE_QUEUE": requests.create_queue("orders", {"shards": 8, "codec": "msgpack"}),
+        "DELETE_QUEUE": requests.delete_queue("orders", True),
+        "LIST_QUEUES": requests.list_queues(True),
+        "QUEUE_INFO": requests.queue_info("orders"),
+        "CLUSTER_STATUS": requests.cluster_status(),
+        "NODE_STATUS": requests.node_status(),
+        "METRICS": requests.metrics(),
+        "DECLARE": requests.declare("orders", 8, "sync"),
+        "FIRE": requests.fire("orders", 100, "me", [0, 2], 1 << 20),
+        "RELOAD": requests.reload("orders", runs, Fence("sweep", 3)),
+        "DELETE": requests.delete("orders", runs),
+        "PEEK": requests.peek("orders", pack_pointers({0: range(1, 11), 1: [300]})),
+        "SCAN": requests.scan("orders", {0: 16}, 50, True),
+        "TRANSFER": requests.transfer("orders", "orders_SIDELINE", [Transfer(0, 4, MOVED, 1)], 60, Fence("sweep", 3)),
+        "ABANDONED": requests.abandoned("orders", 2, 1_700_000_000_000, 1_000, False, "me"),
+        "EXPIRE": requests.expire("orders", 500),
+        "METADATA": requests.metadata("orders"),
+        "OLDEST": requests.oldest("orders"),
+        "WAIT": requests.wait("orders", -1, 1),
+        "WAKE": requests.wake("orders"),
+        "DROP": requests.drop("orders"),
+        "NAMES": requests.names(),
+        "LOAD_ONCE": requests.load_once("orders", [(7, batch(ONE))], 60, 600),
+        "QUEUE_GET": requests.queue_get("orders"),
+        "QUEUE_PUT": requests.queue_put(QUEUE),
+        "QUEUE_REPLACE": requests.queue_replace(QUEUE, LATER, Fence("refresh", 9)),
+        "QUEUE_LIST": requests.queue_list(None),
+        "QUEUE_REMOVE": requests.queue_remove("orders"),
+        "CLAIM": requests.claim("orders", 200_000, "spark-1", [1]),
+        "HELD": requests.held("orders", "spark-1"),
+        "RENEW": requests.renew("orders", "spark-1"),
+        "RENEW_CLAIMS": requests.renew_claims("orders", runs, "spark-1"),
+        "RESUME": requests.resume("orders", runs, True),
+        "LOCK_ACQUIRE": requests.lock(Command.LOCK_ACQUIRE, "db", "me", 90.5, "dc", "farm"),
+        "LOCK_RENEW": requests.lock(Command.LOCK_RENEW, "db", "me", 90.5),
+        "LOCK_RELEASE": requests.lock_release("db", "me"),
+        "LOCK_GET": requests.lock(Command.LOCK_GET, "db"),
+        "LOCK_TOKEN": requests.lock_token("db", "me"),
+        "EPOCH_NEXT": requests.epoch_next("sweep"),
+        "EPOCH_GET": requests.epoch_get("sweep"),
+        "EPOCH_RAISE": requests.epoch_raise("sweep", 1 << 40),
+        "ARRAY_ENQUEUE": requests.array_enqueue("a", "b", [1, "x", b"y", {"z": [None, 2.5]}]),
+        "ARRAY_DEQUEUE": requests.array_dequeue("a", "b", 10),
+        "ARRAY_PEEK": requests.array_peek("a", "b", 10),
+        "ARRAY_SIZE": requests.array_size("a", "b"),
+        "PURGE": requests.purge("orders", 500, True, {3: (17, 90)}),
+        "DELETE_WAITING": requests.delete_waiting("orders", runs),
+        "DROP_EMPTY": requests.drop_empty("orders"),
+        "STATS": requests.stats(),
     }
 
 
@@ -230,7 +241,7 @@ def test_there_is_a_vector_for_everything() -> None:
     }
     kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, IgnisError)]
     assert set(by_hand.ERRORS) == {kind.code for kind in kinds}
-    assert set(ASKED) == set(requests()) == set(VALUES) | set(BULKY)
+    assert set(ASKED) == set(sent_requests()) == set(VALUES) | set(BULKY)
 
 
 def test_the_records_of_the_vectors_are_ours() -> None:
@@ -243,7 +254,7 @@ def test_the_records_of_the_vectors_are_ours() -> None:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_what_a_client_sends(name: str) -> None:
-    ask = requests()[name]
+    ask = sent_requests()[name]
     assert encode_frame(ask.command, 42, ask.payload).hex() == by_hand.frame(Command[name], 42, REQUESTS[name]).hex()
 
 
@@ -261,7 +272,7 @@ def fields(head: Any) -> list[Any]:
 @pytest.mark.parametrize("name", HEADS)
 def test_what_a_broker_reads(name: str) -> None:
     found, bulk = payloads.unpack(take(name, REQUESTS[name]).payload, HEADS[name])
-    sent = requests()[name]
+    sent = sent_requests()[name]
     assert found == payloads.unpack(sent.payload, HEADS[name])[0]
     said, behind = payloads.unpack(REQUESTS[name], Any)
     assert payloads.unpack(pack(found), Any)[0] == said, "nothing of it is lost"
@@ -313,7 +324,7 @@ def answer_to(name: str, frame: bytes) -> Answer:
     """What a client makes of it, after it asked."""
     machine = client()
     machine._ids = iter([42])  # type: ignore[assignment]  # the request id of the vectors
-    ask = requests()[name]
+    ask = sent_requests()[name]
     request_id, _ = machine.request(ask.command, ask.payload, "token", streams=name == "SUBSCRIBE")
     assert request_id == 42
     (answer,) = machine.feed(frame)
@@ -326,7 +337,7 @@ def test_what_a_client_reads(name: str) -> None:
     (_, command), body = by_hand.ANSWERS[name]
     answer = answer_to(name, by_hand.frame(command, 42, body))
     assert answer.error is None
-    found = requests()[name].parse(answer.payload)
+    found = sent_requests()[name].parse(answer.payload)
     assert found == (VALUES[name] if name in VALUES else BULKY[name])[1]
 
 

@@ -22,9 +22,9 @@ import pytest
 
 import ignis
 from ignis.app import Ignis
-from ignis.cli import main, render
+from ignis.cli import main, output
+from ignis.consumer.handler import Failure
 from ignis.escaping import PlainFormatter
-from ignis.handler import Failure
 from ignis.message import failed_record
 from ignis.storage import open_store
 from ignis.storage.base import Transfer
@@ -331,7 +331,7 @@ def test_no_traceback_forges_a_line(run: Run, url: str, app: Ignis, monkeypatch:
         raise ValueError("bad\x1b[31m\n2026-01-01 INFO ignis.broker: forged\r\x9b")
 
     app.queue("orders", bytes).publish(b"x")
-    monkeypatch.setattr(render, "document", fail)
+    monkeypatch.setattr(output, "document", fail)
     result = run("queues", "-u", url, "--json", "--log-level", "debug")
     assert result.code == 1
     assert "Traceback" in result.err
@@ -708,13 +708,13 @@ def test_bench(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_ages(seconds: float | None, text: str) -> None:
-    assert render.age(seconds) == text
+    assert output.age(seconds) == text
 
 
 @pytest.mark.parametrize("at_ms", [1 << 62, -(1 << 62), 253_402_300_800_000, float("inf"), float("nan")])
 def test_a_time_that_no_calendar_has_is_shown_as_a_number(at_ms: float) -> None:
-    assert render.moment(at_ms) == f"{at_ms} ms"
-    assert render.moment(0) == "1970-01-01 00:00:00+00:00"
+    assert output.moment(at_ms) == f"{at_ms} ms"
+    assert output.moment(0) == "1970-01-01 00:00:00+00:00"
 
 
 def test_a_second_broker_on_a_port_names_the_address(run: Run, url: str) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from ignis.broker.access import Credentials
-from ignis.broker.auth import UsersFile
+from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.principal import Credentials
 from ignis.cli.broker_user import user
 from ignis.errors import ConfigError, IgnisError
 

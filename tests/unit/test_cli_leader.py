@@ -1,4 +1,4 @@
-"""``ignis leader`` where a file lock decides; with ZooKeeper see ``tests/integration/test_zookeeper_leader.py``."""
+"""``ignis leader`` where a file lock decides; with ZooKeeper see ``tests/integration/zookeeper/test_zookeeper_leader.py``."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ import pytest
 
 from ignis.app import Ignis
 from ignis.cli import main
-from ignis.handler import Failure
+from ignis.consumer.handler import Failure
 from ignis.message import failed_record
 from ignis.native import CODEC_MSGPACK, encode_record
 from ignis.storage.base import Transfer
-from tests.disk_support import disk
 from tests.support import WAIT_S, eventually
+from tests.support.disk import disk
 
 Run = Callable[..., "tuple[int, list[str], str]"]
 

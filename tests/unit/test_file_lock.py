@@ -16,8 +16,8 @@ import pytest
 
 import ignis
 from ignis import file_lock
-from ignis.broker import users as users_file
-from ignis.broker.users import User, editing, load_users
+from ignis.broker.auth import users_file
+from ignis.broker.auth.users_file import User, editing, load_users
 from ignis.errors import LockHeldError, StaleEpochError
 from ignis.file_lock import FileLock, is_locked
 from ignis.leader import make_leader

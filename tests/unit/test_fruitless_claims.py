@@ -56,9 +56,9 @@ def test_claim_of_a_job(app: ignis.Ignis) -> None:
 def test_a_busy_record_of_aerospike_is_looked_at_again() -> None:
     pytest.importorskip("aerospike")
     from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardView
-    from ignis.storage.aerospike.codes import BUSY
-    from ignis.storage.aerospike.firing import Firing
+    from ignis.storage.aerospike.claim import Firing
     from ignis.storage.aerospike.layout import Keys, SetNames
+    from ignis.storage.aerospike.status_codes import BUSY
     from ignis.storage.aerospike.trickle import Trickle
 
     rounds: list[int] = []

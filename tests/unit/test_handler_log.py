@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.handler import HandlerSpec, Runner
-from ignis.handler_log import HandlerLog
+from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.handler_log import HandlerLog
+from ignis.consumer.outcome import Failure, batch_outcomes
 from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
 from ignis.message import BodyCodec
 from ignis.native import CODEC_JSON, encode_record
-from ignis.outcome import Failure, batch_outcomes
 from tests.apps import jobs
 from tests.support import Journal, eventually, sidelined, wait_idle
 
@@ -23,7 +23,7 @@ POOLS = ["thread", "async", "process"]
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    return [one for one in caplog.records if one.name == "ignis.handler"]
+    return [one for one in caplog.records if one.name == "ignis.consumer.handler"]
 
 
 def text_of(one: logging.LogRecord) -> str:
@@ -227,7 +227,7 @@ def test_a_line_that_cannot_be_logged_is_named_in_the_log(
         def __str__(self) -> str:
             raise RuntimeError("no text")
 
-    log_safely(logging.getLogger("ignis.handler"), logging.ERROR, "%s", Unsayable())
+    log_safely(logging.getLogger("ignis.consumer.handler"), logging.ERROR, "%s", Unsayable())
     assert "a line could not be logged: RuntimeError" in caplog.text
     assert capsys.readouterr().err == "", "nothing past the log's own form"
 

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 import ignis
-from ignis.handler import HandlerSpec, Runner
+from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.outcome import Failed
+from ignis.control.redelivery import recover_owner
 from ignis.history import MAX_HISTORY_BYTES, MOST_ATTEMPT_BYTES, MOST_ATTEMPTS, Attempt, extended, parsed
 from ignis.message import BodyCodec, Message, encode_meta, failed_record
 from ignis.native import CODEC_JSON, Record, encode_record
-from ignis.outcome import Failed
-from ignis.recovery import recover_owner
 from tests.apps import jobs
 from tests.support import Journal, eventually, sidelined, wait_idle
 
@@ -43,7 +43,7 @@ def test_a_failure_says_when_why_where_and_who(app: ignis.Ignis, journal: Journa
     assert (attempt.reason, attempt.error) == ("exception", "RuntimeError: job 1 failed")
     assert "tests/apps/jobs.py" in attempt.trace
     assert attempt.trace.splitlines()[-1].strip() == """raise RuntimeError(f"job {job['n']} failed")"""
-    assert "ignis/handler.py" not in attempt.trace
+    assert "ignis/consumer/handler.py" not in attempt.trace
     assert "jobs" in attempt.worker
     assert before_ms <= attempt.at_ms <= time.time_ns() // 1_000_000
     assert attempt.took_ms is not None
@@ -104,9 +104,9 @@ def test_what_is_swept_names_the_owner_and_how_long_it_had_it(app: ignis.Ignis) 
 
 
 def test_a_retried_coroutine_counts_each_call_once() -> None:
-    from ignis.handler import HandlerSpec, Runner
+    from ignis.consumer.handler import HandlerSpec, Runner
+    from ignis.consumer.outcome import Failed, timed
     from ignis.message import BodyCodec
-    from ignis.outcome import Failed, timed
 
     async def handle(message: Any) -> bool:
         await asyncio.sleep(0)
@@ -121,9 +121,9 @@ def test_a_retried_coroutine_counts_each_call_once() -> None:
 
 
 def test_a_retried_batch_keeps_the_calls_of_each_message() -> None:
-    from ignis.handler import DROPPED, HandlerSpec, Runner
+    from ignis.consumer.handler import DROPPED, HandlerSpec, Runner
+    from ignis.consumer.outcome import Failed, timed
     from ignis.message import BodyCodec
-    from ignis.outcome import Failed, timed
 
     answers = iter([[None, False, False, False], [False, None, DROPPED], [False]])
 

@@ -11,8 +11,8 @@ import pytest
 
 import ignis
 from ignis.native import id_text, new_id
-from tests.broker_support import running
 from tests.support import eventually
+from tests.support.broker import running
 
 STORES = ("memory", "embedded", "broker")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk, Worker
 from ignis.consumer.pools.leading import Leading, Tray
 from ignis.errors import StoreFailedError
-from ignis.handler import Failure
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, NewThreads, eventually, wait_idle
 

@@ -27,7 +27,7 @@ from ignis.locks import Lock, LockLevel, LockManager
 from ignis.locks.calls import now_s
 from ignis.locks.renewal import Renewer
 from ignis.storage.base import LockRecord, LockTable
-from ignis.storage.memory import MemoryStore
+from ignis.storage.memory.store import MemoryStore
 from tests.support import WAIT_S, eventually
 
 LOST, REFUSED = "the answer is lost", "the call does not arrive"

@@ -21,9 +21,9 @@ from ignis.consumer.loop_claims import LoopClaims
 from ignis.errors import StoreBusyError, StoreFailedError
 from ignis.native import Watch
 from ignis.storage.base import FireResult
-from tests.broker_support import RunningBroker
 from tests.conftest import MakeApp, url_of
 from tests.support import WAIT_S, NewThreads, eventually, reasons, wait_idle
+from tests.support.broker import RunningBroker
 
 
 @pytest.fixture(params=["memory", "embedded"])

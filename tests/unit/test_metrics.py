@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import ignis
 from ignis.message import REASONS
 from ignis.metrics import Collector, Exposition
-from ignis.supervisor.totals import Totals
+from ignis.supervisor.aggregate import Totals
 from tests.support import WAIT_S, eventually, wait_idle
 
 NAMES = {

@@ -12,8 +12,8 @@ import ignis
 from ignis.errors import ConfigError, InvalidMessageError, InvalidNameError, MessageTooLargeError, QueueMismatchError
 from ignis.metrics import Collector, Exposition
 from ignis.storage.base import QueueRecord
-from ignis.supervisor.inside import process_figures
-from ignis.supervisor.totals import Totals
+from ignis.supervisor.aggregate import Totals
+from ignis.supervisor.worker_main import process_figures
 from tests.conftest import MakeApp
 from tests.support import eventually, wait_idle
 

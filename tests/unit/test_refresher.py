@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.control.refresher import INACTIVE, NO_HANDLER, PUBLISH_ONLY, REMOVED, RUNNING
 from ignis.errors import ConfigError, ConsumerLimitError, QueueRemovedError, StoreBusyError
-from ignis.refresher import INACTIVE, NO_HANDLER, PUBLISH_ONLY, REMOVED, RUNNING
 from ignis.storage.base import QueueRecord
 from tests.apps import templates
 from tests.conftest import MakeApp

@@ -19,13 +19,13 @@ RELAY = "ignis.Ignis('relay://{0}/relay').store"
 DOORS = {
     "settings": ("ignis.Ignis('memory://', config='{0}/pipe')", "pipe", "", "ConfigError"),
     "users": (
-        "from ignis.broker.users import load_users; os.chmod('{0}/pipe', 0o600); load_users('{0}/pipe')",
+        "from ignis.broker.auth.users_file import load_users; os.chmod('{0}/pipe', 0o600); load_users('{0}/pipe')",
         "pipe",
         "",
         "ConfigError",
     ),
     "certificate": (
-        "from ignis.broker.tls import server_context; server_context('{0}/pipe', '{0}/pipe')",
+        "from ignis.broker.auth.tls import server_context; server_context('{0}/pipe', '{0}/pipe')",
         "pipe",
         "",
         "ConfigError",

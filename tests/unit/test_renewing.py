@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.control.sweeper import SweepResult
 from ignis.errors import StoreBusyError
-from ignis.sweeper import SweepResult
 from tests.apps import jobs
 from tests.conftest import MakeApp
 from tests.support import WAIT_S, Gate, Journal, eventually, reasons, wait_idle

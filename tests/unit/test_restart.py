@@ -13,9 +13,9 @@ import pytest
 import ignis
 from ignis.errors import ClosedError, QueueMismatchError
 from tests.apps import jobs
-from tests.broker_support import running
 from tests.conftest import MakeApp
 from tests.support import SHARED_THREADS, Journal, eventually, wait_idle
+from tests.support.broker import running
 
 CYCLES = 3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ignis
-from ignis.broker.endpoint import Endpoint
+from ignis.broker.client.address import BrokerAddress
 from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file
 from ignis.errors import ConfigError, IgnisError
@@ -89,7 +89,7 @@ def test_other_reprs() -> None:
     from ignis.spark.pipeline.target import Target
 
     assert SECRET not in repr(Target(f"ignis://host/?token={SECRET}", "a", "b"))
-    assert SECRET not in repr(Endpoint(token=SECRET, password=SECRET))
+    assert SECRET not in repr(BrokerAddress(token=SECRET, password=SECRET))
     assert SECRET not in repr(LeaderSettings(zookeeper=f"zk://u:{SECRET}@host", password=SECRET))
 
 
@@ -115,7 +115,7 @@ def test_the_driver_of_zookeeper_logs_no_password(caplog: pytest.LogCaptureFixtu
     pytest.importorskip("kazoo")
     from kazoo.protocol.serialization import Auth
 
-    from ignis.leader.session import _Quiet
+    from ignis.leader.zookeeper_session import _Quiet
 
     with caplog.at_level(logging.DEBUG):
         quiet = _Quiet(logging.getLogger("ignis.leader.zookeeper"), {})

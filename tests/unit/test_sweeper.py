@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.control.sweep_clock import ClockGuard
+from ignis.control.sweeper import Sweeper, SweepResult
 from ignis.errors import ConfigError, LockHeldError, QueueNotFoundError, StaleEpochError, StoreBusyError
 from ignis.leader import SoleLeader, make_leader
 from ignis.native import CODEC_JSON, PackedBatch, encode_record
 from ignis.storage.base import Fence
-from ignis.sweep_clock import ClockGuard
-from ignis.sweeper import Sweeper, SweepResult
 from tests.support import UNREADABLE_METAS, WAIT_S, NewThreads, eventually, reasons, sidelined
 
 MakeApp = Callable[..., ignis.Ignis]

@@ -21,7 +21,7 @@ from ignis.config import SECTIONS, load_file, resolve
 from ignis.errors import ConfigError, IgnisError
 from ignis.locks import LockManager
 from ignis.storage import open_store
-from ignis.storage.memory import MemoryStore
+from ignis.storage.memory.store import MemoryStore
 from tests.support import eventually
 
 HALF = "\ud800"

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ignis.consumer.handler import Failure
+from ignis.consumer.outcome import by_worker
 from ignis.errors import ClosedError, NativeError
-from ignis.handler import Failure
 from ignis.native import Channel, decode_frames, encode_frames
-from ignis.outcome import by_worker
 
 __all__ = ["CHUNK_BYTES", "INDEX_BITS", "Chunk", "Part", "Pool", "Sink", "Worker", "inbox_classes"]
 

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ignis.consumer.handler import Failure, HandlerSpec, Runner, failure_of
+from ignis.consumer.handler_log import cut
+from ignis.consumer.outcome import attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
@@ -31,13 +34,10 @@ from ignis.consumer.pools.base import (
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.errors import ConfigError, MainGuardError, PeerDiedError
 from ignis.escaping import escape_uncaught
-from ignis.handler import Failure, HandlerSpec, Runner, failure_of
-from ignis.handler_log import cut
 from ignis.history import extended, type_name
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
-from ignis.outcome import attempts_of
 
 if TYPE_CHECKING:
     from ignis.queue import Queue

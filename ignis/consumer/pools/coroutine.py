@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from ignis.consumer.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
+from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.errors import MessageTooLargeError, WorkerStartError
-from ignis.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
-from ignis.outcome import timed
 from ignis.stacks import start_thread
 
 __all__ = ["CoroutinePool", "LoopFeeder"]

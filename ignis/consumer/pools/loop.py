@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ignis.consumer.handler import Failure, HandlerSpec, Outcome, Runner
+from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
 from ignis.errors import ClosedError, PeerDiedError
-from ignis.handler import Failure, HandlerSpec, Outcome, Runner
 from ignis.native import Channel
 from ignis.native.handling import WENT_ON, Progress
-from ignis.outcome import timed
 
 __all__ = ["FramesInbox", "Inbox", "WorkLoop"]
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from ignis.consumer.handler import Failure, HandlerSpec
+from ignis.consumer.outcome import Failed, overrun_failure
 from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
@@ -34,11 +36,9 @@ from ignis.consumer.pools.base import (
 )
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
-from ignis.handler import Failure, HandlerSpec
 from ignis.history import parsed
 from ignis.message import REASON_CRASH
 from ignis.native import Channel, process_start_time
-from ignis.outcome import Failed, overrun_failure
 from ignis.stacks import start_thread
 
 __all__ = ["ProcessPool"]

@@ -41,7 +41,7 @@ class Run(msgspec.Struct, kw_only=True):
         description: of an ingest: part of the description -> hash of what it said, for all that decides what is published.
         publishing_since_ms: of an ingest: when its first message may have been stored; 0 = none was.
         pointers: (shard, first, last) of what an export has in its files, fixed before they are moved to their place.
-        incarnations: of the shards that these pointers are of (`ignis.storage.base.ShardState`): what leaves the queue later
+        incarnations: of the shards that these pointers are of (`ignis.storage.records.ShardState`): what leaves the queue later
             is what was read, and not what a queue that was made anew has at the same pointers.
         done: whether all that it promises is in place.
         summary: its figures; whole once it is done.

@@ -10,7 +10,7 @@ from ignis.app import Ignis
 from ignis.config import load_file
 from ignis.errors import ConfigError
 from ignis.spark.pipeline.description import Description
-from ignis.spark.places import must_have_shards
+from ignis.spark.queue_path import must_have_shards
 from ignis.urls import redacted
 
 __all__ = ["Target", "declare_queue", "resolve_target"]

@@ -25,14 +25,14 @@ import time
 from typing import Any
 
 from ignis.errors import IgnisError, QueueMismatchError, QueueNotFoundError, StoreError
-from ignis.storage.aerospike import expressions, layout, restoring
-from ignis.storage.aerospike.client import Connection, policy, read_entry, write_entry
-from ignis.storage.aerospike.codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
+from ignis.storage.aerospike import expressions, layout, pointer_recovery
+from ignis.storage.aerospike.connection import Connection, policy, read_entry, write_entry
 from ignis.storage.aerospike.layout import Keys, SetNames
 from ignis.storage.aerospike.shard_count import ShardCount
 from ignis.storage.aerospike.shard_view import Magazine, ShardPointers, ShardView
-from ignis.storage.base import Pointers
+from ignis.storage.aerospike.status_codes import EXISTS, FILTERED, GENERATION, NOT_FOUND, OK
 from ignis.storage.checks import check_declaration, check_printable
+from ignis.storage.records import Pointers
 from ignis.storage.runs import Runs, overlap, runs_of
 
 __all__ = ["Catalogue", "Magazine", "ShardPointers", "ShardView"]
@@ -256,7 +256,7 @@ class Catalogue:
         starts = self._lost(magazine, shards)
         entries = []
         for shard in shards:
-            start = starts.get(shard, restoring.Place(0, 0, 0))
+            start = starts.get(shard, pointer_recovery.Place(0, 0, 0))
             ops = [
                 expressions.write(layout.LOAD_POINTER, start.load), expressions.write(layout.FIRE_POINTER, start.fire),
                 expressions.write(layout.BORN, magazine.born.get(shard) or secrets.randbits(31) | 1),
@@ -288,7 +288,7 @@ class Catalogue:
             self._connection.send("declare", marks, allowed=(OK, FILTERED, NOT_FOUND))
         self._note_born(magazine, [shard for shard in shards if shard not in magazine.born])
 
-    def _lost(self, magazine: Magazine, shards: range) -> dict[int, restoring.Place]:
+    def _lost(self, magazine: Magazine, shards: range) -> dict[int, pointer_recovery.Place]:
         """Of the pointers records that were made and are gone: where they belong."""
         made = [shard for shard in shards if shard in magazine.born]
         entries = [read_entry(self.pointers_key(magazine, shard), [expressions.read(layout.BORN)]) for shard in made]
@@ -299,7 +299,7 @@ class Catalogue:
             for shard, entry in zip(made, entries, strict=True)
             if entry.result == NOT_FOUND
         }
-        return restoring.find_places(self._connection, self.sets.data, magazine.keys, lows) if lows else {}
+        return pointer_recovery.find_places(self._connection, self.sets.data, magazine.keys, lows) if lows else {}
 
     def _note_born(self, magazine: Magazine, shards: list[int]) -> None:
         """Notes in the magazine's record that these shards' pointers were made."""

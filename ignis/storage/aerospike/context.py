@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ignis.errors import ClosedError, ForkedHandleError, WaitTimeoutError
-from ignis.storage.aerospike.client import Connection
+from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.layout import SetNames
 
 __all__ = ["StoreContext"]

@@ -18,8 +18,8 @@ import time
 
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.client import Connection, policy
-from ignis.storage.aerospike.codes import ANY, OK
+from ignis.storage.aerospike.connection import Connection, policy
+from ignis.storage.aerospike.status_codes import ANY, OK
 
 __all__ = ["MAX_HOLES", "Holes"]
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from ignis.errors import IgnisError
 from ignis.storage.aerospike import expressions, layout
-from ignis.storage.aerospike.client import policy
+from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
-from ignis.storage.aerospike.dlm import AerospikeLockTable
-from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
+from ignis.storage.aerospike.java_locks import AerospikeLockTable
+from ignis.storage.base import LockStore, LockTable
 from ignis.storage.checks import (
     check_epoch,
     check_epoch_number,
@@ -29,6 +29,7 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
+from ignis.storage.records import Fence, LockRecord
 
 __all__ = ["AerospikeLocks"]
 

@@ -14,29 +14,19 @@ from contextlib import contextmanager
 
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
-from ignis.storage.aerospike.appending import Appender, Item
+from ignis.storage.aerospike.append import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
+from ignis.storage.aerospike.claim import Firing
 from ignis.storage.aerospike.context import StoreContext
-from ignis.storage.aerospike.firing import Firing
-from ignis.storage.aerospike.looking import Looking
-from ignis.storage.aerospike.retiring import Retiring
+from ignis.storage.aerospike.inspection import Looking
+from ignis.storage.aerospike.remove import Retiring
 from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
-from ignis.storage.base import (
-    KEEP_TTL,
-    Abandoned,
-    Fence,
-    FireResult,
-    MagazineStore,
-    Pointers,
-    Run,
-    ShardState,
-    Transfer,
-    group_pointers,
-)
+from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.records import Abandoned, Fence, FireResult, Pointers, Run, ShardState, Transfer, group_pointers
 from ignis.storage.runs import Runs, overlap
 
 __all__ = ["AerospikeMagazines"]

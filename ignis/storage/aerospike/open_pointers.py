@@ -13,8 +13,8 @@ import time
 
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.client import Connection, policy, write_entry
-from ignis.storage.aerospike.codes import FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.connection import Connection, policy, write_entry
+from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 
 __all__ = ["MAX_OPEN", "OPEN_TTL_S", "OpenPointers"]
 

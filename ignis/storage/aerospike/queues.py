@@ -19,10 +19,11 @@ import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreBusyError, StoreFormatError
 from ignis.storage.aerospike import layout
-from ignis.storage.aerospike.client import policy
+from ignis.storage.aerospike.connection import policy
 from ignis.storage.aerospike.context import StoreContext
-from ignis.storage.base import Fence, QueueRecord, QueueStore
+from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_epoch, check_printable, check_record, check_same_name
+from ignis.storage.records import Fence, QueueRecord
 
 __all__ = ["ACTIVE", "AerospikeQueues", "bins_of", "record_of"]
 

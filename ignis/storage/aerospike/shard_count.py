@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ignis.errors import QueueMismatchError
 from ignis.storage.aerospike import expressions, layout
-from ignis.storage.aerospike.client import Connection, policy
+from ignis.storage.aerospike.connection import Connection, policy
 from ignis.storage.aerospike.layout import Keys, SetNames
 
 __all__ = ["ShardCount"]

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 
-from ignis.storage.aerospike.client import Connection
+from ignis.storage.aerospike.array_queues import AerospikeArrays
+from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.layout import SetNames
 from ignis.storage.aerospike.locks import AerospikeLocks
@@ -14,7 +15,6 @@ from ignis.storage.aerospike.magazines import AerospikeMagazines
 from ignis.storage.aerospike.options import AerospikeOptions, parse_hosts
 from ignis.storage.aerospike.owner import owner_name
 from ignis.storage.aerospike.queues import ACTIVE, MESSAGE_EXPIRY_S, AerospikeQueues
-from ignis.storage.aerospike.udf import AerospikeArrays
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
 

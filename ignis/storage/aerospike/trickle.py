@@ -26,8 +26,8 @@ from typing import Any
 from ignis.errors import IgnisError
 from ignis.storage.aerospike import expressions, layout
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.client import Connection, Entry, policy, read_entry, remove_entry, write_entry
-from ignis.storage.aerospike.codes import ANY, FILTERED, NOT_FOUND, OK
+from ignis.storage.aerospike.connection import Connection, Entry, policy, read_entry, remove_entry, write_entry
+from ignis.storage.aerospike.status_codes import ANY, FILTERED, NOT_FOUND, OK
 
 __all__ = ["MOST_RIDING", "Riding", "Trickle"]
 

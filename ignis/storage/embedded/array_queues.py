@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ignis.errors import StoreBusyError, StoreFormatError
 from ignis.storage.base import ArrayStore
 from ignis.storage.checks import check_array, check_limit
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import Change
 from ignis.storage.in_flight import guarded
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["EmbeddedArrays"]
 
@@ -33,7 +31,7 @@ _ATTEMPTS = 1_000
 class EmbeddedArrays(ArrayStore):
     """Array queues of one application. Thread-safe and shared by processes; every change is durable on return."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
 
     @guarded

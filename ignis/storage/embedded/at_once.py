@@ -6,20 +6,18 @@ A write is in the log, and seen by others, before it is durable; who was promise
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
 from ignis.native.store import Log, Mark, NoShardError, fire_into
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Claim, FireResult
 from ignis.storage.checks import check_limit
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
-from ignis.storage.embedded.firing import Firing
-from ignis.storage.together import FiredInto, Taker, Write
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
+from ignis.storage.embedded.claim_scan import Firing
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Claim, FireResult
+from ignis.storage.write_batch import DirectReceiver, FiredInto, WriteBatch
 
 __all__ = ["AtOnce"]
 
@@ -28,25 +26,25 @@ T = TypeVar("T")
 
 
 class _Noted:
-    """See `ignis.storage.together.Unflushed`."""
+    """See `ignis.storage.write_batch.Unflushed`."""
 
-    def __init__(self, store: EmbeddedStore, log: Log, mark: Mark) -> None:
+    def __init__(self, store: StoreContext, log: Log, mark: Mark) -> None:
         self._store = store
         self._log = log
         self._mark = mark
 
     def flush(self) -> None:
-        self._store.enter()
+        self._store.gate.enter()
         try:
             self._log.flush(self._mark)
         finally:
-            self._store.leave()
+            self._store.gate.leave()
 
 
 class AtOnce:
     """Of one store. Thread-safe."""
 
-    def __init__(self, store: EmbeddedStore, catalogue: Catalogue, firing: Firing) -> None:
+    def __init__(self, store: StoreContext, catalogue: Catalogue, firing: Firing) -> None:
         self._store = store
         self._directory = store.directory
         self._catalogue = catalogue
@@ -54,9 +52,9 @@ class AtOnce:
 
     # -- writing
 
-    def write(self, writes: Sequence[Write]) -> _Noted | None:
+    def write(self, writes: Sequence[WriteBatch]) -> _Noted | None:
         """`MagazineStore.try_together`: an entry each."""
-        if not self._store.try_enter():
+        if not self._store.gate.try_enter():
             return None
         try:
             unflushed: Log | None = None
@@ -66,14 +64,18 @@ class AtOnce:
                     unflushed = found.log
             return None if unflushed is None else _Noted(self._store, unflushed, unflushed.mark())
         finally:
-            self._store.leave()
+            self._store.gate.leave()
 
     def load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None,
     ) -> tuple[list[int], _Noted | None] | None:
         """`MagazineStore.try_load`."""
         store = self._store
-        if not store.try_enter():
+        if not store.gate.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
@@ -102,9 +104,9 @@ class AtOnce:
         except (StoreBusyError, NoShardError):
             return None
         finally:
-            store.leave()
+            store.gate.leave()
 
-    def _make(self, write: Write, found: Magazine) -> bool:
+    def _make(self, write: WriteBatch, found: Magazine) -> bool:
         """True when it was made or refused."""
         try:
             if not found.durable:
@@ -126,7 +128,7 @@ class AtOnce:
         write.done = True
         return True
 
-    def _load(self, write: Write, found: Magazine) -> None:
+    def _load(self, write: WriteBatch, found: Magazine) -> None:
         batches = write.batches
         assert batches is not None
         if not batches:
@@ -139,7 +141,7 @@ class AtOnce:
             return
         write.firsts = found.log.load(found.number, batches, durable=False, at_once=True) or []
 
-    def _give(self, write: Write, taker: Taker, found: Magazine) -> bool:
+    def _give(self, write: WriteBatch, taker: DirectReceiver, found: Magazine) -> bool:
         """Loads and claims in one entry; False when older messages go first."""
         batches = write.batches or []
         firsts = self._load_for(taker.owner, found, batches)
@@ -207,7 +209,7 @@ class AtOnce:
     ) -> T | None:
         check_limit(limit)
         stored = self._store.stored_owner_bytes(owner)
-        if not self._store.try_enter():
+        if not self._store.gate.try_enter():
             return None
         try:
             found = self._catalogue.remembered(magazine)
@@ -221,4 +223,4 @@ class AtOnce:
                 self._catalogue.forget(found)
                 return None
         finally:
-            self._store.leave()
+            self._store.gate.leave()

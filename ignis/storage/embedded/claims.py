@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ignis.native.store import NoShardError
-from ignis.storage.base import Abandoned, Pointers, Run
 from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.owners import owner_text
+from ignis.storage.records import Abandoned, Pointers, Run
 from ignis.storage.runs import Runs, difference, joined, overlap, runs_of
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
 
 __all__ = ["Claims"]
 
@@ -20,7 +18,7 @@ _PAGE = 64
 _Runs = list[tuple[int, int]]
 
 
-class Held(NamedTuple):
+class ClaimRecord(NamedTuple):
     """One claim, of whose pointers ``living`` have a record."""
 
     first: int
@@ -41,21 +39,21 @@ class Held(NamedTuple):
 class Claims:
     """Of one store. Thread-safe."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._directory = store.directory
         self._owners = store.directory.owners
 
     @staticmethod
-    def of(found: Magazine, shard: int, first: int = 0, last: int = 1 << 62) -> Iterator[Held]:
+    def of(found: Magazine, shard: int, first: int = 0, last: int = 1 << 62) -> Iterator[ClaimRecord]:
         """The claims of one shard that reach into ``first..last``, in pointer order."""
         while True:
             page = found.log.claims(found.number, shard, first, _PAGE)
             for one in page:
-                held = Held(*one)
-                if held.first > last:
+                claim = ClaimRecord(*one)
+                if claim.first > last:
                     return
-                yield held
+                yield claim
             if len(page) < _PAGE:
                 return
             first = page[-1][1] + 1
@@ -133,7 +131,7 @@ class Claims:
                 living += ((first, last + 1) for first, last, _, _ in there)
         return joined(living)
 
-    def _reaching(self, found: Magazine, shard: int, runs: _Runs) -> Iterator[Held]:
+    def _reaching(self, found: Magazine, shard: int, runs: _Runs) -> Iterator[ClaimRecord]:
         """The claims that have a pointer in the runs."""
         if not runs or not 0 <= shard < 1 << 16:
             return
@@ -179,7 +177,7 @@ class Claims:
         return rows
 
 
-def _runs(found: Magazine, shard: int, claim: Held) -> Iterator[Run]:
+def _runs(found: Magazine, shard: int, claim: ClaimRecord) -> Iterator[Run]:
     """What lives of a claim, in one run for each batch that it is of: pointers of two batches may lie far from each other."""
     batch = -1
     first = last = count = 0

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ignis.errors import StoreBusyError, StoreFormatError
-from ignis.storage.base import Fence
 from ignis.storage.checks import check_epoch, check_scope
+from ignis.storage.records import Fence
 
 if TYPE_CHECKING:
     from ignis.native.store import Log

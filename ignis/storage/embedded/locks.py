@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ignis.errors import StoreFormatError
-from ignis.storage.base import Fence, LockRecord, LockStore, LockTable
+from ignis.storage.base import LockStore, LockTable
 from ignis.storage.checks import (
     check_epoch,
     check_epoch_number,
@@ -23,11 +22,10 @@ from ignis.storage.checks import (
     check_table,
     ttl_milliseconds,
 )
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import Change, Scope, epoch_key, epoch_of, epoch_value
 from ignis.storage.in_flight import guarded
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
+from ignis.storage.records import Fence, LockRecord
 
 __all__ = ["EmbeddedLocks"]
 
@@ -48,7 +46,7 @@ _Planned = tuple[Sequence[Change], LockRecord | None]
 class EmbeddedLocks(LockStore):
     """Locks of one application, or of one table of distributed locks. Thread-safe; every change is durable on return."""
 
-    def __init__(self, store: EmbeddedStore, scope: Scope | None = None) -> None:
+    def __init__(self, store: StoreContext, scope: Scope | None = None) -> None:
         self._store = store
         self._scope = store.scope if scope is None else scope
         self._check_name = check_lock if scope is None else check_lock_in_table

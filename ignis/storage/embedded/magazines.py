@@ -4,40 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.errors import ConfigError, QueueNotFoundError
 from ignis.native import PackedBatch, Watch
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import (
-    KEEP_TTL,
+from ignis.storage.base import KEEP_TTL, MagazineStore
+from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.columns import RecordColumns
+from ignis.storage.embedded import inspection, transfers
+from ignis.storage.embedded.at_once import AtOnce
+from ignis.storage.embedded.catalogue import Catalogue, Magazine
+from ignis.storage.embedded.claim_scan import Firing
+from ignis.storage.embedded.claims import Claims
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.embedded.load_once import load_once
+from ignis.storage.embedded.waiters import Waits
+from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.in_flight import guarded
+from ignis.storage.records import (
     Abandoned,
     Fence,
     FireResult,
     LoadedOnce,
-    MagazineStore,
     Pointers,
     Run,
     ShardState,
     Transfer,
     joined_runs,
 )
-from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
-from ignis.storage.columns import RecordColumns
-from ignis.storage.embedded import looking, moving
-from ignis.storage.embedded.at_once import AtOnce
-from ignis.storage.embedded.catalogue import Catalogue, Magazine
-from ignis.storage.embedded.claims import Claims
-from ignis.storage.embedded.firing import Firing
-from ignis.storage.embedded.known import load_once
-from ignis.storage.embedded.waits import Waits
-from ignis.storage.expired_log import ExpiredLog
-from ignis.storage.in_flight import guarded
-from ignis.storage.together import ClaimsWriter, FiredInto, Taker, Unflushed, Write
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
+from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, PendingSync, WriteBatch
 
 __all__ = ["EmbeddedMagazines"]
 
@@ -52,7 +49,7 @@ class EmbeddedMagazines(MagazineStore):
     calls_back = True
     tells_repeats = True
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
@@ -284,7 +281,7 @@ class EmbeddedMagazines(MagazineStore):
 
         def reload(found: Magazine) -> int:
             self._changing(found)
-            return moving.reload(self._store, found, pointers, fence)
+            return transfers.reload(self._store, found, pointers, fence)
 
         return self._on(magazine, reload)
 
@@ -324,7 +321,7 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def _purge_next(self, magazine: str, shard: int, first: int, last: int, limit: int) -> tuple[Sequence[int], int]:
-        return self._on(magazine, lambda found: looking.existing(found, shard, first, last, limit))
+        return self._on(magazine, lambda found: inspection.existing(found, shard, first, last, limit))
 
     @guarded
     def transfer(
@@ -342,7 +339,7 @@ class EmbeddedMagazines(MagazineStore):
             def into(to: Magazine) -> int:
                 self._changing(to)
                 try:
-                    return moving.transfer(self._store, found, to, items, expires_at_ms, fence)
+                    return transfers.transfer(self._store, found, to, items, expires_at_ms, fence)
                 except NoShardError:
                     raise self._no_shard(to, [item.target_shard for item in items]) from None
 
@@ -353,15 +350,19 @@ class EmbeddedMagazines(MagazineStore):
 
     # -- without waiting
 
-    def try_together(self, writes: Sequence[Write]) -> Unflushed | None:
+    def try_together(self, writes: Sequence[WriteBatch]) -> PendingSync | None:
         noted = self._at_once.write(writes)
         for write in writes:
             self.calls["deletes" if write.batches is None else "loads"] += write.done
         return noted
 
     def try_load(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, taker: Taker | None = None
-    ) -> tuple[list[int], Unflushed | None] | None:
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        taker: DirectReceiver | None = None,
+    ) -> tuple[list[int], PendingSync | None] | None:
         loaded = self._at_once.load(magazine, batches, ttl_s, taker)
         self.calls["loads"] += loaded is not None
         return loaded
@@ -384,17 +385,17 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
-        return self._on(magazine, lambda found: looking.peek(found, pointers))
+        return self._on(magazine, lambda found: inspection.peek(found, pointers))
 
     @guarded
     def peek_columns(self, magazine: str, shard: int, pointers: range, *, lines: bool = False) -> RecordColumns:
-        return self._on(magazine, lambda found: looking.columns(found, shard, pointers, lines))
+        return self._on(magazine, lambda found: inspection.columns(found, shard, pointers, lines))
 
     @guarded
     def scan(
         self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
     ) -> list[tuple[int, int, bytes | None]]:
-        return self._on(magazine, lambda found: looking.scan(found, after or {}, limit, pending_only))
+        return self._on(magazine, lambda found: inspection.scan(found, after or {}, limit, pending_only))
 
     @guarded
     def abandoned(
@@ -413,22 +414,22 @@ class EmbeddedMagazines(MagazineStore):
 
     @guarded
     def metadata(self, magazine: str) -> list[ShardState]:
-        return self._on(magazine, looking.metadata)
+        return self._on(magazine, inspection.metadata)
 
     @guarded
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
-        return self._on(magazine, looking.oldest_enqueued_at_us)
+        return self._on(magazine, inspection.oldest_enqueued_at_us)
 
     # -- waking
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
-        self._store.enter_wait()
+        self._store.waiting_gate.enter()
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
             return found.log.wait(found.number, seen, timeout_s)
         finally:
-            self._store.leave_wait()
+            self._store.waiting_gate.leave()
 
     def forewarn(self, magazine: str) -> None:
         found = self._catalogue.remembered(magazine)

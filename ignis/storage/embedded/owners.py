@@ -23,10 +23,10 @@ import threading
 from pathlib import Path
 
 from ignis.errors import StoreBusyError, StoreUnreachableError
-from ignis.storage.base import Owner, Process
 from ignis.storage.embedded.atomic_files import create_whole
 from ignis.storage.os_errors import store_errors
 from ignis.storage.process_identity import Identity
+from ignis.storage.records import Owner, Process
 
 __all__ = ["Life", "Owners", "owner_text", "process_of", "stored_owner", "whole_file"]
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import builtins
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ignis.errors import QueueNotFoundError, StoreFormatError
-from ignis.storage.base import Fence, QueueRecord, QueueStore
+from ignis.storage.base import QueueStore
 from ignis.storage.checks import check_queue, check_record, check_same_name
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.keys import Change, read_fence
 from ignis.storage.in_flight import guarded
-
-if TYPE_CHECKING:
-    from ignis.storage.embedded.store import EmbeddedStore
+from ignis.storage.records import Fence, QueueRecord
 
 __all__ = ["EmbeddedQueues"]
 
@@ -26,7 +24,7 @@ log = logging.getLogger("ignis.storage")
 class EmbeddedQueues(QueueStore):
     """Queues of one application. Thread-safe; every change is durable on return."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
+    def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._reported: set[str] = set()
 

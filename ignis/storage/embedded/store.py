@@ -7,22 +7,19 @@ import time
 from pathlib import Path
 
 from ignis.errors import WaitTimeoutError
-from ignis.storage.base import Owner, Store
-from ignis.storage.checks import check_application, check_owner
+from ignis.storage.base import Store
+from ignis.storage.checks import check_application
 from ignis.storage.embedded.array_queues import EmbeddedArrays
+from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
 from ignis.storage.embedded.keys import Keys, Scope
 from ignis.storage.embedded.locks import EmbeddedLocks
 from ignis.storage.embedded.magazines import EmbeddedMagazines
 from ignis.storage.embedded.options import StoreOptions
-from ignis.storage.embedded.owners import stored_owner
 from ignis.storage.embedded.queues import EmbeddedQueues
-from ignis.storage.in_flight import Gate
-from ignis.storage.process_identity import owner_name
+from ignis.storage.records import Owner
 
 __all__ = ["EmbeddedStore"]
-
-_FORKED = "this store was opened before fork(); open another in the child"
 
 
 class EmbeddedStore(Store):
@@ -58,60 +55,35 @@ class EmbeddedStore(Store):
         self.url = f"embedded://{self.directory.path}"
         self.client_id = client_id
         self.farm_id = farm_id
-        self.scope = Scope(farm_id, client_id)
-        self._owner = owner_name()
-        self._stored_owner = self.stored_owner(self._owner).encode()
-        self.gate = Gate("store", options.write_timeout_s, _FORKED)
-        self.waiting_gate = Gate("store", options.write_timeout_s, _FORKED)
+        self._context = context = StoreContext(self.directory, self._life, client_id, farm_id, options.write_timeout_s)
         self._generation = fork_generation()
         self._closing = threading.Lock()
         self._released = False
-        self.directory.gates.add(self.gate)
-        self.magazines = self._magazines = EmbeddedMagazines(self)
-        self.queues = EmbeddedQueues(self)
-        self.locks = EmbeddedLocks(self)
-        self.arrays = EmbeddedArrays(self)
+        self.directory.gates.add(context.gate)
+        self.magazines = self._magazines = EmbeddedMagazines(context)
+        self.queues = EmbeddedQueues(context)
+        self.locks = EmbeddedLocks(context)
+        self.arrays = EmbeddedArrays(context)
 
-    # -- what the facets use
-
-    def enter(self) -> None:
-        """Begins a call. Raises ForkedHandleError, ClosedError."""
-        self.gate.enter()
-
-    def try_enter(self) -> bool:
-        """`enter` without waiting: False when a call would not be let in at this moment, or any more."""
-        return self.gate.try_enter()
-
-    def leave(self) -> None:
-        self.gate.leave()
-
-    def enter_wait(self) -> None:
-        """As `enter`, for calls that only wait: a fork does not have to wait for them."""
-        self.waiting_gate.enter()
-
-    def leave_wait(self) -> None:
-        self.waiting_gate.leave()
+    @property
+    def scope(self) -> Scope:
+        """Of all its names."""
+        return self._context.scope
 
     @property
     def keys(self) -> Keys:
-        return self.directory.keys
+        """What is kept beside messages."""
+        return self._context.keys
 
     def stored_owner(self, owner: str | Owner) -> str:
-        """Under what a claim in that owner's name is stored; see `ignis.storage.embedded.owners`. A job's is its plain name."""
-        return stored_owner(owner, self._life)
-
-    def stored_owner_bytes(self, owner: str | Owner) -> bytes:
-        """`stored_owner` as the log takes it. Raises InvalidNameError."""
-        if owner is self._owner:  # as a rule
-            return self._stored_owner
-        check_owner(owner)
-        return self.stored_owner(owner).encode()
+        """Under what a claim in that owner's name is stored; see `ignis.storage.embedded.owners`."""
+        return self._context.stored_owner(owner)
 
     # -- Store
 
     @property
     def owner(self) -> str:
-        return self._owner
+        return self._context.owner
 
     def now_s(self) -> float:
         return self.directory.clock.now_ms() / 1000
@@ -122,7 +94,7 @@ class EmbeddedStore(Store):
 
     def stats(self) -> dict[str, int | float | str]:
         """Calls of this process; bytes and records of the whole directory, as far as this process has its logs open."""
-        self.enter()
+        self._context.gate.enter()
         try:
             opened = {name: one.figures() for name, one in self.directory.opened().items()}
             figures: dict[str, int | float | str] = {
@@ -141,7 +113,7 @@ class EmbeddedStore(Store):
                 figures[f"generation_{name}"] = one["generation"]
             return figures
         finally:
-            self.leave()
+            self._context.gate.leave()
 
     def close(self, timeout: float = 30.0) -> None:
         if self._generation != fork_generation():
@@ -150,11 +122,11 @@ class EmbeddedStore(Store):
         if not self._closing.acquire(timeout=timeout):
             raise WaitTimeoutError(f"store: another thread is closing it for over {timeout:g} s")
         try:
-            self.gate.close()
-            self.waiting_gate.close()
+            self._context.gate.close()
+            self._context.waiting_gate.close()
             self._wait_for_calls(deadline, timeout)
             if not self._released:
-                self.directory.gates.discard(self.gate)
+                self.directory.gates.discard(self._context.gate)
                 self.directory.owners.end(self._life)
                 release_directory(self.directory, max(0.1, deadline - time.monotonic()))
                 self._released = True
@@ -166,8 +138,8 @@ class EmbeddedStore(Store):
             # Again and again: a thread may have been on its way to the wait when it was woken.
             self._magazines.wake_waiting()
             try:
-                self.waiting_gate.wait_empty(0.05)
-                self.gate.wait_empty(0.05)
+                self._context.waiting_gate.wait_empty(0.05)
+                self._context.gate.wait_empty(0.05)
                 return
             except WaitTimeoutError:
                 if time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from ignis.native import FrameDecoder, PackedBatch, encode_record
 from ignis.native.wire import ClaimsFrame, pack_claims, unpack_claims
 from ignis.storage.base import Claim, FireResult, MagazineStore, Store
 from ignis.storage.embedded.store import EmbeddedStore
-from ignis.storage.memory import MemoryStore
+from ignis.storage.memory.store import MemoryStore
 
 HEAD = b"head of the payload"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from ignis.consumer.handler import Context
 from ignis.errors import UnreadableMessageError
-from ignis.handler import Context
 from ignis.native import encode_record, new_id
 from ignis.native.handling import ANSWERED, RAISED, UNREADABLE, WENT_ON, Progress, handle_records
 from ignis.testing import make_context

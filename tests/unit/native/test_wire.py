@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker.commands import Command
-from ignis.broker.payloads import pack_send, pack_send_batch
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import pack_send, pack_send_batch
 from ignis.errors import FrameTooLargeError, MalformedFrameError
 from ignis.native import ANY_SHARD, PackedBatch, Record, decode_frames, encode_frame, encode_record, shard_for_key
 from ignis.native.wire import (

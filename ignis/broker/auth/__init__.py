@@ -1,0 +1,1 @@
+"""Who connects to a broker, and what they may do."""

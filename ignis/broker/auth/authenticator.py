@@ -1,0 +1,198 @@
+"""Who connects: users from a file, with passwords, tokens or client certificates.
+
+Every refusal is the same error with the same text, and an unknown user costs the same work as a wrong password, so that
+neither tells which names exist. Nothing here logs a secret.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from ignis.broker.auth.passwords import hash_password, split_token, token_matches, verify_password
+from ignis.broker.auth.permissions import Permissions
+from ignis.broker.auth.principal import Credentials
+from ignis.broker.auth.throttle import Throttle
+from ignis.broker.auth.users_file import User, Users, load_users
+from ignis.broker.repeated_log import RepeatedLog
+from ignis.errors import ConfigError, TooManyRequestsError, UnauthenticatedError
+from ignis.places import network_of
+
+__all__ = ["KnownUser", "UsersFile"]
+
+log = logging.getLogger("ignis.broker")
+
+_LOOK_AGAIN_S = 1.0
+_FREE_FAILURES = 10
+_FREE_WHEN_SUSPECT = 1
+_SUSPECT_FAILURES = 50
+_NAMES_SHOWN = 5
+_MOST_NAME = 129
+"""Of a name that is remembered for its failures; no user's is as long."""
+_REFUSED = "unknown user, or wrong password, token or certificate"
+_NO_DIGEST = "0" * 64
+
+
+class KnownUser:
+    """A user who proved who they are, with the permissions of that moment: a change counts from the next connection on."""
+
+    def __init__(self, user: User) -> None:
+        self.name = user.name
+        self._permissions = Permissions(user.allow)
+
+    def allows(self, command: str, queue: str) -> bool:
+        """See `ignis.broker.auth.principal.Principal`."""
+        return self._permissions.allows(command, queue)
+
+    def allows_some(self, command: str) -> bool:
+        """See `Principal.allows_some`."""
+        return self._permissions.allows_some(command)
+
+    def __repr__(self) -> str:
+        return f"<KnownUser {self.name}>"
+
+
+class UsersFile:
+    """An authenticator over a users file, which is read again when it has changed (looked at once a second).
+
+    Thread-safe. `authenticate` of a password may take some 60 ms of another core and 32 MiB: not for an event loop's thread,
+    and not for any number of threads, see `ignis.broker.auth.logins`.
+
+    Args:
+        path: of the file made by ``ignis broker user``.
+        clock: seconds, for the limits on failures; injectable for tests.
+
+    Raises:
+        ConfigError: the file cannot be read, see `load_users`. Later on such a file is logged, and the last good one holds.
+    """
+
+    open = False
+
+    def __init__(self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._throttled = RepeatedLog(log, logging.WARNING, clock)
+        self._denied = RepeatedLog(log, logging.WARNING, clock)
+        self._guesses = Throttle(_FREE_FAILURES, clock=clock)
+        """By address and name, so that nobody's wrong guesses keep out another user, nor the same one elsewhere."""
+        self._suspect = Throttle(_SUSPECT_FAILURES, clock=clock)
+        """By address, and by name: of one with many failures each pair has few that are free."""
+        self._nobody = hash_password("nobody has this password")
+        self._users: dict[str, User] = {}
+        self._by_token: dict[str, tuple[User, str]] = {}
+        self._certificates: bool | None = None
+        self._seen = self._stamp()
+        self._take(load_users(path))
+        self._next_look = clock() + _LOOK_AGAIN_S
+
+    def authenticate(self, credentials: Credentials) -> KnownUser:
+        """The user whom the token, else the name and password, else the client certificate proves.
+
+        Raises:
+            UnauthenticatedError: refused. TooManyRequestsError: too many failures of this name from this address; a password
+            was not checked. Tokens and certificates always are: nobody guesses them, and it costs nothing.
+        """
+        self._refresh()
+        where = credentials.network or network_of((_host(credentials.peer),))
+        name = credentials.user[:_MOST_NAME] if credentials.by_password else ""
+        key = where, name
+        user = None if credentials.by_password else self._proved(credentials)
+        if user is None:
+            wait_s = self._guesses.wait_s(key)
+            if wait_s > 0:
+                self._throttled("login from %s refused for %.0f s more: too many failures", where, wait_s)
+                raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, "failed logins")
+            if credentials.by_password:
+                user = self._proved(credentials)
+        if user is None:
+            self._failed(where, name)
+            self._denied("login from %s refused", where)
+            raise UnauthenticatedError(_REFUSED)
+        self._guesses.succeeded(key)
+        return KnownUser(user)
+
+    def _failed(self, where: str, name: str) -> None:
+        """What is suspect is not forgotten at a success: who has a password of his own could guess those of others for ever."""
+        suspects = [("address", where), *([("name", name)] if name else [])]
+        suspect = any(self._suspect.failures(one) >= _SUSPECT_FAILURES for one in suspects)
+        self._guesses.failed((where, name), _FREE_WHEN_SUSPECT if suspect else None)
+        for one in suspects:
+            self._suspect.failed(one)
+
+    def _proved(self, credentials: Credentials) -> User | None:
+        if credentials.token:
+            return self._by_its_token(credentials.token)
+        if credentials.by_password:
+            return self._by_its_password(credentials.user, credentials.password)
+        user = self._users.get(credentials.certificate) if credentials.certificate else None
+        return user if user is not None and user.certificate else None
+
+    def _by_its_token(self, token: str) -> User | None:
+        parts = split_token(token)
+        if parts is None:
+            return None
+        user, digest = self._by_token.get(parts[0], (None, _NO_DIGEST))
+        return user if token_matches(parts[1], digest) else None
+
+    def _by_its_password(self, name: str, password: str) -> User | None:
+        user = self._users.get(name)
+        kept = user.password if user is not None and user.password else self._nobody
+        right = verify_password(password, kept)
+        return user if right and kept is not self._nobody else None
+
+    # -- the file
+
+    def certificates_checked(self, checked: bool) -> None:
+        """Whether the broker asks its clients for certificates: if not, users who have nothing else are warned of, now and when
+        the file is read again."""
+        self._certificates = checked
+        self._warn()
+
+    def _warn(self) -> None:
+        names = [user.name for user in self._users.values() if user.certificate]
+        if names and self._certificates is False:
+            shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+            log.warning(
+                "%d user(s) may connect with a client certificate (%s), but no client is asked for one: give the broker "
+                "--tls-client-ca", len(names), shown,
+            )  # fmt: skip
+
+    def _stamp(self) -> tuple[int, int, int]:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return (0, 0, 0)
+        return found.st_ino, found.st_ctime_ns, found.st_size  # of a change of owner or mode as well
+
+    def _take(self, users: Users) -> None:
+        self._by_token = {token.id: (user, token.digest) for user in users.users for token in user.tokens}
+        self._users = {user.name: user for user in users.users}
+
+    def _refresh(self) -> None:
+        if self._clock() < self._next_look:
+            return
+        with self._lock:
+            if self._clock() < self._next_look:
+                return
+            self._next_look = self._clock() + _LOOK_AGAIN_S
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return
+            self._seen = stamp
+            try:
+                self._take(load_users(self._path))
+            except ConfigError as exc:
+                log.error("the users as they were before stay in force: %s", exc)
+            else:
+                log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
+                self._warn()
+
+
+def _host(peer: str) -> str:
+    """The address without the port, which is another one with every connection."""
+    host, _, port = peer.rpartition(":")
+    return host if host and port.isdigit() else peer

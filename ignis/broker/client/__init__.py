@@ -1,0 +1,1 @@
+"""The broker's clients: for coroutines, for threads, and as the store of an application."""

@@ -1,0 +1,43 @@
+"""Where a broker is, and who wants in."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from typing import NamedTuple
+
+from ignis._version import __version__
+from ignis.broker.protocol.commands import DEFAULT_PORT
+from ignis.broker.protocol.payloads import Connect
+from ignis.storage.process_identity import this_process
+
+__all__ = ["BrokerAddress"]
+
+
+class BrokerAddress(NamedTuple):
+    """Where a broker is, and who wants in."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    client_id: str = "ignis"
+    farm_id: str = "local"
+    token: str = ""
+    user: str = ""
+    password: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def hello(self, instance: str) -> Connect:
+        """CONNECT for it."""
+        return Connect(
+            self.client_id,
+            self.farm_id,
+            instance,
+            self.token,
+            self.user,
+            self.password,
+            f"ignis-python/{__version__}",
+            (socket.gethostname(), *this_process()),
+        )
+
+    def __repr__(self) -> str:
+        return f"<BrokerAddress {self.host}:{self.port} {self.farm_id}/{self.client_id} user={self.user!r}>"

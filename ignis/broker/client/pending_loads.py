@@ -1,0 +1,119 @@
+"""Loads through ``ignis://`` that are on their way at the same time, on one connection and so in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client.slot import Slot
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.client.sync_connection import SyncConnection
+from ignis.broker.protocol.machine import Answer
+from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError
+from ignis.native import PackedBatch
+from ignis.storage.in_flight import Gate
+from ignis.storage.pending_load import PendingLoad
+
+__all__ = ["begin"]
+
+Placed = list[tuple[int, int, int]]
+
+_NONE = Answer(None, 0, b"", None)
+
+
+def begin(
+    client: SyncClient,
+    gate: Gate,
+    ask: ClientRequest[Placed],
+    batches: Sequence[tuple[int, PackedBatch]],
+    after: PendingLoad | None,
+) -> PendingLoad | None:
+    """Sends the request. None, and nothing was sent, when there is no connection, or another than the one that the load
+    before is on: over two of them the second could overtake the first.
+
+    Args:
+        client: whose connection.
+        gate: entered until the load's `result` was asked for.
+
+    Raises ConnectionLostError, TooManyRequestsError, ForkedHandleError, ClosedError.
+    """
+    client.check()
+    link = client.link
+    if link is None or not link.usable or (isinstance(after, _Sent) and after.link is not link):
+        return None
+    gate.enter()
+    try:
+        sent = _Sent(client, gate, link, ask, batches)
+    except BaseException:
+        gate.leave()
+        raise
+    if isinstance(after, _Sent):
+        after.following = sent
+    return sent
+
+
+class _Sent:
+    """See `PendingLoad`. Holds the store open until `result`."""
+
+    def __init__(
+        self,
+        client: SyncClient,
+        gate: Gate,
+        link: SyncConnection,
+        ask: ClientRequest[Placed],
+        batches: Sequence[tuple[int, PackedBatch]],
+    ) -> None:
+        self.link = link
+        self._client = client
+        self._gate = gate
+        self._ask = ask
+        self._batches = batches
+        self._slot = Slot()
+        self._timeout_s = client.settings.timeout_s
+        self._deadline = time.monotonic() + self._timeout_s
+        self._answer = _NONE
+        self.following: _Sent | None = None
+        self._request_id = link.begin(ask.command, ask.payload, self._slot, self._deadline)
+
+    def result(self) -> list[int]:
+        try:
+            self.gather()
+            error = self._answer.error
+            if isinstance(error, DrainingError) or (isinstance(error, ConnectionLostError) and not error.sent):
+                placed = self._again()
+            elif error is not None:
+                raise error
+            else:
+                placed = self._ask.parse(self._answer.payload)
+        finally:
+            self._gate.leave()
+        for (shard, batch), (_, first, _) in zip(self._batches, placed, strict=True):
+            batch.seal(0, shard, first)  # so that it is not loaded again
+        return [first for _, first, _ in placed]
+
+    def gather(self) -> None:
+        """Waits for the answer, or that there is none in time."""
+        if self._answer is not _NONE:
+            return
+        found = None
+        try:
+            found = self.link.next_answer(self._slot, self._deadline - time.monotonic())
+        finally:
+            if found is None:
+                self.link.cancel(self._request_id, self._slot)
+        if found is None:
+            error = StoreTimeoutError("SEND_BATCH", int(1000 * self._timeout_s), "client.timeout_s")
+            self._answer = _NONE._replace(error=error)
+        else:
+            self._answer = found
+
+    def _again(self) -> Placed:
+        """It was not carried out, and so nothing was that was sent behind it: each is sent again in its turn, on another
+        connection. This one is given up, but not before it has answered them all."""
+        self.link.give_notice()
+        following = self.following
+        while following is not None:
+            following.gather()
+            following = following.following
+        return self._client.ask(self._ask)

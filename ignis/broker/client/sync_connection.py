@@ -1,0 +1,441 @@
+"""One connection of the sync client, shared by any number of threads, without a thread of its own.
+
+Whoever waits for an answer reads: if nobody reads, a waiting thread becomes the reader and gives every answer that
+comes to whom it belongs; when its own is there it passes the reading on to another waiting thread. So a lone caller
+pays no change of threads.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+
+from ignis.broker.client.pending_acks import MOST_OPEN, PendingAcks
+from ignis.broker.client.reconnect import final_tls_error
+from ignis.broker.client.slot import Slot
+from ignis.broker.client.sync_transport import SLICE_S, open_pipe
+from ignis.broker.protocol.commands import ANSWERS, FINISHING, Command
+from ignis.broker.protocol.machine import Answer, ClientMachine, State, Undo
+from ignis.broker.protocol.payloads import Connect
+from ignis.errors import (
+    ClosedError,
+    ConnectionLostError,
+    IgnisError,
+    MalformedFrameError,
+    StoreTimeoutError,
+)
+from ignis.native import FRAME_HEADER_BYTES, encode_frame
+from ignis.native.wire import ReadArea, receive_answer, send_frame
+
+__all__ = ["SyncConnection"]
+
+_CHUNK_BYTES = 256 * 1024
+_WRITE_SLICE_S = 0.1
+_QUIET_S = 0.02
+_FINISHING = frozenset(int(one) for one in FINISHING)
+_TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
+
+
+class SyncConnection:
+    """See the module. Thread-safe.
+
+    Args:
+        sock: connected; the link owns it from now on.
+        max_frame_bytes, max_pending: see `ClientMachine`.
+    """
+
+    def __init__(self, sock: socket.socket, max_frame_bytes: int, max_pending: int) -> None:
+        self.machine = ClientMachine(ReadArea(_CHUNK_BYTES), max_frame_bytes, max_pending)
+        self.heard_s = time.monotonic()
+        self.unwaited = PendingAcks()
+        self._pipe = open_pipe(sock)
+        self._sending = threading.Lock()  # taken before the next one, never after
+        self._lock = threading.Lock()  # over the machine, the slots and the three below
+        self._reader = 0
+        """The thread that reads for all, or 0."""
+        self._parked: deque[Slot] = deque()
+        self._lost: str | None = None
+        self.tls_error: ssl.SSLError | None = None
+        """Why the other side ended the connection, if it was about TLS."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._lost is None
+
+    @property
+    def usable(self) -> bool:
+        """Whether new requests may be made on it."""
+        return self._lost is None and not self.machine.draining
+
+    @property
+    def state(self) -> State:
+        return self.machine.state
+
+    # -- requests
+
+    def greet(self, head: Connect, timeout_s: float) -> None:
+        """CONNECT. Raises what the broker answers, ConnectionLostError, StoreTimeoutError."""
+        slot, deadline = Slot(), time.monotonic() + timeout_s
+        with self._sending:
+            with self._lock:
+                frame = self.machine.connect(head, slot)
+            self._push(frame, deadline)
+        answer = self._answer(slot, deadline)
+        if self.tls_error is not None:
+            raise self.tls_error
+        if answer is None:
+            raise StoreTimeoutError("CONNECT", int(timeout_s * 1000), "client.connect_timeout_s")
+        if answer.error is not None:
+            raise answer.error
+
+    def look(self) -> bool:
+        """Whether the connection stands, after a look at what has come; does not wait."""
+        if time.monotonic() - self.heard_s > _QUIET_S:
+            self._glance()
+        return self.alive
+
+    def exchange(self, command: int, payload: bytes, timeout_s: float, undo: Undo | None = None) -> bytes:
+        """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
+        StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes."""
+        deadline = time.monotonic() + timeout_s
+        if deadline - self.heard_s > _QUIET_S + timeout_s:
+            self._glance()
+        slot = Slot()
+        request_id = 0
+        fd = self._pipe.bare_fd
+        if fd >= 0 and timeout_s >= SLICE_S and self._sending.acquire(blocking=False):
+            request_id, found = self._alone(fd, command, payload, slot, deadline, undo)
+            if found is not None:
+                return found
+        if not request_id:
+            request_id = self.begin(command, payload, slot, deadline)
+        try:
+            answer = self._answer(slot, deadline)
+        except BaseException:  # KeyboardInterrupt: the id must stay reserved
+            self.cancel(request_id, slot, undo)
+            raise
+        if answer is None:
+            self.cancel(request_id, slot, undo)
+            raise StoreTimeoutError(f"request {command} to the broker", int(timeout_s * 1000), "client.timeout_s")
+        if answer.error is not None:
+            raise answer.error
+        return answer.payload
+
+    def _alone(
+        self, fd: int, command: int, payload: bytes, slot: Slot, deadline: float, undo: Undo | None
+    ) -> tuple[int, bytes | None]:
+        """A request on a connection where nobody waits: one call of the system sends it, one receives its answer. Caller holds
+        what is taken for sending, which is given back here.
+
+        Returns the payload of the answer; None in its place when something else came, or nothing so far, for the request of that
+        number, whose answer the slot gets; the number 0 when there was none made.
+        """
+        machine, sending, got = self.machine, True, None
+        try:
+            with self._lock:
+                if self._reader or self._lost is not None or not machine.free:
+                    return 0, None
+                self._reader = threading.get_ident()
+                request_id = machine.reserve()
+            try:
+                try:
+                    sent = send_frame(fd, command, request_id, payload)
+                    if sent == len(payload) + FRAME_HEADER_BYTES:
+                        self._sending.release()
+                        sending = False
+                        got = receive_answer(machine.reader, fd, request_id, _TAKEN)
+                finally:
+                    if type(got) is not tuple:
+                        self._adopt(request_id, slot)
+                if type(got) is tuple:
+                    self.heard_s = time.monotonic()
+                    return request_id, got[1]
+                if type(got) is int:
+                    self._took(got)
+            except (OSError, IgnisError) as exc:
+                self.lose(str(exc), exc if isinstance(exc, IgnisError) else None)
+            except BaseException:  # KeyboardInterrupt: the id must stay reserved
+                self.cancel(request_id, slot, undo)
+                raise
+            finally:
+                with self._lock:
+                    self._pass_on()
+            if sending and self._lost is None:
+                self._push(memoryview(encode_frame(command, request_id, payload))[sent:], deadline)
+            return request_id, None
+        finally:
+            if sending:
+                self._sending.release()
+
+    def _adopt(self, request_id: int, slot: Slot) -> None:
+        """The answer of a request that was sent by itself goes into the slot, when it comes."""
+        with self._lock:
+            if self._lost is None:
+                self.machine.adopt(request_id, slot)
+            elif not slot.over:
+                slot.put(Answer(slot, 0, b"", ConnectionLostError(self._lost, sent=True)))
+
+    def begin(
+        self, command: int, payload: bytes, slot: Slot | PendingAcks, deadline: float, *, streams: bool = False
+    ) -> int:
+        """Sends a request whose answers go into the slot; returns its id."""
+        if time.monotonic() - self.heard_s > _QUIET_S:
+            self._glance()
+        # Others may be sending for as long as the peer does not read; then nothing of this request has left.
+        if not self._sending.acquire(blocking=False) and not self._sending.acquire(
+            timeout=max(0.0, deadline - time.monotonic())
+        ):
+            raise ConnectionLostError("other threads' requests could not be sent in time", sent=False)
+        try:
+            with self._lock:
+                if self._lost is not None:
+                    raise ConnectionLostError(self._lost, sent=False)
+                if self.machine.draining and command not in _FINISHING:
+                    raise ConnectionLostError("the broker is shutting down", sent=False)
+                request_id, frame = self.machine.request(command, payload, slot, streams=streams, sent=True)
+                if slot is self.unwaited:
+                    self.unwaited.open += 1
+                if self.machine.owes:
+                    frame = self.machine.undo() + frame
+            self._push(frame, deadline)
+        finally:
+            self._sending.release()
+        return request_id
+
+    def next_answer(self, slot: Slot, timeout_s: float) -> Answer | None:
+        """The next answer in the slot, or None when none came in time. Raises ClosedError after the last."""
+        answer = self._answer(slot, time.monotonic() + timeout_s)
+        if answer is None and slot.over:
+            raise ClosedError("the subscription has ended")
+        return answer
+
+    def tell(self, command: int, payload: bytes, timeout_s: float) -> None:
+        """Sends a request whose answer nobody waits for, see `settle`; waits when too many have none yet. Raises what an
+        earlier one was answered; then this one was not sent."""
+        deadline = time.monotonic() + timeout_s
+        if self.unwaited.open >= MOST_OPEN:
+            self._await_open(MOST_OPEN // 2, deadline)
+        with self._lock:
+            error = self.unwaited.take_error()
+        if error is not None:
+            raise error
+        self.begin(command, payload, self.unwaited, deadline)
+
+    def settle(self, timeout_s: float) -> int:
+        """Waits until everything that was told is answered; returns how many messages that retired since the last
+        call. Raises the first refusal."""
+        self._await_open(0, time.monotonic() + timeout_s)
+        with self._lock:
+            error = self.unwaited.take_error()
+            retired = 0 if error is not None else self.unwaited.take_retired()
+        if error is not None:
+            raise error
+        return retired
+
+    def _await_open(self, most: int, deadline: float) -> None:
+        slot, left_s = Slot(), deadline - time.monotonic()
+        with self._lock:
+            if self.unwaited.open <= most:
+                return
+            self.unwaited.when_down_to(most, slot.put)
+        if self._answer(slot, deadline) is None:
+            raise StoreTimeoutError("acknowledgements", int(left_s * 1000), "client.timeout_s")
+
+    def cancel(self, request_id: int, slot: Slot, undo: Undo | None = None) -> None:
+        """Nobody waits at the slot any more; see `ClientMachine.cancel`."""
+        with self._lock:
+            self.machine.cancel(request_id, undo, slot.answers)
+            owes = self.machine.owes
+        if owes:
+            self._undo()
+
+    def end_stream(self, request_id: int, slot: Slot) -> None:
+        """A subscription is over; what was delivered and not looked at is forgotten."""
+        with self._lock:
+            self.machine.end_stream(request_id)
+            slot.answers.clear()
+            slot.over = True
+            slot.wake()
+
+    def interrupt(self, slot: Slot, exc: IgnisError) -> None:
+        """The thread that waits at the slot gets the exception."""
+        with self._lock:
+            slot.put(Answer(None, 0, b"", exc))
+
+    # -- out
+
+    def _push(self, frame: bytes | memoryview, deadline: float) -> None:
+        """Caller is the one who sends."""
+        view = memoryview(frame)
+        try:
+            while True:
+                try:
+                    sent = self._pipe.send(view)
+                    if sent == len(view):
+                        return
+                    view = view[sent:]
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        # Half a frame cannot be taken back: the connection is of no use any more.
+                        self.lose("a request could not be sent in time")
+                        return
+                    self._await_writable()
+        except (OSError, ValueError) as exc:
+            self.lose(f"sending failed: {exc}")
+        except BaseException:  # KeyboardInterrupt
+            if len(view) != len(frame):
+                self.lose("sending a request was interrupted half way")
+            raise
+
+    def _await_writable(self) -> None:
+        """The broker may be waiting for us to read before it reads: so read what there is meanwhile."""
+        found = self._pipe.ready(select.POLLOUT | select.POLLIN, _WRITE_SLICE_S)
+        if found & ~select.POLLOUT and not self._glance():
+            time.sleep(0.001)  # another thread reads; it is at it
+
+    # -- in
+
+    def _glance(self) -> bool:
+        """Looks at what has come, without waiting, unless another thread reads: the end of the connection, or a broker that
+        is going, are to be known before a request is entrusted to it. Returns False when another one reads."""
+        with self._lock:
+            if self._lost is not None:
+                return True
+            if self._reader:
+                return False
+            self._reader = threading.get_ident()
+        try:
+            self._read_once(0)
+        finally:
+            with self._lock:
+                self._pass_on()
+        return True
+
+    def _answer(self, slot: Slot, deadline: float) -> Answer | None:
+        """The next answer in the slot; None when it is over or the time is up."""
+        me = threading.get_ident()
+        try:
+            while True:
+                with self._lock:
+                    left_s = deadline - time.monotonic()
+                    if slot.answers or slot.over or self._lost is not None or left_s <= 0:
+                        if self._reader == me:
+                            self._pass_on()
+                        return slot.answers.popleft() if slot.answers else None
+                    signal = None
+                    if not self._reader:
+                        self._reader = me
+                    elif self._reader != me:
+                        signal = slot.park()
+                        self._parked.append(slot)
+                if signal is None:
+                    self._read_once(left_s)
+                else:
+                    self._park(slot, signal, left_s)
+        except BaseException:
+            if self._reader == me:  # nobody else can change that
+                with self._lock:
+                    self._pass_on()
+            raise
+
+    def _park(self, slot: Slot, signal: threading.Lock, timeout_s: float) -> None:
+        woken = False
+        try:
+            woken = signal.acquire(timeout=timeout_s)
+        finally:
+            if not woken:
+                with self._lock:
+                    if slot.parked:
+                        slot.parked = False
+                    else:
+                        # Woken just now: take the signal, and hand on what it may have been about.
+                        signal.acquire(blocking=False)
+                        self._wake_one()
+
+    def _pass_on(self) -> None:
+        """Reads no more; another one is to. Caller holds the lock."""
+        self._reader = 0
+        if self._lost is not None:
+            self._pipe.close()  # not before: its number must not be another's while somebody is inside with it
+        if self._parked:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """One waiting thread looks whether it is to read. Caller holds the lock."""
+        while self._parked:
+            slot = self._parked.popleft()
+            if slot.parked:
+                slot.wake()
+                return
+
+    def _read_once(self, timeout_s: float) -> None:
+        """Waits for bytes, for a bounded time, and gives out what they answer. Only the reader calls this."""
+        try:
+            with self.machine.receive_buffer() as buffer:
+                size = self._pipe.receive(buffer, timeout_s)
+            if size is not None:
+                self._took(size)
+        except (MalformedFrameError, IgnisError) as exc:
+            self.lose(str(exc), exc)
+        except (OSError, ValueError) as exc:
+            self.tls_error = final_tls_error(exc)
+            self.lose(f"receiving failed: {exc}")
+
+    def _took(self, size: int) -> None:
+        """Gives out what so many bytes answer. Only the reader calls this. Raises MalformedFrameError, ProtocolError."""
+        if not size:
+            self.lose("the broker closed the connection")
+            return
+        self.heard_s = time.monotonic()
+        with self._lock:
+            for answer in self.machine.received(size):
+                if answer.token is not None:
+                    answer.token.put(answer)
+            failure, owes = self.machine.failure, self.machine.owes
+        if owes:
+            self._undo()
+        if failure is not None:
+            self.lose(str(failure), failure)
+
+    def _undo(self) -> None:
+        """Gives back what late answers brought; if another thread is sending, or there is no room, the next request
+        takes it along. The reader must not wait here: everybody waits for it."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            if self._pipe.ready(select.POLLOUT, 0):
+                with self._lock:
+                    frames = self.machine.undo()
+                self._push(frames, time.monotonic() + SLICE_S)
+        finally:
+            self._sending.release()
+
+    # -- the end
+
+    def give_notice(self) -> None:
+        """No new requests on this one: the broker has said, by refusing one, that it is going."""
+        with self._lock:
+            self.machine.draining = True
+
+    def lose(self, why: str, exc: IgnisError | None = None) -> None:
+        """The connection is gone: everybody who waits is told. Idempotent."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = why
+            turned_away = exc is not None and self.machine.broker is None
+            for answer in self.machine.lost(why):
+                if answer.token is not None:
+                    # Of CONNECT: why it was turned away.
+                    answer.token.put(answer._replace(error=exc) if turned_away else answer)
+            while self._parked:
+                self._wake_one()
+            unread = self._reader in (0, threading.get_ident())
+        self._pipe.shut()
+        if unread:
+            self._pipe.close()

@@ -1,0 +1,111 @@
+"""What of a large frame is known from its first bytes: whether it may be sent at all. No I/O.
+
+A frame grows in memory while it arrives. One whose sender may not make the request, or that no request can be, is refused
+as soon as its command and the name it is about have come; the rest of it is read and dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
+from ignis.broker.protocol.payloads import check_head_bytes, head_bytes
+from ignis.errors import BadRequestError
+
+__all__ = ["HEAD_BYTES", "LARGE", "SCREENED_BYTES", "Unfit", "name_at_head"]
+
+SCREENED_BYTES = PRE_AUTH_FRAME_BYTES
+"""Frames up to this size come to the end before anything is decided."""
+_MOST_BYTES = MAX_HEAD_BYTES
+"""Of a request that has no records, pointers or values: as much as one read may bring anyway."""
+_MOST_NAME_BYTES = 1_024
+_FRAME = struct.Struct(">ihq")
+HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
+"""So many bytes of a frame are enough to decide."""
+
+_SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
+LARGE = _SENDS | {
+    Command.LOAD_ONCE, Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.DELETE_WAITING, Command.PEEK,
+    Command.TRANSFER, Command.RENEW_CLAIMS, Command.RESUME, Command.ARRAY_ENQUEUE,
+}  # fmt: skip
+"""What may be of any size. The name of its queue, magazine or array comes first in its payload."""
+
+
+def name_at_head(head: bytes, frame_bytes: int) -> tuple[int, int, str] | None:
+    """(command, request id, name) of a frame over `SCREENED_BYTES`, the name empty where the command says enough; None when
+    more bytes are needed.
+
+    Args:
+        head: its first bytes, up to `HEAD_BYTES`.
+        frame_bytes: its size.
+
+    Raises `Unfit`, with the reason: the frame is no request that could be carried out.
+    """
+    if len(head) < _FRAME.size:
+        return None
+    _, command, request_id = _FRAME.unpack_from(head)
+    if command not in LARGE:
+        if frame_bytes > _MOST_BYTES and command not in ANSWERS:
+            what = Command(command).name if command in Command._value2member_map_ else f"command {command}"
+            raise Unfit(request_id, f"{what} of {frame_bytes} bytes; only {_MOST_BYTES} are of any use to it")
+        return command, request_id, ""
+    try:
+        if command in _SENDS:
+            name = _sent_name(head)
+        else:
+            check_head_bytes(command, head_bytes(head[_FRAME.size :]))
+            name = _first_text(head)
+    except BadRequestError as exc:
+        raise Unfit(request_id, str(exc)) from None
+    except ValueError as exc:
+        raise Unfit(request_id, f"{Command(command).name} of {frame_bytes} bytes: {exc}") from None
+    return None if name is None else (command, request_id, name)
+
+
+class Unfit(Exception):
+    """Of one frame. ``reason`` is what to answer to ``request_id``."""
+
+    def __init__(self, request_id: int, why: str) -> None:
+        super().__init__(why)
+        self.request_id = request_id
+        self.reason = BadRequestError(why)
+
+
+def _sent_name(head: bytes) -> str | None:
+    """``u16 name_bytes | name``; None when it is not all there. Raises ValueError."""
+    at = _FRAME.size
+    if len(head) < at + 2:
+        return None
+    return _text(head, at + 2, int.from_bytes(head[at : at + 2], "big"))
+
+
+def _first_text(head: bytes) -> str | None:
+    """``u32 head_bytes``, then a MessagePack array that begins with a text; None when it is not all there. Raises
+    ValueError."""
+    at = _FRAME.size + 4
+    if len(head) < at + 10:
+        return None
+    array = head[at]
+    if array & 0xF0 == 0x90:
+        at += 1
+    elif array in (0xDC, 0xDD):
+        at += 3 if array == 0xDC else 5
+    else:
+        raise ValueError("its head is no array")
+    kind = head[at]
+    if kind & 0xE0 == 0xA0:
+        return _text(head, at + 1, kind & 0x1F)
+    size = {0xD9: 1, 0xDA: 2, 0xDB: 4}.get(kind)
+    if size is None:
+        raise ValueError("its head does not begin with a name")
+    if len(head) < at + 1 + size:
+        return None
+    return _text(head, at + 1 + size, int.from_bytes(head[at + 1 : at + 1 + size], "big"))
+
+
+def _text(head: bytes, at: int, size: int) -> str | None:
+    if size > _MOST_NAME_BYTES:
+        raise ValueError(f"a name of {size} bytes, allowed are {_MOST_NAME_BYTES}")
+    if len(head) < at + size:
+        return None
+    return head[at : at + size].decode("utf-8")  # UnicodeDecodeError is a ValueError

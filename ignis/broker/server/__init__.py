@@ -1,0 +1,1 @@
+"""The broker itself: one port in front of a store."""

@@ -1,0 +1,96 @@
+"""Requests about claims, which are made in the client's own name: claiming, renewing, and taking up what it held before.
+
+They run in a thread of the store's; what the connection holds is changed on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_in, runs_of
+from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.claimants import owner_for
+from ignis.broker.server.dispatcher import packed
+from ignis.native.wire import ClaimsFrame
+
+__all__ = ["CLAIM_CALLS", "lost_runs"]
+
+
+def lost_runs(lost: Mapping[int, Sequence[int]]) -> list[Run]:
+    """What `MagazineStore.renew_claims` answers, as runs."""
+    return [run for shard, pointers in lost.items() for run in runs_of(shard, pointers)]
+
+
+def _fire(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Fire)
+    claims = ClaimsFrame()
+    result = asked.app.store.magazines.fire_into(
+        claims,
+        head.magazine,
+        head.limit,
+        owner_for(head.owner, asked.owner),
+        head.shards,
+        max_bytes=min(head.max_bytes, asked.bound),
+    )
+    found = packed(claims, result)
+    return Reply(RESULT, found.head, lambda peer: peer.hold(head.magazine, found.runs, fired=True), claims)
+
+
+def _claim(asked: Asked) -> Reply:
+    """Not held by the connection: such claims outlive the process that made them."""
+    head, _ = unpack(asked.payload, ClaimRequest)
+    owner = str(owner_for(head.owner, asked.owner))
+    return value(asked.app.store.magazines.claim(head.magazine, head.limit, owner, head.shards))
+
+
+def _held(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, OwnerRequest)
+    return value(asked.app.store.magazines.held(head.magazine, str(owner_for(head.owner, asked.owner))))
+
+
+def _renew(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, OwnerRequest)
+    return value(asked.app.store.magazines.renew(head.magazine, str(owner_for(head.owner, asked.owner))))
+
+
+def _renew_claims(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, RenewClaims)
+    owner = owner_for(head.owner, asked.owner)
+    to_owner = owner_for(head.to_owner, asked.owner) if head.to_owner else None
+    if not (owner is asked.owner and to_owner in (None, asked.owner)):
+        # Another's, such as a job's: more than consuming takes.
+        asked.check(Command.RENEW, head.magazine)
+    lost = asked.app.store.magazines.renew_claims(
+        head.magazine, as_pointers(runs_in(asked.payload, at)), owner, to_owner=to_owner
+    )
+    return value(lost_runs(lost))
+
+
+def _resume(asked: Asked) -> Reply:
+    """What the client says that it holds is its connection's again, as far as the store has it claimed in its name. What else
+    is claimed in its name was never delivered to it: an answer was lost with a connection or a broker. That goes back."""
+    head, at = unpack(asked.payload, Resume)
+    magazines = asked.app.store.magazines
+    claimed, mine = InFlight(), InFlight()
+    claimed.add(
+        head.magazine, [(one.shard, one.first, one.last + 1) for one in magazines.held(head.magazine, asked.owner)]
+    )
+    mine.add(head.magazine, claimed.take(head.magazine, runs_in(asked.payload, at)))
+    orphans = claimed.take_all().get(head.magazine, [])
+    if orphans:
+        magazines.reload(head.magazine, as_pointers(orphans))
+    runs = mine.take_all().get(head.magazine, [])
+    count = sum(stop - start for _, start, stop in runs)
+    return Reply(RESULT, pack(count), lambda peer: peer.hold_only(head.magazine, runs, fired=head.renews))
+
+
+CLAIM_CALLS: dict[int, Call] = {
+    Command.FIRE: _fire,
+    Command.CLAIM: _claim,
+    Command.HELD: _held,
+    Command.RENEW: _renew,
+    Command.RENEW_CLAIMS: _renew_claims,
+    Command.RESUME: _resume,
+}

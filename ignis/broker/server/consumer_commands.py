@@ -1,0 +1,405 @@
+"""What one connection consumes: subscriptions, pulls, waits, acknowledgements. Runs on the event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run, as_pointers, runs_of
+from ignis.broker.protocol.machine import Request
+from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
+from ignis.broker.server.application import Application
+from ignis.broker.server.caller import Caller
+from ignis.broker.server.dispatcher import Subscription
+from ignis.broker.server.long_work import Work
+from ignis.broker.server.queue_commands import sideline
+from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
+from ignis.native.wire import count_runs, runs_between, unpack_runs
+
+__all__ = ["ConsumerCommands"]
+
+
+class ConsumerCommands:
+    """Of one session."""
+
+    def __init__(self, session: Caller) -> None:
+        self.waits: dict[int, Callable[[], None]] = {}
+        self._session = session
+        self._settings = session.context.settings
+        self._state = session.context.state
+        self._threads = session.context.threads
+        self._subscriptions: dict[int, Subscription] = {}
+        self._pulls: dict[int, Subscription] = {}
+        self._looks: deque[Callable[[], None]] = deque()
+        """What is to be looked up of messages that the connection does not hold; the first is under way."""
+
+    @property
+    def subscriptions(self) -> int:
+        return len(self._subscriptions)
+
+    def take(self, request: Request) -> bool:
+        """Carries the request out if it is one of these. Raises what is to be answered."""
+        action = _ACTIONS.get(request.command)
+        if action is None:
+            return False
+        action(self, request)
+        return True
+
+    def end(self) -> None:
+        """The connection is over: nothing more is delivered to it."""
+        for consumer in [*self._subscriptions.values(), *self._pulls.values()]:
+            self._application.pump(consumer.magazine).remove(consumer)
+        self._subscriptions.clear()
+        self._pulls.clear()
+        for drop in self.waits.values():
+            drop()
+        self.waits.clear()
+
+    def _over(self, consumer: Subscription, exc: BaseException | None) -> None:
+        """A pull was answered; or the broker cannot go on delivering, and the pull or subscription ends with the reason."""
+        self._pulls.pop(consumer.request_id, None)
+        if exc is None:
+            return
+        self._subscriptions.pop(consumer.request_id, None)
+        if consumer.once:
+            self._session.refuse(consumer.request_id, exc)
+        else:
+            self._session.fail_stream(consumer.request_id, exc)
+
+    def stop_pulls(self) -> None:
+        """Every pull is answered now, mostly with nothing: the broker drains."""
+        for consumer in list(self._pulls.values()):
+            self._application.pump(consumer.magazine).stop_pull(consumer)
+
+    def poke(self) -> None:
+        """The connection can be written to again."""
+        for magazine in {one.magazine for one in [*self._subscriptions.values(), *self._pulls.values()]}:
+            self._application.poke(magazine)
+
+    @property
+    def _application(self) -> Application:
+        application = self._session.application
+        assert application is not None
+        return application
+
+    # -- subscriptions
+
+    def magazine_of(self, payload: bytes) -> str | None:
+        """Of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises BadRequestError."""
+        consumer = self._subscriptions.get(unpack(payload, Unsubscribe)[0].subscription)
+        return None if consumer is None else consumer.magazine
+
+    def _subscribe(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Subscribe)
+        if any(one.magazine == head.queue for one in self._subscriptions.values()):
+            raise BadRequestError(f"this connection is subscribed to {head.queue!r} already; change its credit instead")
+        consumer = Subscription(
+            self._session,
+            request.request_id,
+            head.queue,
+            self._credit(head.credit),
+            self._bytes(head.max_bytes),
+            once=False,
+            over=self._over,
+        )
+
+        session, application = self._session, self._application
+
+        def exists(_: None) -> list[Run]:
+            application.facts.shards(head.queue)
+            if not application.recovery.young:
+                return []
+            # A broker before this one may have delivered some of it.
+            held = application.store.magazines.held(head.queue, session.owner)
+            return [(one.shard, one.first, one.last + 1) for one in held]
+
+        def begin(claimed: list[Run]) -> None:
+            if session.closed:
+                return
+            if head.queue not in session.resumed:
+                # A subscription ends with its connection: what it left unacknowledged comes again.
+                earlier = session.take(head.queue, session.earlier.runs(head.queue))
+                unknown = _difference(claimed, earlier + session.held.runs(head.queue))
+                application.give_back(head.queue, earlier + unknown)
+            session.result(request.request_id, request.request_id)
+            self._subscriptions[request.request_id] = consumer
+            try:
+                self._application.pump(head.queue).add(consumer)
+            except IgnisError as exc:
+                self._session.fail_stream(request.request_id, exc)
+
+        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+    def _credit(self, credit: int) -> int:
+        most = self._settings.max_credit
+        if not 0 <= credit <= most:
+            raise ConfigError(f"credit = {credit} is outside 0 to {most} (broker.max_credit)")
+        return credit
+
+    def _bytes(self, max_bytes: int) -> int:
+        return max(1, min(max_bytes, self._settings.max_outbound_bytes))
+
+    def _unsubscribe(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Unsubscribe)
+        consumer = self._subscriptions.pop(head.subscription, None)
+        if consumer is not None:
+            self._application.pump(consumer.magazine).remove(consumer)
+        self._session.result(request.request_id, consumer is not None)
+
+    def _change_credit(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Credit)
+        consumer = self._subscriptions.get(head.subscription)
+        if consumer is None:
+            raise BadRequestError(f"no subscription {head.subscription} on this connection")
+        consumer.credit = self._credit(head.credit)
+        self._session.result(request.request_id, None)
+        self._application.poke(consumer.magazine)
+
+    # -- pulls
+
+    def _consume(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Consume)
+        if head.limit < 1:
+            raise ConfigError(f"limit = {head.limit} is below 1")
+        limit = min(head.limit, self._settings.max_credit)
+        wait_s = min(max(0, head.timeout_ms) / 1000, self._settings.max_wait_s)
+        consumer = Subscription(
+            self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), True, self._over
+        )
+        consumer.due = wait_s <= 0
+        application = self._application
+
+        def exists(_: None) -> int:
+            return application.facts.shards(head.queue)
+
+        def begin(_: int) -> None:
+            if self._session.closed:
+                return
+            if self._state.draining:
+                self._session.refuse(request.request_id, DrainingError("the broker is shutting down"))
+                return
+            self._pulls[request.request_id] = consumer
+            try:
+                application.pump(head.queue).add(consumer)
+            except IgnisError as exc:
+                self._pulls.pop(request.request_id, None)
+                self._session.refuse(request.request_id, exc)
+                return
+            if not (consumer.ended or consumer.due):
+                pump = application.pump(head.queue)
+                consumer.timer = self._session.context.loop.call_later(wait_s, pump.time_over, consumer)
+
+        if application.store.magazines.quick and application.facts.remembers(head.queue):
+            begin(0)
+            return
+        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+
+    # -- waits
+
+    def _wait(self, request: Request) -> None:
+        head, _ = unpack(request.payload, Wait)
+        session, application = self._session, self._application
+        limit_s = min(max(0, head.timeout_ms) / 1000, self._settings.max_wait_s)
+
+        def read(_: None) -> int:
+            return application.store.magazines.wait(head.magazine, -1, 0)
+
+        def was_read(sequence: int) -> None:
+            if session.closed:
+                return
+            if sequence != head.seen or limit_s <= 0:
+                session.result(request.request_id, sequence)
+                return
+            try:
+                watch = application.watches.watch(head.magazine)
+            except IgnisError as exc:
+                session.refuse(request.request_id, exc)
+                return
+            # Put down before, because the answer may come at once.
+            self.waits[request.request_id] = _nothing
+            drop = watch.wait(head.seen, limit_s, moved)
+            if request.request_id in self.waits:
+                self.waits[request.request_id] = drop
+
+        def moved(sequence: int) -> None:
+            if self.waits.pop(request.request_id, None) is not None:
+                session.result(request.request_id, sequence)
+
+        self._threads.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
+
+    # -- acknowledgements
+
+    def _ack(self, request: Request) -> None:
+        head, at = unpack(request.payload, Named)
+        self._take_up(request, head.name, at, lambda mine: self._retire(request, head, mine))
+
+    def _take_up(self, request: Request, magazine: str, at: int, then: Callable[[list[Run]], None]) -> None:
+        """Goes on with what the client holds of the runs, which it holds no longer. What its connection does not hold may have
+        been delivered to it by a broker that died: that is so if the store has it claimed in its name."""
+        session = self._session
+        count = count_runs(request.payload, at)
+        if count > MOST_RUNS:
+            session.in_pieces(self._take_up_in_pieces(request, magazine, at, count, then))
+            return
+        runs = unpack_runs(request.payload, at)
+        mine = session.take(magazine, runs)
+        rest = _difference(runs, mine)
+        if not rest:
+            then(mine)
+            return
+
+        def look(runs: list[Run]) -> list[Run]:
+            return self._claimed(magazine, runs)
+
+        def found(more: list[Run]) -> None:
+            self._next_look()
+            then(mine + more)
+
+        refuse = self._refused(request, magazine, mine)
+
+        def failed(exc: BaseException) -> None:
+            self._next_look()
+            refuse(exc)
+
+        self._looks.append(lambda: self._threads.call(look, found, rest, failed))
+        if len(self._looks) == 1:
+            self._looks[0]()
+
+    def _claimed(self, magazine: str, runs: list[Run]) -> list[Run]:
+        """What of the runs the store has claimed in the client's name. In a thread of the store's."""
+        lost = self._application.store.magazines.renew_claims(magazine, as_pointers(runs), self._session.owner)
+        return _difference(runs, [run for shard, many in lost.items() for run in runs_of(shard, many)])
+
+    def _take_up_in_pieces(
+        self, request: Request, magazine: str, at: int, count: int, then: Callable[[list[Run]], None]
+    ) -> Work:
+        """`_take_up` of a long list."""
+        session = self._session
+        mine: list[Run] = []
+        try:
+            for first in range(0, count, MOST_RUNS):
+                runs = runs_between(request.payload, at, first, min(count, first + MOST_RUNS))
+                taken = session.take(magazine, runs)
+                mine += taken
+                rest = _difference(runs, taken)
+                mine += (yield partial(self._claimed, magazine, rest)) if rest else (yield None) or ()
+        except Exception as exc:
+            self._refused(request, magazine, mine)(exc)
+        else:
+            then(mine)
+
+    def _next_look(self) -> None:
+        """One at a time: a client that names what it does not hold takes one thread of the store's, and not all of them."""
+        self._looks.popleft()
+        if self._looks:
+            self._looks[0]()
+
+    def _retire(self, request: Request, head: Named, mine: list[Run]) -> None:
+        application, session = self._application, self._session
+        if not mine:
+            session.result(request.request_id, 0)
+            return
+
+        def deleted(count: int) -> None:
+            if not session.closed:
+                session.result(request.request_id, count)
+            application.poke(head.name)
+
+        application.turns.delete(
+            head.name,
+            mine,
+            deleted,
+            self._refused(request, head.name, mine),
+            may_wait=not session.held.count_of(head.name),
+        )
+
+    def _settle(
+        self,
+        request: Request,
+        magazine: str,
+        runs: list[Run],
+        work: Callable[[list[Run]], int],
+        done: Callable[[int], None],
+    ) -> None:
+        self._threads.call(work, done, runs, self._refused(request, magazine, runs))
+
+    def _refused(self, request: Request, magazine: str, runs: list[Run]) -> Callable[[BaseException], None]:
+        """What is being settled is no longer held, so that it is not redelivered; it is again when the store
+        refuses."""
+        session = self._session
+
+        def failed(exc: BaseException) -> None:
+            if len(runs) > MOST_RUNS and not session.closed:
+                session.in_pieces(hold_in_pieces(exc))
+                return
+            session.hold(magazine, runs)
+            if not session.closed:
+                session.refuse(request.request_id, exc)
+
+        def hold_in_pieces(exc: BaseException) -> Work:
+            for first in range(0, len(runs), MOST_RUNS):
+                session.hold(magazine, runs[first : first + MOST_RUNS])
+                yield None
+            if not session.closed:
+                session.refuse(request.request_id, exc)
+
+        return failed
+
+    def _nack(self, request: Request) -> None:
+        head, at = unpack(request.payload, Nack)
+        if head.action not in ("requeue", "sideline"):
+            raise BadRequestError(f"action {head.action!r} is not requeue or sideline")
+        if not 0 <= head.delay_ms <= 86_400_000:
+            raise BadRequestError(f"delay_ms = {head.delay_ms} is outside 0 to 86400000")
+        self._take_up(request, head.queue, at, lambda mine: self._refuse(request, head, mine))
+
+    def _refuse(self, request: Request, head: Nack, mine: list[Run]) -> None:
+        application, session = self._application, self._session
+        if not mine:
+            session.result(request.request_id, 0)
+            return
+        if head.action == "requeue" and head.delay_ms:
+            count = sum(stop - start for _, start, stop in mine)
+            application.redelivery.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
+            session.result(request.request_id, count)
+            application.poke(head.queue)
+            return
+
+        def work(runs: list[Run]) -> int:
+            if head.action == "sideline":
+                return sideline(application, head.queue, runs, head, str(session.owner))
+            return application.store.magazines.reload(head.queue, as_pointers(runs))
+
+        def done(moved: int) -> None:
+            if not session.closed:
+                session.result(request.request_id, moved)
+            application.poke(head.queue)
+
+        self._settle(request, head.queue, mine, work, done)
+
+
+def _difference(runs: list[Run], taken: list[Run]) -> list[Run]:
+    """The runs without what was taken of them."""
+    if runs == taken:
+        return []
+    left = InFlight()
+    left.add("", runs)
+    left.take("", taken)
+    return left.runs("")
+
+
+def _nothing() -> None:
+    """Takes nothing back."""
+
+
+_ACTIONS: dict[int, Callable[[ConsumerCommands, Request], None]] = {
+    Command.SUBSCRIBE: ConsumerCommands._subscribe,
+    Command.UNSUBSCRIBE: ConsumerCommands._unsubscribe,
+    Command.CREDIT: ConsumerCommands._change_credit,
+    Command.CONSUME: ConsumerCommands._consume,
+    Command.ACK: ConsumerCommands._ack,
+    Command.NACK: ConsumerCommands._nack,
+    Command.WAIT: ConsumerCommands._wait,
+}

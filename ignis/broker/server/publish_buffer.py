@@ -1,0 +1,417 @@
+"""What connections send to one magazine, on its way into the store.
+
+All connections put into one queue per magazine. What arrives in one turn of the event loop, or while a load is under way,
+gathers and becomes one load: one call of the store, one commit and one flush for however many connections. A small load is
+made by the event loop itself where the store is quick (`WriteBatcher`), any other by a thread; never both at a time for one
+magazine, so its messages keep their order. What waits is bounded in bytes; above the bound the connections that send to
+this magazine are not read until it went down by half.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ignis.broker.protocol.commands import OWN_TTL
+from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
+from ignis.broker.server.write_batcher import WriteBatcher
+from ignis.errors import BadRequestError, ConfigError, MalformedFrameError
+from ignis.native import ANY_SHARD, PackedBatch
+from ignis.native.wire import route_batch
+from ignis.storage.write_batch import WriteBatch
+
+__all__ = ["Loading", "Placed", "PublishBuffer", "Sent"]
+
+log = logging.getLogger("ignis.broker")
+
+_SMALL_BYTES = 1 << 20
+"""What the event loop loads itself. More is worth a thread, whose work on it the loop need not wait for."""
+_SMALL_BATCHES = 256
+_MOST_BYTES = 16 << 20
+_MOST_BATCHES = 4_096
+
+
+class Placed(NamedTuple):
+    """A batch that is stored, and the ids of the requests it came from (int64 each) when those were single SENDs."""
+
+    shard: int
+    first: int
+    messages: int
+    request_ids: bytes | None
+
+
+Told = Callable[[Sequence[Placed], "BaseException | None"], None]
+
+
+class Sent:
+    """One request, or a run of SENDs, until it is stored.
+
+    Args:
+        batches: (shard, batch, request ids or None); the shard may be `ANY_SHARD`.
+        ttl_ms: 0 = never expires, `OWN_TTL` = as the queue says.
+        done: called on the event loop with what was placed, or the error.
+    """
+
+    __slots__ = ("batches", "done", "error", "nbytes", "placed", "request_id", "ttl_ms")
+
+    def __init__(
+        self,
+        batches: Sequence[tuple[int, PackedBatch, bytes | None]],
+        ttl_ms: int,
+        done: Callable[[Sent], None],
+        request_id: int = 0,
+    ) -> None:
+        self.batches = batches
+        self.ttl_ms = ttl_ms
+        self.done = done
+        self.request_id = request_id
+        self.nbytes = sum(batch.nbytes for _, batch, _ in batches)
+        self.placed: list[Placed] = []
+        self.error: BaseException | None = None
+
+
+class _UnknownError(Exception):
+    """What a request needs to know is not remembered, and the store would have to be asked."""
+
+
+class Loading:
+    """A load that the event loop makes itself: what was taken, and the writes that it became."""
+
+    __slots__ = ("_inbox", "_taken", "_taking", "_writes", "magazine")
+
+    def __init__(
+        self,
+        inbox: PublishBuffer,
+        taken: list[Sent],
+        writes: list[tuple[WriteBatch, list[Sent]]],
+        taking: DirectDelivery | None,
+    ) -> None:
+        self.magazine = inbox.magazine
+        self._inbox = inbox
+        self._taken = taken
+        self._writes = writes
+        self._taking = taking
+
+    @property
+    def writes(self) -> list[WriteBatch]:
+        return [write for write, _ in self._writes]
+
+    @property
+    def given(self) -> bool:
+        """Whether a consumer has the messages already."""
+        return any(write.given for write, _ in self._writes)
+
+    def check(self) -> bool:
+        """Whether the writes were made. What a consumer was given, and was not stored, is taken from it."""
+        done = all(write.done for write, _ in self._writes)
+        if self.given and self._taking is not None and not (done and all(write.error is None for write in self.writes)):
+            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            self._taking.undo()
+        return done
+
+    def to_thread(self) -> None:
+        """It could not be made at once."""
+        for write, many in self._writes:
+            # Others by now, if they had been sealed for a transaction that was given up.
+            batches = iter(write.batches or ())
+            for sent in many:
+                sent.batches = [(shard, next(batches)[1], ids) for shard, _, ids in sent.batches]
+        self._inbox.start(self._taken)
+
+    def finish(self, error: BaseException | None) -> None:
+        """It is durable, or ``error``."""
+        for write, many in self._writes:
+            _tell(many, write.firsts, error or write.error)
+        self._inbox.finish(self._taken)
+
+
+def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) -> None:
+    if error is not None:
+        for sent in many:
+            sent.error = error
+        return
+    pointers = iter(firsts)
+    for sent in many:
+        sent.placed = [Placed(shard, next(pointers), batch.count, ids) for shard, batch, ids in sent.batches]
+
+
+class PublishBuffer:
+    """Of one magazine. Everything but `_load` runs on the event loop.
+
+    Args:
+        context: of the application.
+        magazine: its name.
+        batcher: makes the loads of the event loop.
+        dispatcher_of: the dispatcher of a magazine, if there ever was a consumer.
+    """
+
+    def __init__(
+        self,
+        context: ApplicationContext,
+        magazine: str,
+        batcher: WriteBatcher,
+        dispatcher_of: Callable[[str], Dispatcher | None],
+    ) -> None:
+        self.magazine = magazine
+        self.bytes = 0
+        self.loads = 0
+        self.requests = 0
+        self._magazines = context.magazines
+        self._facts = context.facts
+        self._poke = context.poke
+        self._loop = context.broker.loop
+        self._threads = context.broker.threads
+        self._limit_bytes = context.broker.settings.max_inbox_bytes
+        self._batcher = batcher
+        self._dispatcher_of = dispatcher_of
+        self._waiting: deque[Sent] = deque()
+        self._busy = False
+        self._planned = False
+        self._blocked: list[Callable[[], None]] = []
+
+    def put(self, sent: Sent) -> None:
+        """Takes a request; its ``done`` is called when it is durable or refused."""
+        self._waiting.append(sent)
+        self.bytes += sent.nbytes
+        self.requests += 1
+        self._begin()
+
+    def load_alone(
+        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int, nbytes: int, done: Told
+    ) -> bool:
+        """Loads a request on the spot that is alone: nothing waits that it could share a load with. Who waits for its messages is
+        given them. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
+        it is to be `put` like any other."""
+        if self._busy or self._planned or self._waiting or nbytes > _SMALL_BYTES or not self._magazines.quick:
+            return False
+        found = self._routed(batches, ttl_ms)
+        if found is None:
+            return False
+        batches, ttl_s = found
+        pairs = [(shard, batch) for shard, batch, _ in batches]
+        taking, pump = None, self._dispatcher_of(self.magazine)
+        if pump is not None and pump.consumers:
+            taking = pump.taker(sum(batch.count for _, batch in pairs), nbytes)
+            if taking is None:
+                return False
+        try:
+            loaded = self._magazines.try_load(self.magazine, pairs, ttl_s, taking)
+        except Exception as exc:
+            self._take_back(taking)
+            done([Placed(shard, 0, batch.count, ids) for shard, batch, ids in batches], exc)
+            return True
+        if loaded is None:
+            self._take_back(taking)
+            return False
+        firsts, unflushed = loaded
+        self.requests += 1
+        placed = [
+            Placed(shard, first, batch.count, ids) for (shard, batch, ids), first in zip(batches, firsts, strict=True)
+        ]
+        if unflushed is None:
+            self.loads += 1
+            done(placed, None)
+        else:
+            self.bytes += nbytes
+
+            def flushed(error: BaseException | None) -> None:
+                self.bytes -= nbytes
+                self.loads += 1
+                done(placed, error)
+                self._relieve()
+
+            self._batcher.loaded(unflushed, flushed)
+        self._batcher.at_once += 1
+        if taking is None:
+            self._poke(self.magazine)
+        return True
+
+    def _routed(
+        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int
+    ) -> tuple[Sequence[tuple[int, PackedBatch, bytes | None]], float | None] | None:
+        """Each with its shard, and the time to live in seconds; None when something has to be looked up, or is wrong: see
+        `_place`."""
+        known = self._facts.known(self.magazine)
+        if known is None or len(batches) > _SMALL_BATCHES:
+            return None
+        if ttl_ms == OWN_TTL:
+            if known.ttl_ms is None:
+                return None
+            ttl_ms = known.ttl_ms
+        elif ttl_ms > 1 << 62:
+            return None
+        shards = known.shards
+        if batches[0][0] == ANY_SHARD and len(batches) == 1:
+            _, batch, ids = batches[0]
+            try:
+                batches = route_batch(batch, shards, self._facts.next_shard() % shards, ids)
+            except MalformedFrameError:
+                return None
+        for shard, _, _ in batches:
+            if shard >= shards:
+                return None
+        return batches, ttl_ms / 1000 if ttl_ms else None
+
+    def _take_back(self, taking: DirectDelivery | None) -> None:
+        """The load did not succeed."""
+        if taking is not None and taking.given:
+            log.error("messages of %s were delivered and could not be stored", self.magazine)
+            taking.undo()
+
+    def _begin(self) -> None:
+        if self._busy or self._planned or not self._waiting:
+            return
+        if self._magazines.quick and self._waiting[0].nbytes <= _SMALL_BYTES:
+            self._planned = True
+            self._batcher.load(self)
+        else:
+            self.start(self._take())
+
+    @property
+    def full(self) -> bool:
+        """Whether senders are to wait: see `when_room`."""
+        return self.bytes > self._limit_bytes
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Calls back, once, when what waits went down to half the limit."""
+        self._blocked.append(call)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that the store has not been given yet."""
+        return len(self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self._waiting and not self.bytes
+
+    def try_take(self) -> Loading | None:
+        """What waits, for a load by the event loop. None when it is too much for that, or something has to be looked up
+        first: then a thread has been given it."""
+        self._planned = False
+        if self._busy or not self._waiting:
+            return None
+        taken = self._take(_SMALL_BYTES, _SMALL_BATCHES)
+        if self._waiting:
+            # More than one turn of the loop should be held up by. Not at once: what was taken goes first.
+            self._loop.call_soon(self._begin)
+        small = sum(sent.nbytes for sent in taken) <= _SMALL_BYTES
+        if small and sum(len(sent.batches) for sent in taken) <= _SMALL_BATCHES:
+            try:
+                groups = self._by_ttl(taken, waits=False)
+            except _UnknownError:
+                pass
+            else:
+                taking = self._taker(taken) if len(groups) == 1 else None
+                writes = [(self._write(many, ttl_ms, taking), many) for ttl_ms, many in groups.items()]
+                return Loading(self, taken, writes, taking)
+        self.start(taken)
+        return None
+
+    def _taker(self, taken: list[Sent]) -> DirectDelivery | None:
+        pump = self._dispatcher_of(self.magazine)
+        if pump is None:
+            return None
+        messages = sum(batch.count for sent in taken for _, batch, _ in sent.batches)
+        return pump.taker(messages, sum(sent.nbytes for sent in taken))
+
+    def _write(self, many: list[Sent], ttl_ms: int, taking: DirectDelivery | None) -> WriteBatch:
+        batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
+        return WriteBatch(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None, taker=taking)
+
+    def _take(self, most_bytes: int = _MOST_BYTES, most_batches: int = _MOST_BATCHES) -> list[Sent]:
+        taken: list[Sent] = []
+        room, batches = most_bytes, 0
+        while self._waiting:
+            following = self._waiting[0]
+            room -= following.nbytes
+            batches += len(following.batches)
+            if taken and (room < 0 or batches > most_batches):
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def start(self, taken: list[Sent]) -> None:
+        """Has a thread load these; until it has, nothing else of this magazine is loaded."""
+        self._busy = True
+        self._threads.call(self._load, self._stored, taken)
+
+    def _by_ttl(self, taken: list[Sent], *, waits: bool) -> dict[int, list[Sent]]:
+        """What can be loaded, by time to live; the others have their error. Raises _UnknownError if not ``waits``."""
+        groups: dict[int, list[Sent]] = {}
+        for sent in taken:
+            try:
+                self._place(sent, waits)
+            except _UnknownError:
+                raise
+            except Exception as exc:
+                sent.error = exc
+            else:
+                groups.setdefault(sent.ttl_ms, []).append(sent)
+        return groups
+
+    def _load(self, taken: list[Sent]) -> list[Sent]:
+        """In a thread of the store's. Every request ends with what was placed or an error."""
+        for ttl_ms, many in self._by_ttl(taken, waits=True).items():
+            batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
+            try:
+                firsts = self._magazines.load(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None)
+            except Exception as exc:
+                _tell(many, (), exc)
+            else:
+                _tell(many, firsts, None)
+        return taken
+
+    def _place(self, sent: Sent, waits: bool) -> None:
+        """Finds shards and time to live. What is wrong with one request is found here, so that it does not fail the
+        others that share its load."""
+        facts = self._facts
+        known = facts.known(self.magazine)
+        ttl_ms = None if known is None else known.ttl_ms
+        if not waits and (known is None or (sent.ttl_ms == OWN_TTL and ttl_ms is None)):
+            raise _UnknownError
+        shards = facts.shards(self.magazine) if known is None else known.shards
+        if sent.ttl_ms == OWN_TTL:
+            sent.ttl_ms = facts.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
+        elif sent.ttl_ms > 1 << 62:
+            raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
+        if any(shard == ANY_SHARD for shard, _, _ in sent.batches):
+            turn = facts.next_shard()
+            sent.batches = [
+                routed
+                for shard, batch, ids in sent.batches
+                for routed in (
+                    route_batch(batch, shards, turn % shards, ids) if shard == ANY_SHARD else [(shard, batch, ids)]
+                )
+            ]
+        worst = max((shard for shard, _, _ in sent.batches), default=0)
+        if worst >= shards:
+            if not waits:
+                raise _UnknownError
+            shards = facts.shards(self.magazine, fresh=True)
+            if worst >= shards:
+                raise ConfigError(f"shard {worst} of magazine {self.magazine!r}, which has {shards}")
+
+    def _stored(self, taken: list[Sent]) -> None:
+        self._busy = False
+        self._begin()
+        self.finish(taken)
+        # The magazine's watch will say so too, a change of threads later.
+        self._poke(self.magazine)
+
+    def finish(self, taken: list[Sent]) -> None:
+        """These are durable, or refused: their senders are told."""
+        self.loads += 1
+        self.bytes -= sum(sent.nbytes for sent in taken)
+        for sent in taken:
+            sent.done(sent)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        if self._blocked and self.bytes <= self._limit_bytes // 2:
+            blocked, self._blocked = self._blocked, []
+            for call in blocked:
+                call()

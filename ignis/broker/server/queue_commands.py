@@ -1,0 +1,127 @@
+"""Requests about queues as users know them, and messages that could not be handled. They run in a thread of the
+store's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
+from ignis.broker.server.application import Application
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.peer import Peer
+from ignis.config import check_name
+from ignis.errors import BadRequestError, QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import MAX_ERROR_CHARS, REASONS, corrupt_record, failed_record
+from ignis.pausing import PAUSED
+from ignis.queue import Queue
+from ignis.storage.base import QueueRecord, Transfer
+from ignis.storage.parts import transfer_all
+
+__all__ = ["QUEUE_CALLS", "sideline"]
+
+
+def _record(app: Application, name: str) -> QueueRecord:
+    record = app.store.queues.get(check_name(name))
+    if record is None:
+        raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+    return record
+
+
+def _described(record: QueueRecord) -> dict[str, Any]:
+    out: dict[str, Any] = {**dataclasses.asdict(record), "paused": PAUSED in record.extra}
+    for name in ("sweep_pointers", "sideline_sweep_pointers", "extra"):
+        del out[name]
+    return out
+
+
+def _create(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, CreateQueue)
+    settings = dict(head.settings)
+    kind = bytes if settings.get("codec") == "raw" else None
+    # A queue object of its own: that of another request may have been made with other settings.
+    queue: Queue[Any] = Queue(asked.app.app, head.name, kind, settings)
+    queue.open()
+    asked.app.facts.forget(head.name)
+    return value(_described(_record(asked.app, head.name)))
+
+
+def _delete(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, DeleteQueue)
+    names = (head.name, head.name + SIDELINE_SUFFIX)
+    try:
+        removed = asked.app.store.remove_queue(head.name, force=head.force)
+    finally:
+        for name in names:
+            asked.app.facts.forget(name)
+
+    def poke(_: Peer) -> None:
+        """Who waits for its messages finds out now that there is no such queue."""
+        for name in names:
+            asked.app.poke(name)
+
+    return Reply(RESULT, pack(removed), poke)
+
+
+def _list(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueList)
+    records = asked.app.store.queues.list(head.active)
+    return value([_described(one) for one in records if asked.may(Command.LIST_QUEUES, one.name)])
+
+
+def _info(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    record = _record(asked.app, head.name)
+    magazines = asked.app.store.magazines
+    main = magazines.metadata(head.name)
+    sideline_states = magazines.metadata(head.name + SIDELINE_SUFFIX)
+    figures = {
+        "pending": sum(one.pending for one in main),
+        "in_flight": sum(one.in_flight for one in main),
+        "sideline": sum(one.pending for one in sideline_states),
+        "sideline_in_flight": sum(one.in_flight for one in sideline_states),
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline_states),
+        "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
+    }
+    return value({**_described(record), **figures})
+
+
+QUEUE_CALLS: dict[int, Call] = {
+    Command.CREATE_QUEUE: _create,
+    Command.DELETE_QUEUE: _delete,
+    Command.LIST_QUEUES: _list,
+    Command.QUEUE_INFO: _info,
+}
+
+
+def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:
+    """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
+    returns how many moved.
+
+    Raises BadRequestError for an unknown reason, or a magazine that has no sideline.
+    """
+    if nack.reason not in REASONS:
+        raise BadRequestError(f"reason {nack.reason!r} is not one of {', '.join(REASONS)}")
+    if magazine.endswith(SIDELINE_SUFFIX):
+        raise BadRequestError(f"{magazine!r} is a sideline and has none of its own; requeue instead")
+    error = nack.error[:MAX_ERROR_CHARS]
+    found = app.store.magazines.peek(magazine, as_pointers(runs))
+    items = [
+        Transfer(
+            shard,
+            pointer,
+            corrupt_record(magazine, shard, pointer)
+            if record is None
+            else failed_record(record, nack.reason, error, worker=worker),
+            shard,
+        )
+        for shard, many in found.items()
+        for pointer, record in many.items()
+    ]
+    if not items:
+        return 0
+    return transfer_all(items, lambda part: app.store.magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, part))

@@ -1,0 +1,119 @@
+"""Requests of one connection that are one call of the store each, from the queue before it to their answers.
+
+Everything but `RequestQueue._call` runs on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ignis.broker.protocol.machine import Request
+from ignis.broker.server.caller import Caller
+from ignis.broker.server.calls import Asked, Reply
+from ignis.broker.server.command_table import BULKY, CALLS
+from ignis.errors import BadRequestError
+
+__all__ = ["RequestQueue"]
+
+_MOST_CALLS = 32
+"""Of one connection at a time; its other requests wait."""
+_MOST_BULKY = 4
+_CROWDED_BYTES = 65_536
+"""Of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
+_REASON = "backlog"
+
+
+class RequestQueue:
+    """Of one session."""
+
+    def __init__(self, session: Caller) -> None:
+        self._session = session
+        self._settings = session.context.settings
+        self._state = session.context.state
+        self._threads = session.context.threads
+        self._unread = session.context.unread
+        self._waiting: deque[Request] = deque()
+        self._bytes = 0
+        """Of requests that wait for the store or are at it."""
+        self._running = 0
+        self._bulky = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any request is not at the store yet."""
+        return bool(self._waiting)
+
+    def put(self, request: Request) -> None:
+        """Its turn comes; while too much waits the connection is not read."""
+        self._waiting.append(request)
+        self._count(len(request.payload))
+        if self._bytes > self._allowed_bytes():
+            self._session.pause(_REASON)
+        self.run()
+
+    def end(self) -> None:
+        """The connection is gone: what is not at the store yet is forgotten."""
+        self._count(-sum(len(one.payload) for one in self._waiting))
+        self._waiting.clear()
+
+    def run(self) -> None:
+        """Gives the store as many as it may have now."""
+        session, unread = self._session, self._unread
+        while self._waiting and self._running < _MOST_CALLS and not session.over_outbound():
+            bulky = self._waiting[0].command in BULKY
+            if bulky and self._bulky >= (1 if unread.crowded else _MOST_BULKY):
+                return
+            request = self._waiting.popleft()
+            self._running += 1
+            self._bulky += bulky
+            room = unread.begin() if bulky else 0
+            self._count_call(1)
+            self._threads.call(self._call, self._called, (request, room))
+
+    def _count_call(self, by: int) -> None:
+        """What a call has claimed for a connection that is gone meanwhile goes back through its application."""
+        if self._session.application is not None:
+            self._session.application.calls += by
+
+    def _count(self, size: int) -> None:
+        self._bytes += size
+        self._state.backlog_bytes += size
+
+    def _allowed_bytes(self) -> int:
+        most = self._settings.max_outbound_bytes
+        return min(_CROWDED_BYTES, most) if self._state.backlog_bytes > self._settings.max_receive_bytes else most
+
+    def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
+        """In a thread of the store's. ``room``: bytes that a large answer may take."""
+        request, room = asked
+        session = self._session
+        application = session.application
+        assert application is not None
+        try:
+            call = CALLS.get(request.command)
+            if call is None:
+                raise BadRequestError(f"command {request.command} is not served")
+            return request, room, call(Asked(application, session.principal, session.owner, request.payload, room))
+        except Exception as exc:
+            return request, room, exc
+
+    def _called(self, done: tuple[Request, int, Reply | BaseException]) -> None:
+        request, room, reply = done
+        session = self._session
+        self._running -= 1
+        self._count_call(-1)
+        self._bulky -= request.command in BULKY
+        self._count(-len(request.payload))
+        if self._bytes <= self._allowed_bytes() // 2:
+            session.resume(_REASON)
+        self._unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes)
+        if isinstance(reply, BaseException):
+            session.refuse(request.request_id, reply)
+        else:
+            if reply.after is not None:
+                reply.after(session)
+            if reply.claims is None:
+                session.answer(reply.command, request.request_id, reply.payload)
+            else:
+                session.answer_run(1, reply.claims.frame(reply.command, request.request_id, reply.payload))
+        self.run()

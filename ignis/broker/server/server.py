@@ -1,0 +1,608 @@
+"""The broker: one port in front of a store. Life cycle, connections, threads; what a connection does is in
+``session.py``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ignis._version import __version__
+from ignis.app import Ignis
+from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.logins import Logins
+from ignis.broker.auth.permissions import FREE
+from ignis.broker.auth.principal import AllowAll, Authenticator, Credentials, Principal
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import InFlight
+from ignis.broker.protocol.machine import BrokerMachine
+from ignis.broker.protocol.payloads import Connect
+from ignis.broker.repeated_log import RepeatedLog
+from ignis.broker.server.admission import Admission
+from ignis.broker.server.application import Application
+from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
+from ignis.broker.server.cluster import Cluster, make_cluster
+from ignis.broker.server.context import BrokerContext
+from ignis.broker.server.descriptors import room_for_connections
+from ignis.broker.server.flush_plan import FlushPlan
+from ignis.broker.server.listener import Listener
+from ignis.broker.server.load_notifier import LoadNotifier
+from ignis.broker.server.long_work import Steps
+from ignis.broker.server.metrics import BrokerMetrics, Figure
+from ignis.broker.server.receive_limits import ReceiveLimits
+from ignis.broker.server.send_limits import SendLimits
+from ignis.broker.server.session import Session
+from ignis.broker.server.state import BrokerState
+from ignis.broker.server.threads import BrokerThreads
+from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
+from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
+from ignis.native.wire import ReadArea
+from ignis.places import network_of
+from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
+from ignis.urls import redacted
+
+__all__ = ["Broker"]
+
+log = logging.getLogger("ignis.broker")
+
+_TICK_S = 0.25
+_TIDY_S = 60.0
+_POKE_S = 10.0
+_RENEW_S = 0.5
+_AT_ONCE = 256
+_THREADS_S = 10.0
+_SHARE = "a quarter of broker.max_applications"
+
+
+class Broker:
+    """One broker. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
+
+    Args:
+        url: of the store; any that `ignis.storage.open_store` takes.
+        host, port: where to listen; port 0 = one that is free, see `port` after `start`.
+        settings: of ``[broker]`` in ``docs/settings.md``.
+        authenticator: who is let in; None = everybody, which is for loopback addresses only.
+        tls: context for TLS; None = none.
+        allow_open: listen on other addresses than loopback without authentication and TLS. Anybody who reaches the
+            port can then read, add and remove messages.
+        store: options of the store.
+        config: settings file, as for `ignis.Ignis`.
+
+    Raises:
+        ConfigError: a bind that is refused, see ``allow_open``.
+    """
+
+    OWNER_PREFIX = OWNER_PREFIX
+
+    def __init__(
+        self,
+        url: str,
+        host: str = "127.0.0.1",
+        port: int = 9710,
+        *,
+        settings: Mapping[str, Any] | BrokerSettings | None = None,
+        authenticator: Authenticator | None = None,
+        tls: ssl.SSLContext | None = None,
+        allow_open: bool = False,
+        store: Mapping[str, Any] | None = None,
+        config: str | os.PathLike[str] | None = None,
+        client_id: str = DEFAULT_CLIENT_ID,
+        farm_id: str = DEFAULT_FARM_ID,
+    ) -> None:
+        self.url = url
+        self.host = host
+        self.port = port
+        self.settings = settings if isinstance(settings, BrokerSettings) else resolve(BrokerSettings, settings or {})
+        self.authenticator: Authenticator = authenticator or AllowAll()
+        self.tls = tls
+        if not allow_open:
+            check_bind(host, self.authenticator, tls)
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.owner = broker_owner(self.id)
+        self.state = BrokerState()
+        self.started_at_s = time.time()
+        self.say_broken, self._say_displaced = RepeatedLog(log, logging.INFO), RepeatedLog(log, logging.INFO)
+        self.sessions: set[Session] = set()
+        self.loop: asyncio.AbstractEventLoop
+        self.context: BrokerContext
+        """What its parts have in common; made by `start`."""
+        self._metrics = BrokerMetrics(self)
+        self.cluster: Cluster
+        self._store_options = dict(store or {})
+        self._config = config
+        self._scope = (client_id, farm_id)
+        self._applications: dict[tuple[str, str], Application] = {}
+        self._present: dict[tuple[str, str, str, str], list[Session]] = {}
+        self._lost: dict[tuple[str, str, str, str], tuple[InFlight, Application, asyncio.TimerHandle, str]] = {}
+        self.admission = Admission(self.settings)
+        self._listener: Listener | None = None
+        self._logins: Logins
+        self._stop_asked: asyncio.Event
+        self._ticker: asyncio.Task[None] | None = None
+        self._opening = threading.Lock()
+        self._guard = threading.Lock()
+        """Over the table of applications and who uses them; held for a moment only, the event loop takes it too."""
+        self._ending: asyncio.Task[None] | None = None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Opens the store, then listens. Raises what opening the store raises, AddressInUseError, and ConfigError for an
+        address that cannot be had."""
+        self.loop = asyncio.get_running_loop()
+        self._stop_asked = asyncio.Event()
+        self.context = self._made_context()
+        self._logins = Logins(self.loop.call_later)
+        try:
+            own = await self.loop.run_in_executor(None, self._application, *self._scope)
+            self.cluster = make_cluster(self.id, own.store, resolve(LeaderSettings, {}, load_file(self._config)))
+            # Behind the store, whose files are open by now.
+            room = room_for_connections(self.settings.max_connections, self.settings.reserved_files)
+            self.admission = Admission(self.settings, room)
+            self._listener = Listener(
+                self.admission,
+                lambda visitor: Session(self.context, self, visitor),
+                lambda exc: BrokerMachine.error_frame(0, exc, fatal=True),
+                self.tls,
+                self.settings.handshake_timeout_s,
+                self.settings.reserved_files,
+            )
+            self.port = await self._listener.open(self.host, self.port)
+            await self.loop.run_in_executor(None, self.cluster.join, f"{self.host}:{self.port}")
+        except BaseException:
+            await self._close()
+            raise
+        self._ticker = self.loop.create_task(self._tick())
+        if isinstance(self.authenticator, UsersFile):
+            self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
+        log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
+
+    def _made_context(self) -> BrokerContext:
+        settings, area = self.settings, ReadArea()
+        threads = BrokerThreads(self.loop, settings.store_threads)
+        return BrokerContext(
+            id=self.id,
+            owner=self.owner,
+            settings=settings,
+            loop=self.loop,
+            state=self.state,
+            threads=threads,
+            flushes=FlushPlan(self.loop),
+            steps=Steps(self.loop, threads),
+            watchers=LoadNotifier(settings.watch_threads),
+            area=area,
+            receiving=ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s),
+            unread=SendLimits(settings, self.loop, self.state, self.sessions),
+        )
+
+    def request_stop(self) -> None:
+        """Makes `run` drain and return. From any thread or signal handler."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._stop_asked.set)
+
+    async def run(self) -> None:
+        """`start` must have been called; returns after `request_stop` and a drain."""
+        await self._stop_asked.wait()
+        await self.stop()
+
+    async def stop(self, timeout: float | None = None) -> bool:
+        """Drains: no new connections or work; what is under way is answered; clients may still acknowledge what they
+        hold. Then closes. Returns True when nothing was left over; what was goes back to the queues.
+
+        Args:
+            timeout: seconds; None = ``drain_timeout_s``.
+        """
+        timeout = self.settings.drain_timeout_s if timeout is None else timeout
+        deadline = self.loop.time() + timeout
+        self.state.draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for session in list(self.sessions):
+            session.consuming.stop_pulls()
+            session.notice()
+        while self.loop.time() < deadline:
+            for session in list(self.sessions):
+                if not session.pending and not session.held:
+                    session.end()
+            if self._idle and not any(one.pending or one.held for one in self.sessions):
+                break
+            await asyncio.sleep(0.02)
+        clean = not any(one.pending or one.held for one in self.sessions)
+        for session in list(self.sessions):
+            session.end(None if clean else DrainingError("the broker is shutting down"))
+        await self._close()
+        return clean
+
+    async def _close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+        if self._listener is not None:
+            self._listener.close()
+        if self._ending is not None:
+            await asyncio.wait({self._ending}, timeout=_THREADS_S)
+        self.state.draining = True
+        for _ in range(100):
+            if not self.sessions:
+                break
+            await asyncio.sleep(0.01)
+        for session in list(self.sessions):
+            session.abort()
+        await asyncio.sleep(0)
+        for key in list(self._lost):
+            self._redeliver(key)
+        for application in self._applications.values():
+            application.redelivery.give_back_delayed()
+        deadline = self.loop.time() + 10
+        while not self._idle and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
+            await asyncio.sleep(0.01)
+        await self.loop.run_in_executor(None, self._close_stores)
+
+    @property
+    def _idle(self) -> bool:
+        """Nothing is at the store, or on its way there."""
+        return (
+            self.context.threads.idle
+            and self.context.steps.idle
+            and all(one.turns.idle for one in self._applications.values())
+        )
+
+    def _close_stores(self) -> None:
+        if hasattr(self, "cluster"):
+            self.cluster.leave()
+        for application in self.applications:
+            self._close_store(application)
+        if not self.context.threads.close(_THREADS_S):
+            log.warning("threads of the broker are still at work after %g s", _THREADS_S)
+
+    # -- connections
+
+    def now(self) -> float:
+        """Seconds of a monotonic clock."""
+        return self.loop.time()
+
+    def admit(self, session: Session) -> None:
+        """A connection was made. Raises DrainingError."""
+        self.state.connections_seen += 1
+        self.sessions.add(session)
+        if self.state.draining:
+            raise DrainingError("the broker is shutting down")
+
+    @property
+    def connections_refused(self) -> int:
+        """For want of a place, also of those that had one."""
+        return self.admission.refused + self.admission.displaced
+
+    def authenticate(
+        self,
+        credentials: Credentials,
+        head: Connect,
+        admitted: Callable[[tuple[Principal, Application]], None],
+        refused: Callable[[BaseException], None],
+        gone: Callable[[], bool],
+    ) -> None:
+        """Asks the authenticator, and opens the application's store, off the event loop. Passwords stand in a line, from which
+        those that are ``gone`` are left out."""
+
+        def work(_: None) -> tuple[Principal, Application]:
+            for field, name in (("client_id", head.client_id), ("farm_id", head.farm_id)):
+                if NAME_PATTERN.match(name) is None:  # `check_name` would show a password that stands in its place
+                    raise InvalidNameError(f"the {field} in CONNECT does not match [A-Za-z0-9._-]{{1,128}}")
+            if not 1 <= len(head.instance) <= 128:
+                raise ConfigError("instance must be a text of 1 to 128 characters")
+            principal = self.authenticator.authenticate(credentials)
+            scope = (head.client_id, head.farm_id) if may_something(principal) else self._scope
+            return principal, self._entered(*scope, self.holder(principal, credentials.peer))
+
+        if self.authenticator.open or not credentials.by_password:
+            self.context.threads.auth_call(work, admitted, refused)
+            return
+
+        def ended(call: Callable[[Any], None]) -> Callable[[Any], None]:
+            def end(value: Any) -> None:
+                try:
+                    call(value)
+                finally:
+                    self._logins.left()
+
+            return end
+
+        def begin() -> None:
+            self.context.threads.auth_call(work, ended(admitted), ended(refused), password=True)
+
+        self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
+
+    def holder(self, principal: Principal, peer: str) -> str:
+        """Under what a connection and the applications that it uses are counted: its user, or without users its address; of this
+        machine's own connections to an open broker nothing."""
+        if not self.authenticator.open:
+            return f"user {principal.name}"
+        host = peer.rpartition(":")[0]
+        return "" if not host or _is_loopback(host) else f"address {network_of((host,))}"
+
+    def _entered(self, client_id: str, farm_id: str, holder: str) -> Application:
+        """The application, with one user more; `left` is due. In a thread of the authentication's."""
+        try:
+            return self._application(client_id, farm_id, holder)
+        except TooManyRequestsError as exc:
+            if exc.setting == _SHARE:
+                raise  # nobody else's places are of use to it
+            # Those that nobody uses do not wait for their time then.
+            asyncio.run_coroutine_threadsafe(self._end_applications(0.0), self.loop).result(_THREADS_S)
+            return self._application(client_id, farm_id, holder)
+
+    def left(self, application: Application, principal: Principal, peer: str) -> None:
+        """One user of the application less."""
+        with self._guard:
+            application.leave(self.holder(principal, peer))
+
+    def known(self, session: Session, principal: Principal) -> None:
+        """A client has said who it is. Raises TooManyRequestsError."""
+        self.admission.known(session.visitor, self.holder(principal, session.peer))
+
+    def displaced(self, session: Session) -> IgnisError:
+        """A connection's place is another's now; returns what it is told."""
+        self._say_displaced("%s has not said who it is, and others want its place", session.peer)
+        limit = self.settings.max_unauthenticated
+        return TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated")
+
+    async def _end_applications(self, linger_s: float) -> None:
+        """Closes the stores of applications that have been idle for so long. That of the broker itself stays."""
+        now = self.now()
+        ended = []
+        with self._guard:
+            for key, application in list(self._applications.items()):
+                owed = key == self._scope or any(one[1] is application for one in self._lost.values())
+                if owed or not application.idle:
+                    application.idle_since_s = None
+                    continue
+                if application.idle_since_s is None:
+                    application.idle_since_s = now
+                if now - application.idle_since_s >= linger_s:
+                    del self._applications[key]
+                    application.end()
+                    ended.append(application)
+        for application in ended:
+            application.tidy()
+            await self.loop.run_in_executor(None, self._close_store, application)
+
+    @staticmethod
+    def _close_store(application: Application) -> None:
+        try:
+            application.close()
+        except IgnisError as exc:
+            log.warning("store of %s: %s", application.app, exc)
+
+    def _application(self, client_id: str, farm_id: str, holder: str | None = None) -> Application:
+        """With a holder it has one user more. In any thread but the event loop's: opening a store may take a while.
+
+        Raises TooManyRequestsError: there is no room for one more, or the holder uses its share of them.
+        """
+        key = client_id, farm_id
+        with self._opening:
+            with self._guard:
+                found = self._applications.get(key)
+                if found is not None:
+                    found.enter(holder)
+                    return found
+                count = len(self._applications)
+                mine = sum(holder in one.holders for one in self._applications.values()) if holder else 0
+            share = max(1, self.settings.max_applications // 4)
+            if mine >= share:
+                raise TooManyRequestsError(mine + 1, share, _SHARE)
+            if count >= self.settings.max_applications:
+                raise TooManyRequestsError(count + 1, self.settings.max_applications, "broker.max_applications")
+            app = Ignis(self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config)
+            found = Application(self.context, app, self)
+            with self._guard:
+                found.enter(holder)
+                self._applications[key] = found
+            return found
+
+    def leave(self, session: Session) -> None:
+        """A connection is gone. What it held waits a moment for its client to come back."""
+        self.context.receiving.left(session)
+        self.sessions.discard(session)
+        self.admission.leave(session.visitor)
+        self.state.refused += session.refused
+        application = session.application
+        if application is None:
+            return
+        key = self._key(session, application)
+        others = [one for one in self._present.get(key, ()) if one is not session]
+        if others:
+            self._present[key] = others
+        else:
+            self._present.pop(key, None)
+        for other in others:
+            for magazine in other.resumed:
+                # Its client is here by another connection, and said what it holds: the rest never reached it.
+                rest = session.held.without(magazine, other.held.runs(magazine))
+                session.held.forget(magazine)
+                application.give_back(magazine, rest)
+        self.left(application, session.principal, session.peer)
+        if not session.held:
+            return
+        known = self._lost.pop(key, None)
+        if known is not None:
+            known[2].cancel()
+            session.held.join(known[0])
+        delay_s = 0 if self.state.draining else self.settings.redeliver_after_s
+        timer = self.loop.call_later(delay_s, self._redeliver, key)
+        self._lost[key] = session.held, application, timer, session.owner
+
+    @staticmethod
+    def _key(session: Session, application: Application) -> tuple[str, str, str, str]:
+        return application.app.client_id, application.app.farm_id, session.principal.name, session.instance
+
+    def take_up(self, session: Session) -> int:
+        """A client came back: what its last connection held is this one's. Returns how many messages."""
+        assert session.application is not None
+        self._present.setdefault(self._key(session, session.application), []).append(session)
+        found = self._lost.pop(self._key(session, session.application), None)
+        if found is None:
+            return 0
+        found[2].cancel()
+        count = found[0].count
+        for magazine, runs in found[0].take_all().items():
+            session.take_up(magazine, runs)
+        return count
+
+    def said(self, session: Session, magazine: str) -> None:
+        """Its client has said what it holds of a magazine: what still waits for it of an earlier connection is part of that, or
+        went back."""
+        assert session.application is not None
+        found = self._lost.get(self._key(session, session.application))
+        if found is not None:
+            found[0].forget(magazine)
+
+    def _redeliver(self, key: tuple[str, str, str, str]) -> None:
+        held, application, timer, _ = self._lost.pop(key)
+        timer.cancel()
+        self.state.redelivered += held.count
+        for magazine, runs in held.take_all().items():
+            log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
+            application.give_back(magazine, runs, crashed=not self.state.draining and key not in self._present)
+
+    def peers_of(self, owner: str) -> list[Session]:
+        """The connections of one client. Belongs to the event loop, as everything here."""
+        return [one for many in self._present.values() for one in many if one.owner == owner]
+
+    def awaited(self) -> set[str]:
+        """Whose connection stands, or was lost a moment ago. From any thread: a snapshot."""
+        present = {one.owner for many in list(self._present.values()) for one in list(many)}
+        return present | {str(lost[3]) for lost in list(self._lost.values())}
+
+    async def _tick(self) -> None:
+        """Deadlines of all connections, in one place."""
+        settings = self.settings
+        tidy_s = poke_s = end_s = renew_s = self.now()
+        while True:
+            await asyncio.sleep(min(_TICK_S, settings.handshake_timeout_s / 4, settings.idle_timeout_s / 4))
+            now = self.now()
+            for number, session in enumerate(list(self.sessions), 1):
+                self._check(session, now)
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # thousands of connections must not hold up the others' requests
+            self._end_overdue(now)
+            if now - end_s > min(_POKE_S, settings.application_linger_s) and (not self._ending or self._ending.done()):
+                end_s = now
+                self._ending = self.loop.create_task(self._end_applications(settings.application_linger_s))
+            if now - renew_s >= _RENEW_S:
+                renew_s = now
+                holding: dict[Application, list[Session]] = {}
+                for session in self.sessions:
+                    if session.held and session.application is not None and not session.closed:
+                        holding.setdefault(session.application, []).append(session)
+                for application in self.applications:
+                    application.look(now, holding.get(application, []))
+            if now - poke_s > _POKE_S:
+                poke_s = now
+                for application in self.applications:
+                    for pump in list(application.pumps):
+                        pump.look()
+            if now - tidy_s > _TIDY_S:
+                tidy_s = now
+                for application in self.applications:
+                    application.tidy()
+
+    def _end_overdue(self, now: float) -> None:
+        for session, why in self.context.receiving.overdue(now):
+            self.state.timeouts += 1
+            log.info("%s: %s", session.peer, why)
+            session.end(BrokerError(why))
+            self.context.receiving.left(session)
+
+    def _check(self, session: Session, now: float) -> None:
+        settings = self.settings
+        session.look(now)
+        patience_s = settings.write_timeout_s
+        if session.application is None:
+            patience_s = min(patience_s, settings.handshake_timeout_s)
+        if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
+            self.state.timeouts += 1
+            log.info("%s reads nothing for %g s: closed", session.peer, patience_s)
+            session.abort()
+        elif not session.known and now - session.began_s > settings.handshake_timeout_s:
+            self.state.timeouts += 1
+            session.end(
+                BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")
+            )
+        elif not session.unread and now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
+            self.state.timeouts += 1
+            session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
+
+    # -- looking
+
+    @property
+    def receiving(self) -> ReceiveLimits:
+        """Frames that are still arriving."""
+        return self.context.receiving
+
+    def alone(self) -> bool:
+        """Whether it is the only broker of the store. In a thread."""
+        return len(self.cluster.members()) <= 1
+
+    def members(self) -> list[dict[str, Any]]:
+        """What CLUSTER_STATUS answers. In a thread."""
+        return self.cluster.members()
+
+    def figures(self) -> list[Figure]:
+        """What METRICS answers. Counters rise from the broker's start; the rate is since the last call."""
+        return self._metrics.figures()
+
+    @property
+    def applications(self) -> list[Application]:
+        return list(self._applications.values())
+
+    def status(self) -> dict[str, Any]:
+        """What NODE_STATUS answers."""
+        return {
+            "broker": self.id,
+            "version": __version__,
+            "pid": os.getpid(),
+            "address": f"{self.host}:{self.port}",
+            "store": redacted(self.url),
+            "started_at_s": self.started_at_s,
+            "draining": self.state.draining,
+            "tls": self.tls is not None,
+            "connections": len(self.sessions),
+            "applications": len(self._applications),
+            "loop": type(self.loop).__module__.partition(".")[0],
+        }
+
+
+def may_something(principal: Principal) -> bool:
+    """Whether there is any command that the principal may give: else nothing is made for it."""
+    return any(principal.allows_some(one.name) for one in Command if one.name not in FREE)
+
+
+def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | None) -> None:
+    """Raises ConfigError for an address that others than this machine can reach, unless users and TLS protect it."""
+    if _is_loopback(host):
+        return
+    missing = [
+        what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there
+    ]
+    if missing:
+        raise ConfigError(
+            f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
+            "give users (--users) and a certificate (--tls-cert, --tls-key), bind to 127.0.0.1, or allow it (--open)"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,313 @@
+"""Requests about magazines and queues' settings: how each payload becomes the call of the store, and its result the answer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import as_pointers, runs_in
+from ignis.broker.protocol.payloads import (
+    AbandonedRequest,
+    Declare,
+    Expire,
+    LoadOnce,
+    Named,
+    PurgeRequest,
+    QueueList,
+    QueueReplace,
+    Reload,
+    Scan,
+    TransferRequest,
+    pack,
+    unpack,
+)
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.permission_check import own_scope
+from ignis.errors import (
+    BadRequestError,
+    ConflictError,
+    PermissionDeniedError,
+    QueueMismatchError,
+    QueueNotFoundError,
+)
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native.wire import unpack_send_batch
+from ignis.storage.base import KEEP_TTL, Fence, QueueRecord, Transfer
+from ignis.storage.checks import check_declaration, check_settings, shorten
+from ignis.storage.purging import PURGE_BATCH
+
+__all__ = ["STORE_CALLS"]
+
+log = logging.getLogger("ignis.broker")
+
+_MOST_TTL_MS = 1 << 62
+
+
+# -- magazines
+
+
+def _declare(asked: Asked) -> Reply:
+    """Who may not make queues declares a magazine only as it is. Who may changes the number of shards of a queue's magazine
+    upwards only, which is logged: to fewer it goes with CREATE_QUEUE, which changes the queue's record too."""
+    head, _ = unpack(asked.payload, Declare)
+    app, magazine = asked.app, head.magazine
+    check_declaration(magazine, head.shards, head.durability)
+    try:
+        shards = app.facts.shards(magazine, fresh=True)
+    except QueueNotFoundError:
+        if not asked.may(Command.CREATE_QUEUE, magazine):
+            raise PermissionDeniedError(Command.DECLARE.name, magazine.removesuffix(SIDELINE_SUFFIX)) from None
+        shards = 0
+    record = app.store.queues.get(magazine.removesuffix(SIDELINE_SUFFIX))
+    if not asked.may(Command.CREATE_QUEUE, magazine):
+        if head.shards != shards or (record is not None and head.durability != record.durability):
+            durability = "" if record is None else f" and durability {record.durability!r}"
+            raise QueueMismatchError(
+                f"magazine {magazine!r} has {shards} shards{durability}; asked for {head.shards} and {head.durability!r}, "
+                "which is for those who may manage it"
+            )
+        return value(None)
+    if record is not None and head.shards < shards:
+        raise QueueMismatchError(
+            f"magazine {magazine!r} of queue {record.name!r} has {shards} shards and cannot be declared with {head.shards}: "
+            "those who publish to it would be refused. Change the queue with CREATE_QUEUE once they have stopped"
+        )
+    app.store.magazines.declare(magazine, head.shards, head.durability)
+    if shards and head.shards != shards:
+        log.warning("%s: %d shards instead of %d, by %s", magazine, head.shards, shards, asked.principal.name)
+    app.facts.forget(magazine)
+    return value(None)
+
+
+def _reload(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Reload)
+    runs = runs_in(asked.payload, at)
+    count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
+    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.magazine, runs))
+
+
+def _fence(asked: Asked, fence: tuple[str, int] | None) -> Fence | None:
+    """The epoch is that which the sender's own EPOCH_NEXT raises."""
+    if fence is None:
+        return None
+    return Fence(own_scope(asked.principal, fence[0]), fence[1])
+
+
+def _load_once(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, LoadOnce)
+    name, ttl_ms, batches = unpack_send_batch(asked.payload, at)
+    if name.decode("utf-8", "replace") != head.magazine or ttl_ms > _MOST_TTL_MS:
+        raise BadRequestError("LOAD_ONCE names two magazines, or no time to live")
+    done = asked.app.store.magazines.load_once(
+        head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
+    )
+    return value(done)
+
+
+def _delete(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Named)
+    runs = runs_in(asked.payload, at)
+    count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
+    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.name, runs))
+
+
+def _delete_waiting(asked: Asked) -> Reply:
+    head, at = unpack(asked.payload, Named)
+    runs = runs_in(asked.payload, at)
+    return value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
+
+
+def _purge(asked: Asked) -> Reply:
+    """One step. Whoever holds what was removed finds out when it acknowledges."""
+    head, _ = unpack(asked.payload, PurgeRequest)
+    limit = min(head.limit, PURGE_BATCH)
+    return value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
+
+
+def _peek(asked: Asked) -> Reply:
+    """(rows, whether some were left out because the answer would have been too large)."""
+    head, at = unpack(asked.payload, Named)
+    found = asked.app.store.magazines.peek(head.name, as_pointers(runs_in(asked.payload, at)))
+    rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
+    return value(_fitting(rows, asked.bound))
+
+
+def _scan(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Scan)
+    rows = asked.app.store.magazines.scan(
+        head.magazine, after=head.after, limit=min(head.limit, 100_000), pending_only=head.pending_only
+    )
+    fitting, cut = _fitting(rows, asked.bound)
+    return value((fitting, cut or (len(rows) == 100_000 and head.limit > 100_000)))
+
+
+def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
+    """As many rows (shard, pointer, record, ...) as the answer has room for, one at least."""
+    for index, row in enumerate(rows):
+        bound -= len(row[2] or b"") + 64
+        if bound < 0 and index:
+            return rows[:index], True
+    return rows, False
+
+
+def _transfer(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, TransferRequest)
+    items = [Transfer(*item) for item in head.items]
+    ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
+    moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
+    gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
+    return Reply(RESULT, pack(moved), lambda peer: peer.let_go(head.source, gone))
+
+
+def _abandoned(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, AbandonedRequest)
+    rows = asked.app.store.magazines.abandoned(
+        head.magazine,
+        head.shard,
+        head.fired_before_ms,
+        min(head.limit, 100_000),
+        dead_owners=head.dead_owners,
+        owner=head.owner,
+    )
+    # The owner is a name here: in a store of this process it carries the client's process.
+    return value(_fitting([tuple(row._replace(owner=str(row.owner))) for row in rows], asked.bound))
+
+
+def _expire(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Expire)
+    return value(asked.app.store.magazines.expire(head.magazine, head.limit))
+
+
+def _metadata(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    states = asked.app.store.magazines.metadata(head.name)
+    return value(
+        [
+            (
+                one.shard,
+                one.load_pointer,
+                one.fire_pointer,
+                one.load_counter,
+                one.fire_counter,
+                one.in_flight,
+                one.incarnation,
+                one.expired,
+            )
+            for one in states
+        ]
+    )
+
+
+def _oldest(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    return value(asked.app.store.magazines.oldest_enqueued_at_us(head.name))
+
+
+def _wake(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    asked.app.store.magazines.wake(head.name)
+    return value(None)
+
+
+def _drop(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    asked.app.store.magazines.drop(head.name)
+    asked.app.facts.forget(head.name)
+    return Reply(RESULT, pack(None), lambda _: asked.app.poke(head.name))
+
+
+def _drop_empty(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    dropped = asked.app.store.magazines.drop(head.name, only_empty=True)
+    asked.app.facts.forget(head.name)
+    return Reply(RESULT, pack(dropped), lambda _: asked.app.poke(head.name))
+
+
+def _names(asked: Asked) -> Reply:
+    names = asked.app.store.magazines.names()
+    return value([name for name in names if asked.may(Command.NAMES, name)])
+
+
+# -- queues' settings
+
+
+def _queue_get(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    return value(asked.app.store.queues.get(head.name))
+
+
+def _queue_put(asked: Asked) -> Reply:
+    record, _ = unpack(asked.payload, QueueRecord)
+    check_settings(record)
+    asked.app.store.queues.put(record)
+    asked.app.facts.forget(record.name)
+    return Reply(RESULT, pack(None), lambda _: asked.app.look_at(record.name))
+
+
+def _queue_replace(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueReplace)
+    known, fresh = head.known, head.fresh
+    if known.name != fresh.name:
+        raise BadRequestError(f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}")
+    check_settings(fresh, known)
+    if not asked.may(Command.CREATE_QUEUE, known.name):
+        for name in ("shards", "durability", "codec"):
+            if getattr(known, name) != getattr(fresh, name):
+                raise QueueMismatchError(
+                    f"queue {known.name!r}: {name} is {getattr(known, name)!r}; to change it to {shorten(getattr(fresh, name))} "
+                    "is for those who may manage it"
+                )
+
+    def change(record: QueueRecord) -> None:
+        if record != known:
+            raise ConflictError(f"queue {record.name!r} was changed meanwhile")
+        vars(record).update(vars(fresh))
+
+    result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
+    asked.app.facts.forget(known.name)
+    return Reply(RESULT, pack(result), lambda _: asked.app.look_at(known.name))
+
+
+def _queue_list(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, QueueList)
+    records = asked.app.store.queues.list(head.active)
+    return value([one for one in records if asked.may(Command.QUEUE_LIST, one.name)])
+
+
+def _queue_remove(asked: Asked) -> Reply:
+    head, _ = unpack(asked.payload, Named)
+    removed = asked.app.store.queues.remove(head.name)
+    asked.app.facts.forget(head.name)
+    return value(removed)
+
+
+def _stats(asked: Asked) -> Reply:
+    return value(asked.app.store.stats())
+
+
+STORE_CALLS: dict[int, Call] = {
+    Command.DECLARE: _declare,
+    Command.RELOAD: _reload,
+    Command.DELETE: _delete,
+    Command.DELETE_WAITING: _delete_waiting,
+    Command.PURGE: _purge,
+    Command.PEEK: _peek,
+    Command.SCAN: _scan,
+    Command.TRANSFER: _transfer,
+    Command.ABANDONED: _abandoned,
+    Command.EXPIRE: _expire,
+    Command.METADATA: _metadata,
+    Command.OLDEST: _oldest,
+    Command.WAKE: _wake,
+    Command.DROP: _drop,
+    Command.DROP_EMPTY: _drop_empty,
+    Command.NAMES: _names,
+    Command.LOAD_ONCE: _load_once,
+    Command.QUEUE_GET: _queue_get,
+    Command.QUEUE_PUT: _queue_put,
+    Command.QUEUE_REPLACE: _queue_replace,
+    Command.QUEUE_LIST: _queue_list,
+    Command.QUEUE_REMOVE: _queue_remove,
+    Command.STATS: _stats,
+}

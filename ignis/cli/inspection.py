@@ -1,0 +1,278 @@
+"""``ignis queues``, ``ignis stats`` and ``ignis peek``: what is there, without changing anything."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from ignis.cli import exit_codes, output
+from ignis.cli.queue_names import complete_queue
+from ignis.cli.state import State, common_options, pass_state, queue_record
+from ignis.control.queue_depths import queue_depths, shard_states
+from ignis.control.refresher import EXPIRED
+from ignis.errors import UnreadableMessageError
+from ignis.message import REASON_CORRUPT, Message
+from ignis.pausing import PAUSED
+from ignis.storage.base import QueueRecord, ShardState, Store
+
+__all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Also the inactive ones.")
+@common_options
+@pass_state
+def queues(state: State, everything: bool) -> int:
+    """Lists the queues with their depths and settings."""
+    with state.store() as store:
+        records = store.queues.list(active=None if everything else True)
+        found = [(record, queue_depths(store, record)) for record in records]
+        unknown = store.queues_unknown
+    if state.json:
+        output.document({"queues": [{**depths, **_settings(record)} for record, depths in found]})
+        return exit_codes.OK
+    if not found:
+        output.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
+        return exit_codes.OK
+    columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
+    rows = []
+    for record, depths in found:
+        figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
+        shown = not record.active or PAUSED in record.extra
+        name = f"{record.name} ({queue_state(record)})" if shown else record.name
+        rows.append(
+            [
+                name,
+                *map(output.number, figures),
+                output.age(depths["oldest_age_s"]),
+                str(record.shards),
+                record.durability,
+                record.codec,
+                _handler(record),
+            ]
+        )
+    output.table(columns, rows, right=["pending", "in flight", "sideline", "oldest", "shards"])
+    return exit_codes.OK
+
+
+class _Pause(click.FloatRange):
+    """Seconds between two looks."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is no number of seconds. A queue goes before it: ignis stats {value} --watch", param, ctx
+            )
+        return super().convert(value, param, ctx)
+
+
+@click.command()
+@click.argument("queue", required=False, shell_complete=complete_queue)
+@click.option("--shards", is_flag=True, help="With QUEUE: pointers and counters of every shard that was ever used.")
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=False,
+    flag_value=2.0,
+    type=_Pause(0.1, 86_400),
+    metavar="[SECONDS]",
+    help="Again and again, every 2 seconds or so many, until Ctrl-C. Without SECONDS it goes behind QUEUE.",
+)
+@common_options
+@pass_state
+def stats(state: State, queue: str | None, shards: bool, watch: float | None) -> int:
+    """Figures of the store and its queues, or of one queue."""
+    if shards and queue is None:
+        raise click.UsageError("--shards needs a QUEUE")
+    with state.store() as store:
+        if watch is None:
+            return _show_stats(state, store, queue, shards)
+        try:
+            while True:
+                if output.on_terminal() and not state.json:
+                    click.clear()
+                _show_stats(state, store, queue, shards)
+                if not state.json:
+                    output.line("")
+                sys.stdout.flush()
+                time.sleep(watch)
+        except KeyboardInterrupt:  # the way to end it
+            return exit_codes.OK
+
+
+def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> int:
+    records = store.queues.list(active=True) if queue is None else [queue_record(store, queue)]
+    depths = [queue_depths(store, record) for record in records]
+    figures = store.stats() if queue is None else {}
+    states = shard_states(store, queue) if queue is not None and shards else []
+    if state.json:
+        _stats_json(queue, records, depths, figures, states if shards else None)
+        return exit_codes.OK
+    if queue is None:
+        # Counters are those of this process, which has done nothing yet.
+        output.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
+        output.line("")
+        rows = [[one["queue"], *map(output.number, _counted(one)), output.age(one["oldest_age_s"])] for one in depths]
+        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
+        columns += ["sideline expired", "oldest"]
+        output.table(columns, rows, right=columns[1:])
+        return exit_codes.OK
+    shown: dict[str, Any] = {
+        **depths[0],
+        **_settings(records[0]),
+    }
+    shown.pop("queue")
+    output.pairs(shown, title=f"queue {queue}")
+    if shards:
+        output.line("")
+        columns = ["shard", "load pointer", "fire pointer", "pending", "in flight"]
+        rows = [
+            [str(one.shard), *map(output.number, (one.load_pointer, one.fire_pointer, one.pending, one.in_flight))]
+            for one in states
+            if one.load_pointer
+        ]
+        output.table(columns, rows, right=columns)
+    return exit_codes.OK
+
+
+def _stats_json(
+    queue: str | None,
+    records: list[QueueRecord],
+    depths: list[dict[str, Any]],
+    figures: dict[str, Any],
+    states: list[ShardState] | None,
+) -> None:
+    if queue is None:
+        output.document({"store": figures, "queues": depths})
+        return
+    out = {**depths[0], **_settings(records[0])}
+    if states is not None:
+        out["shard_states"] = [{**vars(one), "pending": one.pending} for one in states]
+    output.document(out)
+
+
+@click.command()
+@click.argument("queue", shell_complete=complete_queue)
+@click.option(
+    "-n", "--limit", default=10, show_default=True, type=click.IntRange(1, 1_000_000), help="At most so many messages."
+)
+@click.option("--all", "everything", is_flag=True, help="Also what is claimed at the moment.")
+@common_options
+@pass_state
+def peek(state: State, queue: str, limit: int, everything: bool) -> int:
+    """Shows the messages at the head of each shard without claiming them. With --json one document per message.
+
+    Ends with 5 when there is none.
+    """
+    with state.store() as store:
+        queue_record(store, queue)
+        rows = store.magazines.scan(queue, limit=limit, pending_only=not everything)
+    if not rows:
+        if not state.json:
+            output.remark(f"no message is waiting in {queue}")
+        return exit_codes.NOTHING
+    show_messages(state, rows, failures=False)
+    return exit_codes.OK
+
+
+Row = tuple[int, int, "bytes | None"]
+
+
+def show_messages(state: State, rows: list[Row], *, failures: bool) -> None:
+    """Messages as a table, or as one JSON document each; ``failures`` shows why they failed."""
+    found = [message_dict(*row) for row in rows]
+    if state.json:
+        for one in found:
+            output.document(one)
+        return
+    now_s = time.time()
+    head = ["shard", "pointer", "key", "age", "failures"]
+    columns = [*head, "returns", "reason", "error", "body"] if failures else [*head, "id", "body"]
+    out = []
+    for one in found:
+        enqueued = one.get("enqueued_at_us")
+        waited = output.age(None if not enqueued else now_s - enqueued / 1e6)
+        body = one["body"] if isinstance(one.get("body"), str) else _json_text(one.get("body", one.get("body_hex", "")))
+        cells = [
+            str(one["shard"]),
+            str(one["pointer"]),
+            output.preview(one.get("key") or one.get("key_hex") or "-", 24),
+            waited,
+            str(one.get("failures", 0)),
+        ]
+        if failures:
+            cells += [
+                str(one.get("returns", 0)),
+                one.get("reason") or "-",
+                output.preview(one.get("error") or "-", 50),
+                output.preview(body, 50),
+            ]
+        else:
+            cells += [one.get("id", "-"), output.preview(body, 70)]
+        out.append(cells)
+    output.table(columns, out, right=["shard", "pointer", "age", "failures", *(["returns"] if failures else [])])
+
+
+def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, Any]:
+    """A stored message for ``--json``; one that cannot be read says so under ``reason`` and ``error``."""
+    place: dict[str, Any] = {"shard": shard, "pointer": pointer}
+    if record is None:
+        return {**place, "reason": REASON_CORRUPT, "error": "the stored record does not match its checksum"}
+    try:
+        return {**place, **Message.from_bytes(record).as_dict()}
+    except UnreadableMessageError as exc:
+        return {**place, "reason": "unreadable", "error": str(exc), "body_hex": record.hex()}
+
+
+def _counted(depths: dict[str, Any]) -> list[int]:
+    names = ("pending", "in_flight", "sideline", "sideline_in_flight", "swept", "expired", "sideline_expired")
+    return [depths[name] for name in names]
+
+
+def _settings(record: QueueRecord) -> dict[str, Any]:
+    names = (
+        "active",
+        "shards",
+        "durability",
+        "codec",
+        "handler_type",
+        "concurrency",
+        "message_expiry_s",
+        "queue_expiry_s",
+        "stuck_after_s",
+        "shovel_interval_s",
+        "max_returns",
+        "created_at_ms",
+    )
+    return {"state": queue_state(record), **{name: getattr(record, name) for name in names}}
+
+
+def queue_state(record: QueueRecord) -> str:
+    """What the store knows of it: ``active``, ``paused`` (its consumers claim nothing), ``publish only`` (no consumers wanted),
+    ``no handler`` (no application has ever registered one), ``inactive``, or ``expired`` (inactive until a message comes)."""
+    if not record.active:
+        return "expired" if EXPIRED in record.extra else "inactive"
+    if PAUSED in record.extra:
+        return "paused"
+    if not record.handler_type:
+        return "no handler"
+    return "active" if record.concurrency else "publish only"
+
+
+def _handler(record: QueueRecord) -> str:
+    if not record.handler_type:
+        return "no handler"
+    return (
+        f"{record.handler_type} x {record.concurrency}"
+        if record.concurrency
+        else f"{record.handler_type}: publish only"
+    )
+
+
+def _json_text(value: object) -> str:
+    return value if isinstance(value, str) else output.to_json(value)

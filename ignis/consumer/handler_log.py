@@ -1,0 +1,113 @@
+"""What a handler's failures and answers say in the log, at a bounded rate.
+
+A handler that fails for every message must be seen, and must not fill a disk. So a failure is logged at once, with its
+traceback, and then at most once in 10 s for each queue and type of exception; the next line says how many were left
+out. Failures that another attempt follows are counted apart from those that send a message to the sideline. Nothing here
+runs for a message that does not fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+
+from ignis.history import type_name
+from ignis.hooks import log_safely
+from ignis.log_limit import LogLimit
+
+__all__ = ["HandlerLog", "cut"]
+
+log = logging.getLogger("ignis.consumer.handler")
+
+_MOST_TEXT_BYTES = 12_000
+"""Of a text that a worker process sends to its parent: it goes through a channel."""
+
+Send = Callable[[int, str, str], None]
+"""``send(level, key, text)``."""
+
+
+class HandlerLog:
+    """Of one handler. Thread-safe. Never raises.
+
+    Args:
+        queue, handler: their names.
+    """
+
+    def __init__(self, queue: str, handler: str) -> None:
+        self._name = f"handler {handler} of queue {queue}"
+        self._limit = LogLimit()
+        self._once: dict[str, object] = {}
+        self.send: Send | None = None
+        """In a worker process: hands what is to be logged to the parent, whose log is the one that people read."""
+
+    def raised(self, exc: BaseException, message: str, *, again: bool) -> None:
+        """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows at once."""
+        kind = type_name(exc)
+        # Two limits: what is tried again must not keep quiet that a message failed for good.
+        kept = f"again {kind}" if again else kind
+        count = self._limit.due(kept)
+        if count:
+            then = "it is tried again" if again else "the message goes to the sideline"
+            text = f"{self._name} raised {kind} on {message}; {then}{_more(count)}"
+            self._write(logging.WARNING if again else logging.ERROR, kept, text, exc)
+
+    def failed(self, reason: str, error: str, message: str) -> None:
+        """A message failed without an exception of the handler's: overran, or could not be read."""
+        count = self._limit.due(reason)
+        if count:
+            text = f"{self._name}: {message} goes to the sideline, {reason}: {error}{_more(count)}"
+            self._write(logging.WARNING, reason, text, None)
+
+    def ignored(self, answer: object) -> None:
+        """The handler returned what says nothing. Said once."""
+        self._write_once(
+            "ignored",
+            f"{self._name} returned a value of type {type_name(answer)}, which is ignored: the message is done. Only "
+            "False fails it, None and True do not (said once)",
+        )
+
+    def ignored_list(self, length: int, count: int) -> None:
+        """The handler of a batch returned a list of another length, which fails nothing. Said once."""
+        self._write_once(
+            "ignored",
+            f"{self._name} returned a list of {length:,} for a batch of {count:,}, which is ignored: the messages are done. A "
+            "list of answers has one for each message (said once)",
+        )
+
+    def forwarded(self, level: int, key: str, text: str) -> None:
+        """What a worker process sent."""
+        if key == "ignored":
+            self._write_once(key, text)
+        elif self._limit.due(key):
+            log_safely(log, level, "%s", text)
+
+    def _write_once(self, key: str, text: str) -> None:
+        mine = object()
+        if self._once.setdefault(key, mine) is mine:  # of several workers at the same time one says it
+            self._write(logging.WARNING, key, text, None)
+
+    def _write(self, level: int, key: str, text: str, exc: BaseException | None) -> None:
+        if self.send is None:
+            log_safely(log, level, "%s", text, exc_info=exc)
+            return
+        try:
+            if exc is not None:
+                text = f"{text}\n{''.join(traceback.format_exception(type(exc), exc, exc.__traceback__)).rstrip()}"
+            self.send(level, key, cut(text))
+        except BaseException:
+            # Whatever the exception's own text raises, or a parent that is gone: the message's outcome is told elsewhere.
+            log_safely(log, level, "%s", text, exc_info=exc)
+
+
+def _more(count: int) -> str:
+    return f" ({count - 1:,} more like it were not logged)" if count > 1 else ""
+
+
+def cut(text: str) -> str:
+    """Both ends of a long text: the beginning says what it is, the end where it happened."""
+    data = text.encode("utf-8", "backslashreplace")
+    if len(data) > _MOST_TEXT_BYTES:
+        half = _MOST_TEXT_BYTES // 2
+        data = data[:half] + b"\n...\n" + data[-half:]
+    return data.decode("utf-8", "ignore")

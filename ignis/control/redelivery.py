@@ -1,0 +1,138 @@
+"""Gives back at once what a process held that is known to be dead, without waiting until its claims look old.
+
+For whoever has seen the death itself, as a parent does of its child, and for whoever starts where others died. The sweeper does
+the same for deaths that it can prove or has to wait out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ignis.errors import QueueNotFoundError
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
+from ignis.storage.parts import transfer_in_parts
+from ignis.storage.records import group_pointers
+
+__all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside"]
+
+_BATCH = 1_000
+
+
+@dataclass
+class Recovered:
+    """How many messages went to their queue's sideline, and how many to the tail of a sideline they were shovelled from."""
+
+    sidelined: int = 0
+    returned: int = 0
+
+
+def recover_owner(store: Store, owner: str, why: str) -> Recovered:
+    """Moves what ``owner`` has claimed in any queue to the sideline, with the reason ``abandoned`` and one crash more: one
+    of these messages may be what killed it. What it had claimed in a sideline goes back to that sideline's tail.
+
+    Safe beside the sweeper and beside others that do the same: what one has moved the other skips. Durable on return.
+
+    Args:
+        store: any.
+        owner: the name under which the dead process claimed (``store.owner`` there). It must be dead.
+        why: what is known of its end, for the message's error.
+
+    Raises:
+        StoreError. What was moved until then stays moved; call it again.
+    """
+    result = Recovered()
+    for queue in store.queues.list():
+        result.sidelined += _sideline_held(store, queue, owner, why)
+        result.returned += _return_held(store, queue, owner)
+    return result
+
+
+def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
+    """`recover_owner`, for one queue and everybody in whose name something is claimed there and who is provably dead: for
+    whoever starts where others were killed. Needs no leadership. A store that cannot prove a death has none of these."""
+    result = Recovered()
+    for owner in _dead(store, queue.name):
+        result.sidelined += _sideline_held(store, queue, owner, "its worker's process is dead")
+    for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
+        result.returned += _return_held(store, queue, owner)
+    return result
+
+
+def _dead(store: Store, magazine: str) -> list[str]:
+    try:
+        return [owner for owner, dead in store.magazines.claimants(magazine).items() if dead]
+    except QueueNotFoundError:
+        return []
+
+
+def _sideline_held(store: Store, queue: QueueRecord, owner: str, why: str) -> int:
+    """What is claimed in the main magazine goes to the sideline."""
+    count = 0
+    for shard in range(queue.shards):
+        while found := _held(store, queue.name, shard, owner):
+            moved = set_aside(store, queue, found, lambda _: why)
+            count += moved
+            if not moved:
+                break  # others are at it: looking again at once would show the same
+    return count
+
+
+def _return_held(store: Store, queue: QueueRecord, owner: str) -> int:
+    """What is claimed in the sideline goes back to its tail."""
+    sideline, count = queue.name + SIDELINE_SUFFIX, 0
+    for shard in range(queue.shards):
+        while found := _held(store, sideline, shard, owner):
+            moved = store.magazines.reload(sideline, group_pointers((one.shard, one.pointer) for one in found))
+            count += moved
+            if not moved:
+                break
+    return count
+
+
+def _held(store: Store, magazine: str, shard: int, owner: str) -> list[Abandoned]:
+    try:
+        return store.magazines.abandoned(magazine, shard, 0, _BATCH, owner=owner)
+    except QueueNotFoundError:  # registered, and never used
+        return []
+
+
+def set_aside(
+    store: Store,
+    queue: QueueRecord,
+    found: Sequence[Abandoned],
+    why: Callable[[Abandoned], str],
+    fence: Fence | None = None,
+) -> int:
+    """Moves abandoned messages of the main magazine to the sideline; returns how many moved. Durable on return.
+
+    Args:
+        store, queue: where they are.
+        found: what `MagazineStore.abandoned` gave. Those of a dead owner count one crash more.
+        why: what is known of each, for its error.
+        fence: the authority, for who needs one.
+
+    Raises:
+        StaleEpochError: nothing moved. StoreFullError: there is no room for any. StoreError.
+    """
+    items, now_ms = [], time.time_ns() // 1_000_000
+    for one in found:
+        if one.record is None:
+            record = corrupt_record(queue.name, one.shard, one.pointer)
+        else:
+            record = failed_record(
+                one.record,
+                REASON_ABANDONED,
+                f"claimed by {one.owner}: {why(one)}",
+                crashed=one.owner_dead,
+                worker=one.owner,
+                took_ms=max(0, now_ms - one.fired_at_ms) if one.fired_at_ms else None,
+            )
+        items.append(Transfer(one.shard, one.pointer, record, one.shard))
+    return transfer_in_parts(
+        items,
+        lambda part: store.magazines.transfer(queue.name, queue.name + SIDELINE_SUFFIX, part, fence=fence),
+    )

@@ -1,0 +1,386 @@
+"""The sweeper: recovers what was claimed and never finished, because its worker died or hangs.
+
+Runs on the leader only; every write carries the leader's epoch. From the main magazine an abandoned message goes to
+the sideline with the reason ``abandoned``. In the sideline itself an abandoned claim is a shovel's: it goes back to the
+sideline's tail, and only after ``min(now - stuck_after, now - 2 x shovel interval)``.
+
+What is abandoned is told by the age of a claim, or by the proof that its owner is dead. Where the age cannot be known,
+because the clock was set, time is not used: what a dead process held is recovered all the same, the rest waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ignis.clock import Clock
+from ignis.config import SweeperSettings
+from ignis.control.redelivery import set_aside
+from ignis.control.sweep_clock import ClockGuard
+from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
+from ignis.hooks import log_safely
+from ignis.leader import Leadership
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.stacks import roomy_stacks, start_thread
+from ignis.storage.base import Abandoned, Fence, QueueRecord, Store
+from ignis.storage.records import group_pointers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["SweepResult", "Sweeper"]
+
+log = logging.getLogger("ignis.control.sweeper")
+
+
+@dataclass
+class SweepResult:
+    """What one pass did.
+
+    Attributes:
+        queues: looked at.
+        swept: messages moved from main magazines into sidelines.
+        sideline_swept: put back within a sideline.
+        expired: retired because their time to live had run out.
+        failed_queues: could not be swept; the log says why.
+        untimed_queues: swept by proof of death alone, because the age of their claims cannot be known.
+    """
+
+    queues: int = 0
+    swept: int = 0
+    sideline_swept: int = 0
+    expired: int = 0
+    failed_queues: int = 0
+    untimed_queues: int = 0
+
+    def add(self, part: SweepResult) -> None:
+        """Adds another's figures, but for the number of queues."""
+        for name in ("swept", "sideline_swept", "expired", "failed_queues", "untimed_queues"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+
+
+@dataclass
+class _Queue:
+    """One queue in one pass: thresholds in milliseconds since 1970, 0 = time says nothing; up to where each shard was
+    swept."""
+
+    record: QueueRecord
+    fence: Fence
+    stuck_before_ms: int
+    sideline_before_ms: int
+    result: SweepResult = field(default_factory=SweepResult)
+    pointers: dict[int, int] = field(default_factory=dict)
+    sideline_pointers: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def main(self) -> str:
+        return self.record.name
+
+    @property
+    def sideline(self) -> str:
+        return self.record.name + SIDELINE_SUFFIX
+
+
+class Sweeper:
+    """Sweeps all queues of one store. Thread-safe.
+
+    Args:
+        store: the store.
+        leader: decides whether this instance may sweep.
+        settings: see ``ignis.config``.
+        clock: seconds since the epoch; injectable for tests.
+        guard: notices when the machine's clock is set.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        leader: Leadership,
+        settings: SweeperSettings,
+        clock: Callable[[], float] = time.time,
+        guard: ClockGuard | None = None,
+    ) -> None:
+        self._store = store
+        self._leader = leader
+        self._settings = settings
+        self._clock = clock if isinstance(clock, Clock) else Clock(clock)
+        self._guard = guard or (ClockGuard(self._clock, self._clock.steady_s) if self._clock.by_hand else ClockGuard())
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.total = SweepResult()
+        self.passes = 0
+        self.failed_passes = 0
+        self.refused = 0
+        self._last_at_s: float | None = None
+        self._last_took_s = 0.0
+        leader.on_change(self._wake.set)
+
+    # -- life
+
+    def start(self) -> None:
+        """Starts the schedule, and enters the contest for the lead."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._loop, name="ignis-sweeper", daemon=True)
+            start_thread(self._thread)
+
+    def stop(self, timeout: float = 30.0) -> None:
+        """Ends the schedule and gives the leadership up; a pass in progress ends after its batch."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+        self._leader.relinquish()
+
+    def stats(self) -> dict[str, Any]:
+        """Figures since the start of this process; ``leader`` as in `Leadership.stats`."""
+        total = self.total
+        return {
+            "running": self._thread is not None,
+            "passes": self.passes,
+            "failed_passes": self.failed_passes,
+            "refused_writes": self.refused,
+            "swept": total.swept,
+            "sideline_swept": total.sideline_swept,
+            "expired": total.expired,
+            "failed_queues": total.failed_queues,
+            "untimed_queues": total.untimed_queues,
+            "last_pass_at_s": self._last_at_s,
+            "last_pass_took_s": round(self._last_took_s, 3),
+            "leader": self._leader.stats(),
+        }
+
+    def _loop(self) -> None:
+        """A pass every ``interval_s``, and one at once on taking office: nobody knows when the last one was."""
+        begin_s = due_s = self._clock.steady_s() + self._settings.initial_delay_s
+        ask_s = min(self._leader.refresh_s, self._settings.interval_s)
+        under: Fence | None = None
+        self._attempt(self._leader.start)
+        while True:
+            fence = None
+            now_s = self._clock.steady_s()
+            if now_s >= begin_s:
+                fence = self._attempt(self._leader.try_lead)
+                if fence is not None and (fence != under or now_s >= due_s):
+                    under = fence
+                    done = self._attempt(self._scheduled)
+                    due_s = self._clock.steady_s() + (self._settings.interval_s if done else ask_s)
+            # Before the first pass a change of leaders is nothing to wake up for.
+            rest_s = begin_s - now_s if now_s < begin_s else ask_s
+            if fence is not None:
+                rest_s = min(ask_s, max(0.0, due_s - self._clock.steady_s()))
+            self._clock.wait(self._wake, rest_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+
+    def _scheduled(self) -> bool:
+        try:
+            self.run_once()
+        except LockHeldError:
+            return False
+        except StaleEpochError as exc:
+            log.warning("sweep refused: %s", exc)
+            return False
+        return True
+
+    def _attempt(self, call: Callable[[], Any]) -> Any:
+        """The schedule goes on whatever happens."""
+        try:
+            return call()
+        except IgnisError as exc:
+            self.failed_passes += 1
+            log_safely(log, logging.WARNING, "nothing is swept for now: %s", exc)
+        except Exception as exc:
+            self.failed_passes += 1
+            log_safely(log, logging.ERROR, "sweep pass failed", exc_info=exc)
+        return None
+
+    # -- passes
+
+    def run_once(self, queues: Iterable[str] | None = None) -> SweepResult:
+        """One pass over all active queues, or over those named.
+
+        Raises:
+            LockHeldError: another instance leads.
+            CoordinatorUnreachableError: nobody can tell who leads.
+            StaleEpochError: another has taken over meanwhile; what was moved before is moved.
+        """
+        if self._thread is None:
+            self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
+        fence = self._leader.lead()
+        began_s = time.monotonic()
+        self._last_at_s = time.time()
+        wanted = None if queues is None else set(queues)
+        records = [one for one in self._store.queues.list(active=True) if wanted is None or one.name in wanted]
+        self._guard.look()
+        result = SweepResult(queues=len(records))
+        workers = max(1, min(self._settings.parallel_queues, len(records)))
+        replaced: StaleEpochError | None = None
+        with ThreadPoolExecutor(workers, thread_name_prefix="ignis-sweep") as pool:
+            with roomy_stacks():
+                begun = [(one, pool.submit(self._sweep, one, fence)) for one in records]
+            for record, future in begun:
+                try:
+                    result.add(future.result())
+                except StaleEpochError as exc:
+                    # Somebody else leads now: nothing of this pass may be written any more.
+                    replaced = exc
+                except Exception:
+                    # One queue's failure never stops the others.
+                    log.exception("sweep of %s failed", record.name)
+                    result.failed_queues += 1
+        self.passes += 1
+        self._last_took_s = time.monotonic() - began_s
+        self.total.queues = result.queues
+        self.total.add(result)
+        if replaced is not None:
+            self._replaced()
+            raise replaced
+        return result
+
+    def sweep_queue(self, name: str) -> SweepResult:
+        """Sweeps one queue now, active or not. Raises as `run_once`, QueueNotFoundError, and what the store raises."""
+        if self._thread is None:
+            self._stop.clear()
+        fence = self._leader.lead()
+        record = self._store.queues.get(name)
+        if record is None:
+            raise QueueNotFoundError(f"queue {name!r} is not registered in this store")
+        self._guard.look()
+        try:
+            result = self._sweep(record, fence)
+        except StaleEpochError:
+            self._replaced()
+            raise
+        self.total.add(result)
+        result.queues = 1
+        return result
+
+    def _replaced(self) -> None:
+        """Somebody else leads by now. What this instance believed is given up, so that the next call asks anew."""
+        self.refused += 1
+        self._leader.relinquish()
+
+    def _sweep(self, record: QueueRecord, fence: Fence) -> SweepResult:
+        """One queue, its shards in turn."""
+        one = self._thresholds(record, fence)
+        for shard in range(record.shards):
+            while self._sweep_batch(one, shard, main=True):
+                pass
+            while self._sweep_batch(one, shard, main=False):
+                pass
+        self._check(fence)
+        one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
+        if one.result.swept or one.result.sideline_swept:
+            self._note(one)
+            log.warning(
+                "swept %d abandoned message(s) of %s into the sideline, %d within it",
+                one.result.swept, record.name, one.result.sideline_swept,
+            )  # fmt: skip
+        return one.result
+
+    def _thresholds(self, record: QueueRecord, fence: Fence) -> _Queue:
+        """Raises ConfigError for a queue whose claims would all be taken for abandoned."""
+        if not record.stuck_after_s > 0:
+            raise ConfigError(
+                f"queue {record.name!r} is stored with stuck_after_s = {record.stuck_after_s!r}: what is abandoned cannot "
+                "be told from what is being worked on"
+            )
+        if not self._guard.trusted(record.stuck_after_s):
+            log.error(
+                "the clock was set by %+.0f s: claims of %s that are older than %g s cannot be told for now, only what dead "
+                "processes held is recovered", self._guard.jumped_s, record.name, record.stuck_after_s,
+            )  # fmt: skip
+            return _Queue(record, fence, 0, 0, SweepResult(untimed_queues=1))
+        now_ms = int(self._clock() * 1000)
+        stuck_before_ms = now_ms - int(record.stuck_after_s * 1000)
+        sideline_before_ms = min(stuck_before_ms, now_ms - int(2 * record.shovel_interval_s * 1000))
+        return _Queue(record, fence, stuck_before_ms, sideline_before_ms)
+
+    def _sweep_batch(self, one: _Queue, shard: int, *, main: bool) -> bool:
+        """One step; whether there may be more."""
+        if self._stop.is_set():
+            return False
+        if self._leader.fence != one.fence:
+            raise StaleEpochError(
+                f"{one.fence.scope}: this instance does not lead under epoch {one.fence.epoch} any more"
+            )
+        before_ms = one.stuck_before_ms if main else one.sideline_before_ms
+        found = self._store.magazines.abandoned(
+            one.main if main else one.sideline,
+            shard,
+            before_ms,
+            self._settings.batch,
+            dead_owners=self._settings.dead_owners,
+        )
+        if not found:
+            return False
+        if main:
+            moved = self._sideline(one, found)
+            one.result.swept += moved
+        else:
+            pointers = group_pointers((each.shard, each.pointer) for each in found)
+            moved = self._store.magazines.reload(one.sideline, pointers, one.fence)
+            one.result.sideline_swept += moved
+        if moved:
+            (one.pointers if main else one.sideline_pointers)[shard] = found[-1].pointer
+        # Where nothing moved, others are at it: looking again at once would show the same.
+        return moved > 0 and len(found) >= self._settings.batch
+
+    def _accounted(self, magazine: str, shards: int, reached: dict[int, int], stored: dict[int, int]) -> dict[int, int]:
+        """How far each shard's sweep pointer, below which nobody need look again, may be moved: not behind a record that is
+        still there. It may be a living owner's, renewed, among older claims; or somebody else is moving it."""
+        passed: dict[int, int] = {}
+        for shard, pointer in reached.items():
+            before = stored.get(shard, 0)
+            after = dict.fromkeys(range(shards), 1 << 62) | {shard: before}
+            rows = self._store.magazines.scan(magazine, after=after, limit=1)
+            passed[shard] = min(pointer, rows[0][1] - 1) if rows else pointer
+        return {shard: pointer for shard, pointer in passed.items() if pointer > stored.get(shard, 0)}
+
+    def _check(self, fence: Fence) -> None:
+        """Raises StaleEpochError when another leads by now. For what needs no authority of itself: retiring what ran out
+        of time is what any consumer does on its way."""
+        epoch = self._store.locks.epoch(fence.scope)
+        if epoch > fence.epoch:
+            raise StaleEpochError(f"{fence.scope}: epoch {fence.epoch} was replaced by {epoch}")
+
+    def _sideline(self, one: _Queue, found: list[Abandoned]) -> int:
+        def why(each: Abandoned) -> str:
+            return (
+                "its worker's process is dead"
+                if each.owner_dead
+                else f"not finished after {one.record.stuck_after_s:g} s"
+            )
+
+        return set_aside(self._store, one.record, found, why, one.fence)
+
+    def _note(self, one: _Queue) -> None:
+        """In the queue's record: how far the pass came, what it moved, and under which epoch."""
+        at_ms = int(self._clock() * 1000)
+        known = one.record
+        passed = self._accounted(one.main, known.shards, one.pointers, known.sweep_pointers)
+        sideline_passed = self._accounted(
+            one.sideline, known.shards, one.sideline_pointers, known.sideline_sweep_pointers
+        )
+
+        def change(record: QueueRecord) -> None:
+            # Never back: the store may have moved them on by itself.
+            for stored, reached in (
+                (record.sweep_pointers, passed),
+                (record.sideline_sweep_pointers, sideline_passed),
+            ):
+                stored.update({shard: max(pointer, stored.get(shard, 0)) for shard, pointer in reached.items()})
+            record.swept_count += one.result.swept
+            record.sideline_swept_count += one.result.sideline_swept
+            record.extra["sweep"] = {"epoch": one.fence.epoch, "at_ms": at_ms}
+
+        self._store.queues.update(one.main, change, one.fence)

@@ -1,0 +1,145 @@
+"""What a publishing task does: record batches in, loads into the store, one receipt row per load out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ignis.errors import InvalidMessageError, QueueRemovedError
+from ignis.native import PackedBatch
+from ignis.spark._pyspark import TaskContext
+from ignis.spark.ids import ids_from_jvm
+from ignis.spark.queue_path import Place
+from ignis.storage.base import LoadedOnce
+
+__all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
+
+_SEGMENT_RECORDS = 4_096
+_SEGMENT_BYTES = 512 << 10
+"""What goes into one shard side by side. Larger ones would save little and need more room in one piece."""
+
+_AHEAD = 4
+"""So many transactions' rows wait at most, so that a flush that takes long does not keep Spark from working."""
+
+RECEIPT_SCHEMA = "partition int, shard int, first_pointer bigint, count bigint, duplicates bigint"
+_RECEIPTS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("shard", pa.int32()),
+        ("first_pointer", pa.int64()),
+        ("count", pa.int64()),
+        ("duplicates", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Publishing:
+    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id`` of a partition."""
+
+    place: Place
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        partition = context.partitionId() if context is not None else 0
+        settings = self.place.settings
+        # The store makes transactions durable while Spark hands over the rows of the next ones. One thread loads, so that
+        # rows of one key stay in their order.
+        with ThreadPoolExecutor(1, thread_name_prefix="ignis-spark-load") as loader:
+            loading: deque[Future[list[tuple[int, LoadedOnce]]]] = deque()
+            for number, rows in enumerate(gathered(batches, settings.batch_rows, settings.batch_bytes)):
+                loading.append(loader.submit(load_rows, self.place, partition + number, rows))
+                while len(loading) > _AHEAD or (loading and loading[0].done()):
+                    yield _receipts(partition, loading.popleft().result())
+            while loading:
+                yield _receipts(partition, loading.popleft().result())
+
+
+def _receipts(partition: int, loaded: list[tuple[int, LoadedOnce]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([partition] * len(loaded), pa.int32()),
+            pa.array([shard for shard, _ in loaded], pa.int32()),
+            pa.array([one.first for _, one in loaded], pa.int64()),
+            pa.array([one.loaded for _, one in loaded], pa.int64()),
+            pa.array([one.repeats for _, one in loaded], pa.int64()),
+        ],
+        schema=_RECEIPTS,
+    )
+
+
+def gathered(batches: Iterable[pa.RecordBatch], max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Spark's batches put together, or cut, to what one transaction should take. Holds about one transaction."""
+    held: list[pa.RecordBatch] = []
+    rows = nbytes = 0
+    for whole in batches:
+        for batch in _cut(whole, max_rows, max_bytes):
+            size = batch.nbytes
+            if held and (rows + batch.num_rows > max_rows or nbytes + size > max_bytes):
+                yield _joined(held)
+                held, rows, nbytes = [], 0, 0
+            held.append(batch)
+            rows += batch.num_rows
+            nbytes += size
+    if held:
+        yield _joined(held)
+
+
+def _cut(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    if not batch.num_rows:
+        return
+    pieces = max(-(-batch.num_rows // max_rows), -(-batch.nbytes // max_bytes))
+    step = max(1, -(-batch.num_rows // pieces))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) -> list[tuple[int, LoadedOnce]]:
+    """Stores the rows, in one transaction where the store has them; durable as the queue's setting promises on return.
+
+    Args:
+        turn: where rows without a key begin, modulo the shards.
+        rows: with the columns ``body`` and, where wanted, ``key`` and ``id``.
+        ids: a column of ids that goes before the rows' own.
+
+    Returns what became of each batch, with its shard.
+
+    Raises:
+        InvalidMessageError (a null body or id), MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
+    """
+    names = rows.schema.names
+    if rows.column("body").null_count:
+        raise InvalidMessageError(f"{rows.column('body').null_count} row(s) without a value cannot be messages")
+    if ids is None and "id" in names:
+        ids = ids_from_jvm(rows.column("id"))
+    store = place.open()
+    if store.queues.get(place.queue) is None:
+        raise QueueRemovedError(f"queue {place.queue!r} was removed from the store: nothing was stored")
+    magazines = store.magazines
+    batches = PackedBatch.pack_columns(
+        rows.column("body"),
+        flags=place.flags,
+        shards=place.shards,
+        any_shard=turn % place.shards,
+        keys=rows.column("key") if "key" in names else None,
+        ids=ids,
+        max_body_bytes=place.max_message_bytes,
+        max_records=_SEGMENT_RECORDS,
+        max_bytes=_SEGMENT_BYTES,
+    )
+    if ids is not None:
+        loaded = magazines.load_once(place.queue, batches, place.ttl_s, place.settings.remember_ids_s)
+    else:
+        counts = [batch.count for _, batch in batches]
+        firsts = magazines.load(place.queue, batches, place.ttl_s)
+        loaded = [LoadedOnce(first, count, 0) for first, count in zip(firsts, counts, strict=True)]
+    return [(shard, one) for (shard, _), one in zip(batches, loaded, strict=True)]

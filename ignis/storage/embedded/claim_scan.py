@@ -1,0 +1,205 @@
+"""Claiming what waits: over the shards of a magazine, beginning behind the one that was served last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ignis.errors import ConfigError
+from ignis.native.store import Recall, fire_into
+from ignis.native.wire import ClaimsFrame
+from ignis.storage.embedded.catalogue import Magazine
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.records import Claim, FireResult, Run, joined_runs
+from ignis.storage.write_batch import FiredInto
+
+__all__ = ["Firing"]
+
+_MOST_EXPIRED = 100_000
+"""So many expired records one call retires; the rest is for the next."""
+_ANY_SIZE = 1 << 62
+
+
+class Firing:
+    """Of one store. Thread-safe."""
+
+    def __init__(self, store: StoreContext) -> None:
+        self._directory = store.directory
+        self._owner = store.owner
+        self._gate = store.gate
+        self._rotation: dict[str, int] = {}
+
+    def order(self, found: Magazine, shards: Sequence[int] | None) -> list[int] | None:
+        """The shards to look at; None = all, from `begin` on."""
+        if shards is None:
+            return None
+        begin = self.begin(found)
+        wanted = sorted(set(shards))
+        if wanted and not 0 <= wanted[0] <= wanted[-1] < found.shards:
+            raise ConfigError(
+                f"shards {wanted[0]} to {wanted[-1]} of magazine {found.name!r}, which has {found.shards}"
+            )
+        return [shard for shard in wanted if shard >= begin] + [shard for shard in wanted if shard < begin]
+
+    def begin(self, found: Magazine) -> int:
+        return self._rotation.get(found.name, 0) % found.shards
+
+    def served(self, found: Magazine, shard: int) -> None:
+        self._rotation[found.name] = shard + 1
+
+    def fire(
+        self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None, max_bytes: int
+    ) -> FireResult:
+        """See `MagazineStore.fire`. What has expired is retired on the way."""
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        size = min(max(max_bytes, 0), _ANY_SIZE)
+        pieces, expired, more, _ = found.log.fire(
+            found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+        )
+        claims = self._claims_of(found, pieces)
+        if not expired:
+            return FireResult(claims, {}, 0, more)
+        return self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
+
+    def fire_next(
+        self, found: Magazine, limit: int, owner: bytes, seen: int, timeout_s: float, recall: Recall, max_bytes: int
+    ) -> tuple[int, FireResult | None]:
+        """See `MagazineStore.fire_next`."""
+        now_ms = self._directory.clock.now_ms()
+        number, fired = found.log.fire_next(
+            found.number,
+            limit,
+            owner,
+            now_ms,
+            gate=self._gate,
+            recall=recall,
+            seen=seen,
+            timeout=timeout_s,
+            begin=self.begin(found),
+            max_bytes=min(max(max_bytes, 0), _ANY_SIZE),
+        )
+        if fired is None:
+            return number, None
+        pieces, expired, more, _ = fired
+        claims = self._claims_of(found, pieces)
+        if not expired:
+            return number, FireResult(claims, {}, 0, more)
+        self._gate.enter()
+        try:
+            now_ms = self._directory.clock.now_ms()
+            return number, self._fire_behind(found, limit, owner, max_bytes, now_ms, claims, expired, more)
+        finally:
+            self._gate.leave()
+
+    def _claims_of(self, found: Magazine, pieces: list[Any]) -> list[Claim]:
+        claims = [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+        if claims:
+            self.served(found, claims[-1].shard)
+        return claims
+
+    def _fire_behind(
+        self, found: Magazine, limit: int, owner: bytes, max_bytes: int, now_ms: int,
+        claims: list[Claim], expired: list[int], more: bool,
+    ) -> FireResult:  # fmt: skip
+        """What has expired is retired, and what lies behind it is claimed as well."""
+        log, number = found.log, found.number
+        count = 0
+        while expired:
+            count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or count >= _MOST_EXPIRED:
+                more = True
+                break
+            left = limit - sum(len(claim.pointers) for claim in claims)
+            size = min(max(max_bytes, 0), _ANY_SIZE)
+            size -= sum(len(record or b"") for claim in claims for record in claim.records)
+            pieces, expired, more, _ = log.fire(
+                number,
+                left if size > 0 or not claims else 0,
+                owner,
+                now_ms,
+                order=expired,
+                max_bytes=max(size, 0),
+                first=not claims,
+            )
+            claims += [Claim(shard, pointers, records) for shard, pointers, records, _ in pieces]
+        return FireResult(claims, {}, count, more)
+
+    def fire_into(
+        self,
+        frame: ClaimsFrame,
+        found: Magazine,
+        limit: int,
+        owner: bytes,
+        shards: Sequence[int] | None,
+        max_bytes: int,
+    ) -> FiredInto:
+        """`fire` into a frame."""
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        size = min(max(max_bytes, 0), _ANY_SIZE)
+        before, began = frame.messages, frame.nbytes
+        served, expired, more, _ = fire_into(
+            found.log, frame, found.number, limit, owner, now_ms, order=order, begin=self.begin(found), max_bytes=size
+        )
+        if served is not None:
+            self.served(found, served)
+        count = 0
+        while expired:
+            count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or count >= _MOST_EXPIRED:
+                more = True
+                break
+            left = limit - (frame.messages - before)
+            size = min(max(max_bytes, 0), _ANY_SIZE) - (frame.nbytes - began)
+            none_yet = frame.messages == before
+            _, expired, more, _ = fire_into(
+                found.log,
+                frame,
+                found.number,
+                left if size > 0 or none_yet else 0,
+                owner,
+                now_ms,
+                order=expired,
+                max_bytes=max(size, 0),
+                first=none_yet,
+            )
+        return FiredInto({}, count, more)
+
+    def claim(self, found: Magazine, limit: int, owner: bytes, shards: Sequence[int] | None) -> tuple[list[Run], int]:
+        """The runs that were claimed, and how many records had expired."""
+        order = self.order(found, shards)
+        now_ms = self._directory.clock.now_ms()
+        runs: list[Run] = []
+        count = 0
+        while True:
+            left = limit - sum(run.messages for run in runs)
+            pieces, expired, more, _ = found.log.fire(
+                found.number, left, owner, now_ms, order=order, begin=self.begin(found), records=False
+            )
+            runs += (Run(shard, pointers[0], pointers[-1], many) for shard, pointers, many, _ in pieces)
+            if expired:
+                count += self._retire(found, expired, now_ms, _MOST_EXPIRED - count)
+            if more or not expired or count >= _MOST_EXPIRED:
+                return joined_runs(runs), count
+            order = expired
+
+    def expire(self, found: Magazine, limit: int) -> int:
+        """See `MagazineStore.expire`."""
+        now_ms = self._directory.clock.now_ms()
+        _, expired, _, _ = found.log.fire(found.number, 0, self._owner.encode(), now_ms)
+        return self._retire(found, expired, now_ms, limit)
+
+    def expire_heads(self, found: Magazine, shards: Iterable[int]) -> int:
+        """Retires, and counts as expired, what has run out of time at the heads of these shards."""
+        now_ms = self._directory.clock.now_ms()
+        return self._retire(found, [shard for shard in shards if 0 <= shard < found.shards], now_ms, _MOST_EXPIRED)
+
+    @staticmethod
+    def _retire(found: Magazine, shards: Sequence[int], now_ms: int, limit: int) -> int:
+        # Not flushed: what a power cut brings back has expired all the same, and is retired and counted again.
+        count = 0
+        for shard in shards:
+            if count < limit:
+                count += found.log.expire(found.number, shard, now_ms, limit - count, durable=False)
+        return count

@@ -1,0 +1,79 @@
+"""A store in memory, with the embedded store's semantics: for tests, and for work that may be forgotten."""
+
+from __future__ import annotations
+
+import os
+
+from ignis.clock import Clock
+from ignis.storage.base import Store
+from ignis.storage.checks import check_application
+from ignis.storage.clock import StoreClock, process_clock
+from ignis.storage.memory.control import MemoryArrays, MemoryLocks, MemoryQueues
+from ignis.storage.memory.magazines import MemoryMagazines
+from ignis.storage.memory.state import Content, StoreContext
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(Store):
+    """Keeps everything in this process, as long as it lives. Thread-safe; not usable in a child after ``fork``.
+
+    Args:
+        name: stores of the same name share their content as long as the process lives; empty = private to this one.
+        client_id, farm_id: scope of all names.
+        clock: by which everything ends and ages here; None = a clock of the machine that nobody can set.
+    """
+
+    in_process = True
+
+    def __init__(
+        self, name: str = "", *, client_id: str = "ignis", farm_id: str = "local", clock: Clock | None = None
+    ) -> None:
+        check_application(client_id, farm_id)
+        self.url = f"memory://{name}"
+        self.client_id = client_id
+        self.farm_id = farm_id
+        store_clock = process_clock()
+        if clock is not None:
+            self.lock_clock = clock
+            store_clock = StoreClock(
+                round((clock() - clock.steady_s()) * 1000),
+                rising_ms=lambda: round(clock.steady_s() * 1000),
+                wall_ms=lambda: round(clock() * 1000),
+            )
+        self._context = context = StoreContext(name, f"{farm_id}/{client_id}", store_clock)
+        self._owner = f"memory:{os.getpid()}"
+        self.magazines = MemoryMagazines(context)
+        self.queues = MemoryQueues(context)
+        self.locks = MemoryLocks(context)
+        self.arrays = MemoryArrays(context)
+
+    @property
+    def content(self) -> Content:
+        """What is stored, of all stores of this name."""
+        return self._context.content
+
+    @property
+    def owner(self) -> str:
+        return self._owner
+
+    def now_s(self) -> float:
+        return self._context.clock.now_ms() / 1000
+
+    @property
+    def local_dir(self) -> str | None:
+        return None
+
+    def stats(self) -> dict[str, int | float | str]:
+        with self._context.open_content() as content:
+            shards = [shard for magazine in content.magazines.values() for shard in magazine.shards]
+            held = [one.data for shard in shards for one in shard.records.values()]
+            figures: dict[str, int | float | str] = {
+                "store": "memory",
+                "records": len(held),
+                "used_bytes": sum(map(len, held)),
+            }
+            return {**figures, **self._context.calls}
+
+    def close(self, timeout: float = 30.0) -> None:
+        self._context.close(timeout)

@@ -1,0 +1,141 @@
+"""What a worker or supervisor shows over HTTP: ``/healthz``, ``/metrics``, ``/scale`` and ``/scale/<queue>``."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ignis.app import Ignis
+from ignis.control.autoscaler import Autoscaler, queue_loads
+from ignis.control.queue_depths import queue_depths
+from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route
+from ignis.storage.base import Store
+from ignis.supervisor.manager import Supervisor
+from ignis.supervisor.worker_main import running_queues
+
+__all__ = ["app_endpoint", "scale_endpoint", "scale_routes", "supervisor_endpoint"]
+
+_FRESH_S = 1.0
+"""Figures of the store are at most this old: however many ask, it is asked once."""
+
+Stats = Mapping[str, Any]
+
+
+class _Kept:
+    """The result of a call, kept for a moment. Thread-safe."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._value: Any = None
+        self._until = 0.0
+
+    def __call__(self) -> Any:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._value = self._call()
+                self._until = time.monotonic() + _FRESH_S
+            return self._value
+
+
+def _metrics_route(stats: Callable[[], Stats]) -> Route:
+    def make() -> Exposition:
+        from ignis.metrics import Collector, Exposition
+
+        return Exposition(Collector(stats))
+
+    return metrics_route(make)
+
+
+def scale_routes(store: Callable[[], Store], autoscaler: Callable[[], Autoscaler | None]) -> dict[str, Route]:
+    """``/scale``: what waits for workers in all queues (in a paused one nothing), and what the autoscaler makes of it;
+    ``/scale/<queue>``: of one queue, as KEDA's metrics-api scaler reads it (``valueLocation: pending``)."""
+    loads = _Kept(lambda: {one.queue: one for one in queue_loads(store())})
+
+    def found() -> dict[str, dict[str, Any]]:
+        return {
+            name: {"pending": one.due, "oldest_age_s": (one.oldest_age_s or 0.0) if one.due else 0.0}
+            for name, one in loads().items()
+        }
+
+    def everything(rest: str) -> Reply:
+        acting = autoscaler()
+        report = {} if acting is None else acting.report()
+        report.pop("queues", None)
+        return json_reply(
+            200, {**report, "pending": sum(one["pending"] for one in found().values()), "queues": found()}
+        )
+
+    def one_queue(rest: str) -> Reply:
+        load = found().get(rest)
+        return (
+            json_reply(404, {"error": f"no active queue {rest!r}"})
+            if load is None
+            else json_reply(200, {"queue": rest, **load})
+        )
+
+    return {"/scale/": one_queue, "/scale": everything}
+
+
+def scale_endpoint(
+    bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False
+) -> HttpEndpoint:
+    """Of an autoscaler alone."""
+    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
+
+
+def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint:
+    """Of an application in this process."""
+
+    def health(rest: str) -> Reply:
+        failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
+        ok = app.running and not failed
+        return json_reply(
+            200 if ok else 503,
+            {
+                "status": "ok" if ok else "failing", "pid": os.getpid(), "paused": app.paused,
+                "queues": running_queues(app), "failed": failed,
+                # Without why: the text of a store's error names files. It is in the log.
+                "states": {name: state.partition(":")[0] for name, state in app.refresher.states.items()},
+            },
+        )  # fmt: skip
+
+    routes = {
+        "/healthz": health,
+        "/metrics": _metrics_route(_Kept(app.stats)),
+        **scale_routes(lambda: app.store, lambda: None),
+    }
+    return HttpEndpoint(bind, routes, public=public)
+
+
+def supervisor_endpoint(
+    bind: str, supervisor: Supervisor, autoscaler: Callable[[], Autoscaler | None], *, public: bool = False
+) -> HttpEndpoint:
+    """Of all worker processes of a supervisor."""
+
+    def health(rest: str) -> Reply:
+        ok = supervisor.healthy
+        status = "ok" if ok else "failing"
+        return json_reply(200 if ok else 503, {"status": status, **supervisor.describe(), "queues": supervisor.queues})
+
+    def stats() -> Stats:
+        store, counted = supervisor.store(), supervisor.totals.queues()
+        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in store.queues.list(active=True)]
+        acting = autoscaler()
+        return {
+            "store": store.stats(),
+            "pool": supervisor.totals.pool(),
+            "queues": [*queues, *counted.values()],
+            "supervisor": supervisor.describe(),
+            "autoscaler": None if acting is None else acting.report(),
+        }
+
+    routes = {
+        "/healthz": health,
+        "/metrics": _metrics_route(_Kept(stats)),
+        **scale_routes(supervisor.store, autoscaler),
+    }
+    return HttpEndpoint(bind, routes, public=public)

@@ -1,0 +1,93 @@
+"""Gives back what dead worker processes held, in a thread of its own: a store that is slow must not keep the supervisor
+from watching the living."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ignis.control.redelivery import Recovered, recover_owner
+from ignis.errors import IgnisError
+from ignis.log_limit import LimitedLog
+from ignis.stacks import start_thread
+from ignis.storage.base import Store
+
+__all__ = ["Undertaker"]
+
+log = logging.getLogger("ignis.supervisor")
+
+_RETRY_S = 1.0
+
+
+class Undertaker:
+    """Thread-safe.
+
+    Args:
+        store: opens it, or returns the opened one.
+    """
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._todo: deque[tuple[str, str]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._said = LimitedLog(log)
+        self._thread: threading.Thread | None = None
+        self.total = Recovered()
+
+    def bury(self, owner: str, why: str) -> None:
+        """``owner`` is dead; what it had claimed is given back soon."""
+        with self._changed:
+            self._todo.append((owner, why))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="ignis-undertaker", daemon=True)
+                start_thread(self._thread)
+            self._changed.notify_all()
+
+    def wait_done(self, timeout: float) -> bool:
+        """Until everybody is buried; False when that takes longer. What is left then is the sweeper's."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._todo, timeout)
+
+    def close(self) -> None:
+        """Ends after the one at hand. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._todo or self._closing)
+                if self._closing:
+                    return
+                owner, why = self._todo[0]
+            began = time.monotonic()
+            try:
+                found = recover_owner(self._store(), owner, why)
+            except IgnisError as exc:
+                later = "tried again" if exc.retryable else "left to the sweeper"
+                self._said.warning(
+                    "what %s held cannot be given back now and is %s: %s", owner, later, exc, about=owner
+                )
+                if exc.retryable:
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._closing, _RETRY_S)
+                    continue
+            except Exception:
+                log.exception("what %s held is left to the sweeper", owner)
+            else:
+                self.total.sidelined += found.sidelined
+                self.total.returned += found.returned
+                log.warning(
+                    "%s is dead (%s): %d message(s) it held are in the sideline, %d back in one, after %.3f s",
+                    owner, why, found.sidelined, found.returned, time.monotonic() - began,
+                )  # fmt: skip
+            with self._changed:
+                self._todo.popleft()
+                self._changed.notify_all()

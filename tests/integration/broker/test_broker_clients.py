@@ -1,0 +1,463 @@
+"""Clients: many requests at once, giving up, lost connections, brokers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ignis
+from ignis.broker.client import requests
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import Connected, pack, pack_connect
+from ignis.errors import (
+    ClosedError,
+    ConfigError,
+    ConnectionLostError,
+    ForkedHandleError,
+    FrameTooLargeError,
+    ProtocolError,
+    StoreTimeoutError,
+    StoreUnreachableError,
+)
+from ignis.native import FrameDecoder, PackedBatch, Record, encode_frame, encode_record
+from ignis.storage import open_store
+from tests.support import WAIT_S, eventually, reasons, wait_idle
+from tests.support.broker import RunningBroker, running
+
+pytestmark = pytest.mark.integration
+
+Script = Callable[[int, int, bytes], "bytes | None"]
+
+
+class Puppet:
+    """A broker that answers as a test wants: ``script(command, request_id, payload)`` gives bytes to send, None = to close."""
+
+    def __init__(self, script: Script) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.connections: list[socket.socket] = []
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        decoder = FrameDecoder()
+        with connection:
+            while True:
+                try:
+                    data = connection.recv(1 << 16)
+                except OSError:
+                    return
+                if not data:
+                    return
+                decoder.feed(data)
+                for command, request_id, payload in decoder.frames():
+                    self.seen.append((command, request_id))
+                    if command == Command.CONNECT:
+                        answer: bytes | None = encode_frame(
+                            Command.RESULT, request_id, pack_connect(Connected("puppet", 1 << 20, 100, 60_000))
+                        )
+                    else:
+                        answer = self._script(command, request_id, payload)
+                    if answer is None:
+                        return
+                    connection.sendall(answer)
+
+    def __enter__(self) -> Puppet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._listener.close()
+        for connection in self.connections:
+            connection.close()
+
+
+def client_of(port: int, **settings: float) -> SyncClient:
+    return SyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S, **settings})
+
+
+# -- answers find their callers
+
+
+def test_answers_in_any_order_reach_their_callers() -> None:
+    held: list[tuple[int, bytes]] = []
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes:
+        held.append((request_id, payload))
+        if len(held) < 8:
+            return b""
+        return b"".join(encode_frame(Command.PONG, one, data) for one, data in reversed(held))
+
+    answers: dict[int, bytes] = {}
+    with Puppet(script) as puppet, client_of(puppet.port) as client:
+
+        def ask(number: int) -> None:
+            answers[number] = client.exchange(requests.ClientRequest(Command.PING, bytes([number]), bytes))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        client.close(0.1)
+    assert answers == {number: bytes([number]) for number in range(8)}
+
+
+def test_a_late_answer_is_dropped_and_counted_and_reaches_nobody_else() -> None:
+    late: list[int] = []
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes:
+        if payload == b"slow":
+            late.append(request_id)
+            return b""
+        return b"".join(encode_frame(Command.PONG, one, b"late") for one in late) + encode_frame(
+            Command.PONG, request_id, payload
+        )
+
+    with Puppet(script) as puppet, client_of(puppet.port) as client:
+        with pytest.raises(StoreTimeoutError) as found:
+            client.exchange(requests.ClientRequest(Command.PING, b"slow", bytes), 0.1)
+        assert found.value.setting == "client.timeout_s"
+        assert client.link is not None
+        assert client.link.machine.pending == 1, "the id stays reserved"
+        assert client.exchange(requests.ClientRequest(Command.PING, b"quick", bytes)) == b"quick"
+        assert (client.link.machine.pending, client.link.machine.late_answers) == (0, 1)
+        client.close(0.1)
+
+
+def test_cancelled_coroutines_do_not_cross() -> None:
+    async def run(port: int) -> None:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
+            await client.connect()
+
+            async def one(number: int) -> None:
+                data = number.to_bytes(4, "big")
+                assert await client.ask(requests.ClientRequest(Command.PING, data, bytes)) == data
+
+            tasks = [asyncio.ensure_future(one(number)) for number in range(500)]
+            await asyncio.sleep(0)
+            for task in tasks[::3]:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert sum(isinstance(each, asyncio.CancelledError) for each in done) == len(tasks[::3])
+            assert [each for each in done if each is not None and not isinstance(each, asyncio.CancelledError)] == []
+            await one(9_999)
+            assert (client.pending, client.late_answers) == (0, len(tasks[::3]))
+
+    with running("memory://") as broker:
+        asyncio.run(run(broker.port))
+
+
+# -- lost connections
+
+
+def test_everything_pending_fails_with_what_is_known_of_it() -> None:
+    with Puppet(lambda command, request_id, payload: b"" if command == Command.SEND else None) as puppet:
+        client = client_of(puppet.port)
+        found: list[ConnectionLostError] = []
+
+        def send() -> None:
+            with pytest.raises(ConnectionLostError) as caught:
+                client.ask(requests.send("q", encode_record(b"x")))
+            found.append(caught.value)
+
+        threads = [threading.Thread(target=send) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: sum(command == Command.SEND for command, _ in puppet.seen) == 3)
+        with pytest.raises(ConnectionLostError):
+            client.ask(requests.array_enqueue("a", "b", [1]))
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert [one.sent for one in found] == [True, True, True]
+        client.close(0.1)
+
+
+def test_what_may_be_repeated_is_repeated() -> None:
+    answers = iter([None, None])
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes | None:
+        return next(answers, encode_frame(Command.RESULT, request_id, pack(["m"])))
+
+    with Puppet(script) as puppet, client_of(puppet.port) as client:
+        assert client.ask(requests.names()) == ["m"]
+        assert client.connects == 3
+        client.close(0.1)
+
+
+def test_coroutines_fail_and_repeat_alike() -> None:
+    answers = iter([None, None])
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes | None:
+        return next(answers, encode_frame(Command.RESULT, request_id, pack(["m"])))
+
+    async def run(port: int) -> None:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S}) as client:
+            with pytest.raises(ConnectionLostError) as found:
+                await client.send("q", encode_record(b"x"))
+            assert found.value.sent
+            assert await client.ask(requests.names()) == ["m"]
+            assert client.connects == 3
+        with pytest.raises(ClosedError):
+            await client.ask(requests.names())
+
+    with Puppet(script) as puppet:
+        asyncio.run(run(puppet.port))
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+    with client_of(port, connect_timeout_s=0.2) as client, pytest.raises(StoreUnreachableError, match=str(port)):
+        client.ask(requests.names())
+    with pytest.raises(StoreUnreachableError):
+        open_store(f"ignis://127.0.0.1:{port}?connect_timeout_s=0.1")
+
+    async def run() -> None:
+        async with AsyncClient(BrokerAddress("127.0.0.1", port), {"connect_timeout_s": 0.2}) as one:
+            with pytest.raises(StoreUnreachableError):
+                await one.ask(requests.names())
+
+    asyncio.run(run())
+
+
+def test_something_else_is_there() -> None:
+    with Puppet(lambda *_: b"") as puppet:
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = client_of(int(listener.getsockname()[1]), connect_timeout_s=0.3)
+        with pytest.raises(ProtocolError, match="not a broker"):
+            client.ask(requests.names())
+        listener.close()
+        thread.join(WAIT_S)
+        assert puppet.seen == []
+
+
+def test_clients_follow_a_broker_that_is_started_again(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    first = RunningBroker(url)
+    port = first.port
+    store = open_store(f"ignis://127.0.0.1:{port}", timeout_s=WAIT_S, connect_timeout_s=WAIT_S)
+    store.magazines.declare("m", 1)
+    store.magazines.load_records("m", 0, [encode_record(b"a")])
+    first.stop()
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(store.magazines.metadata("m")[0].load_pointer))
+    thread.start()
+    with RunningBroker(url, at_port=port):
+        thread.join(WAIT_S)
+        (last,) = results
+        assert last >= 1
+        assert store.magazines.load_records("m", 0, [encode_record(b"b")]) == last + 1
+        assert [Record(one or b"").body for _, _, one in store.magazines.scan("m")] == [b"a", b"b"]
+        store.close()
+
+
+def test_a_drain_answers_what_is_under_way_and_takes_acknowledgements(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    broker = RunningBroker(url, settings={"drain_timeout_s": WAIT_S})
+    client = broker.client(connect_timeout_s=0.2)
+    client.ask(requests.create_queue("q", {"shards": 1}))
+    client.ask(requests.send("q", encode_record(b"a")))
+    found = client.consume("q", 1, wait_s=WAIT_S)
+    pulls: list[int] = []
+    with broker.client(connect_timeout_s=0.2) as other:
+        thread = threading.Thread(target=lambda: pulls.append(other.consume("q", 1, wait_s=WAIT_S).total()))
+        thread.start()
+        eventually(lambda: broker.on_loop(lambda: sum(pump.consumers for pump in broker.pumps())))
+        broker.broker.request_stop()
+        thread.join(WAIT_S)
+        assert pulls == [0]
+        assert client.ack("q", {claim.shard: claim.pointers for claim in found.claims}) == 1
+        broker.stop()
+    client.close(0.1)
+    with open_store(url) as store:
+        assert (store.magazines.metadata("q")[0].pending, store.magazines.metadata("q")[0].in_flight) == (0, 0)
+
+
+# -- the store
+
+
+def test_the_whole_queue_api(tmp_path: Path) -> None:
+    with RunningBroker(f"embedded://{tmp_path}/store") as broker, ignis.Ignis(broker.url) as app:
+        queue = app.queue("orders", dict, durability="none")
+        seen: list[int] = []
+
+        @queue.handler(concurrency=2)
+        def handle(message: dict[str, int]) -> bool:
+            seen.append(message["n"])
+            return message["n"] != 7
+
+        app.start()
+        published = queue.publish({"n": 0}, key="k", headers={"from": "test"})
+        assert published.pointer == 1
+        queue.publish_many([{"n": n} for n in range(1, 50)])
+        with queue.publisher() as publisher:
+            for n in range(50, 100):
+                publisher.send({"n": n})
+        eventually(lambda: len(seen) >= 100)
+        wait_idle(queue)
+        assert sorted(seen) == list(range(100))
+        assert reasons(queue) == {"rejected": 1}
+        assert queue.shovel.run_once() is not None
+        eventually(lambda: seen.count(7) == 2)
+        wait_idle(queue)
+        assert queue.stats()["sideline"] == 1
+        assert app.sweeper().run_once().swept == 0
+        app.stop(WAIT_S)
+
+
+def test_what_is_too_large_is_said_before_it_is_sent(memory_url: str) -> None:
+    with running(memory_url, settings={"max_frame_bytes": 1 << 16}) as broker, open_store(broker.url) as store:
+        store.magazines.declare("m", 1)
+        with pytest.raises(FrameTooLargeError) as found:
+            store.magazines.load("m", [(0, PackedBatch.pack([encode_record(bytes(1 << 16))]))], None)
+        assert found.value.limit_bytes == 1 << 16
+        assert store.magazines.names() == ["m"]
+
+
+def test_answers_that_would_be_too_large_come_in_pieces(memory_url: str) -> None:
+    settings = {"max_frame_bytes": 1 << 16, "max_outbound_bytes": 1 << 14}
+    with running(memory_url, settings=settings) as broker, open_store(broker.url) as store:
+        magazines = store.magazines
+        magazines.declare("m", 3)
+        for shard in range(3):
+            for _ in range(10):
+                magazines.load_records("m", shard, [encode_record(bytes(2_000)) for _ in range(10)])
+        assert len(magazines.scan("m", limit=1_000)) == 300
+        assert len(magazines.scan("m", limit=123)) == 123
+        found = magazines.peek("m", {shard: range(1, 101) for shard in range(3)})
+        assert {shard: sorted(many) for shard, many in found.items()} == {n: list(range(1, 101)) for n in range(3)}
+        fired, count = magazines.fire("m", 300, "me"), 0
+        while fired.claims:
+            count += fired.total()
+            fired = magazines.fire("m", 300, "me")
+        assert count == 300
+
+
+@pytest.mark.parametrize(
+    ("url", "match"),
+    [
+        ("ignis://127.0.0.1:1/path", "path"), ("ignis://127.0.0.1:1?nonsense=1", "nonsense"),
+        ("ignis://127.0.0.1:1?ca=/x", "tls"), ("ignis+tls://127.0.0.1:1?ca=/nowhere", "TLS"),
+    ],
+)  # fmt: skip
+def test_urls_that_are_none(url: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        open_store(url)
+
+
+def test_a_child_process_needs_a_client_of_its_own() -> None:
+    with running("memory://") as broker, broker.client() as client:
+        client.ask(requests.names())
+        pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                client.ask(requests.names())
+            except ForkedHandleError:
+                client.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert client.ask(requests.names()) == []
+
+
+def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with RunningBroker(url) as one, RunningBroker(url) as other, one.client() as first, other.client() as second:
+        members = first.ask(requests.cluster_status())
+        assert {member["address"] for member in members} == {f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}"}
+        assert second.ask(requests.cluster_status()) == members
+        first.ask(requests.create_queue("q", {"shards": 2}))
+        with second.subscribe("q") as subscription:
+            first.ask(requests.send("q", encode_record(b"over there")))
+            found = subscription.receive(WAIT_S)
+            assert found is not None
+            assert subscription.ack({claim.shard: claim.pointers for claim in found.claims}) == 1
+        status = first.ask(requests.node_status())
+        assert (status["broker"], status["draining"]) == (one.broker.id, False)
+        figures = {name for name, _, _ in first.ask(requests.metrics())}
+        assert figures >= {
+            "ignis_inflight_count", "ignis_timeout_count", "ignis_ring_depth", "ignis_drain_rate", "ignis_bytes_total",
+            "ignis_direct_used_bytes", "ignis_conn_count",
+        }  # fmt: skip
+        other.stop()
+        assert [member["broker"] for member in first.ask(requests.cluster_status())] == [one.broker.id]
+
+
+def test_threads_that_give_up_never_see_each_others_answers() -> None:
+    """Answers come late, in any order and in pieces, to threads that wait for them for a moment only."""
+    rng = random.Random(7)
+    held: list[tuple[int, bytes]] = []
+
+    def script(command: int, request_id: int, payload: bytes) -> bytes:
+        held.append((request_id, payload))
+        rng.shuffle(held)
+        due = [held.pop() for _ in range(rng.randint(0, len(held)))]
+        return b"".join(encode_frame(Command.PONG, one, data) for one, data in due)
+
+    wrong: list[tuple[bytes, bytes]] = []
+    answered: list[bytes] = []
+    unsent: list[ConnectionLostError] = []
+
+    def ask(number: int) -> None:
+        own = random.Random(number)
+        for turn in range(150):
+            data = f"{number}/{turn}".encode()
+            try:
+                found = client.exchange(
+                    requests.ClientRequest(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01])
+                )
+            except StoreTimeoutError:
+                continue
+            except ConnectionLostError as exc:  # others were sending for as long as it had
+                unsent.append(exc)
+                continue
+            answered.append(found)
+            if found != data:
+                wrong.append((data, found))
+
+    with Puppet(script) as puppet, client_of(puppet.port) as client:
+        client.connect()
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert wrong == []
+        assert [one for one in unsent if one.sent] == []
+        assert len(set(answered)) == len(answered)
+        assert client.link is not None
+        machine = client.link.machine
+        late = 6 * 150 - len(answered) - len(unsent)
+        assert machine.late_answers + machine.pending == late, "every one is accounted for"
+        client.close(0.1)

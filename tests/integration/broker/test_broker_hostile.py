@@ -1,0 +1,580 @@
+"""A broker in its own process among clients that mean it harm: its memory stays bounded, and a good client is served.
+
+`LIMITS` names a test for every limit of ``docs/protocol.md``: one in which a client exceeds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ignis.broker.auth.authenticator import KnownUser
+from ignis.broker.auth.principal import Credentials, Principal
+from ignis.broker.auth.users_file import User
+from ignis.broker.client import requests
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import (
+    Connect,
+    Failure,
+    Subscribe,
+    pack,
+    pack_connect,
+    pack_send,
+    pack_send_batch,
+    unpack,
+)
+from ignis.broker.repeated_log import RepeatedLog
+from ignis.errors import ConfigError, ConnectionLostError
+from ignis.native import PackedBatch, encode_frame, encode_record
+from ignis.native.wire import pack_pointers
+from tests.integration.broker.test_broker_process import BrokerProcess
+from tests.support import WAIT_S, eventually
+from tests.support.broker import RunningBroker, Wire, running
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+_LIMITS, _HERE, _FLOODS = "test_broker_limits", "test_broker_hostile", "test_broker_floods"
+
+LIMITS: dict[str, tuple[str, str]] = {
+    "frame before the handshake": (_LIMITS, "test_a_bad_beginning_ends_the_connection_with_a_reason"),
+    "frame": (_HERE, "test_a_frame_over_the_limit"),
+    "frame over 8,192 bytes of a request that its sender may not make": (
+        _HERE,
+        "test_a_denied_request_is_answered_before_it_has_come",
+    ),
+    (
+        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, ACK, NACK, RELOAD, DELETE, DELETE_WAITING, PEEK, TRANSFER, "
+        "ARRAY_ENQUEUE"
+    ): (_HERE, "test_a_denied_request_is_answered_before_it_has_come"),
+    "head of a request other than TRANSFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "values of an ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
+    "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
+    "pending requests of a connection": (_LIMITS, "test_the_cap_on_pending_requests"),
+    "bytes of one queue waiting for the store": (_LIMITS, "test_a_full_inbox_holds_senders_back"),
+    "bytes of a connection's requests waiting for the store": (_HERE, "test_requests_that_wait_are_bounded_in_bytes"),
+    "bytes of all connections' requests waiting for the store": (_HERE, "test_requests_of_all_are_bounded_in_bytes"),
+    "bytes a connection has not read": (_LIMITS, "test_one_that_reads_nothing_is_closed"),
+    "bytes that all connections together have not read": (_HERE, "test_what_all_leave_unread_together"),
+    "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
+    "connections": (_LIMITS, "test_connections_are_counted"),
+    "connections that have not said who they are": (_FLOODS, "test_silence_of_one_address_does_not_lock_out_another"),
+    "answer to FIRE, CONSUME, PEEK, SCAN, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
+    "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
+}
+"""What the page's table calls it -> module and test."""
+
+
+def test_every_limit_of_the_page_has_a_test() -> None:
+    table = PAGE.read_text("utf-8").split("\n## Limits\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[2:]
+    assert set(rows) == set(LIMITS)
+    for module, name in LIMITS.values():
+        assert callable(getattr(importlib.import_module(f"tests.integration.broker.{module}"), name))
+
+
+def greeted(port: int) -> Wire:
+    wire = Wire(port)
+    wire.greet()
+    return wire
+
+
+def big_batch(size: int, shard: int = 0) -> bytes:
+    """The payload of a SEND_BATCH of about so many bytes."""
+    records = [encode_record(bytes(10_000)) for _ in range(size // 10_036)]
+    return pack_send_batch(b"q", 0, [(shard, PackedBatch.pack(records))])
+
+
+# -- frames
+
+
+@pytest.fixture
+def narrow(memory_url: str) -> Iterator[RunningBroker]:
+    """Little memory for frames that are arriving."""
+    settings = {
+        "max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "max_inbox_bytes": 1 << 30, "frame_timeout_s": 60,
+    }  # fmt: skip
+    with RunningBroker(memory_url, settings=settings) as one:
+        with one.client() as client:
+            client.ask(requests.create_queue("q", {"shards": 4, "codec": "raw", "durability": "none"}))
+        yield one
+
+
+def held_bytes(broker: RunningBroker) -> int:
+    return broker.on_loop(lambda: broker.broker.receiving.held_bytes)
+
+
+def test_a_frame_over_the_limit(narrow: RunningBroker) -> None:
+    with greeted(narrow.port) as wire:
+        wire.raw(((4 << 20) - 3).to_bytes(4, "big"))
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("frame_too_large", True)
+        assert wire.closed()
+
+
+def test_heads_and_values_are_bounded(memory_url: str) -> None:
+    with running(memory_url) as broker, greeted(broker.port) as wire:
+        wire.send(Command.NACK, 2, pack(["orders", "requeue", -1, "", "", [{}] * 400_000]))
+        assert (failure := wire.failure()).code == "bad_request"
+        assert "262144" in failure.message
+        wire.send(Command.ARRAY_ENQUEUE, 3, pack(["a", "Q", [{}] * 1_000_001]))
+        assert (failure := wire.failure()).code == "config"
+        assert "at most 1000000" in failure.message
+        wire.send(Command.ARRAY_ENQUEUE, 4, pack(["a", "Q", [0] * 400_000]))
+        assert wire.receive()[:2] == (Command.RESULT, 4)
+        wire.send(Command.PING, 5)
+        assert wire.receive()[0] == Command.PONG
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{2: "a\nb"}, {6: "a\nb"}, {7: [1]}, {7: ["h", -1, 1, 1, "b"]}, {1: 5}, {5: b"secretpw"}],
+    ids=["instance", "software", "short process", "pid", "farm_id", "password"],
+)
+def test_an_odd_connect_is_told_so_and_is_one_line_of_the_log(
+    narrow: RunningBroker, odd: dict[int, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say = RepeatedLog(
+        logging.getLogger("ignis.broker"), logging.INFO
+    )  # the test before may have had this second's line
+    monkeypatch.setattr(narrow.broker, "say_broken", say)
+    fields = ["ignis", "local", "wire", "", "", "", "", None]
+    hello = pack_connect(Connect("", "", ""))[: -len(pack(Connect("", "", "")))]
+    caplog.set_level("INFO")
+    with Wire(narrow.port) as wire:
+        wire.send(Command.CONNECT, 1, hello + pack([odd.get(at, one) for at, one in enumerate(fields)]))
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("protocol", True)
+        assert wire.closed()
+    lines = [one for one in caplog.records if one.exc_info or "Connect" in one.getMessage()]
+    assert len(lines) == 1
+    text = lines[0].getMessage()
+    assert len(text) < 300
+    assert "\n" not in text
+    assert "secretpw" not in text + failure.message
+    assert lines[0].exc_info is None
+
+
+def test_connects_that_are_odd_all_the_time_do_not_fill_the_log(
+    narrow: RunningBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    say = RepeatedLog(logging.getLogger("ignis.broker"), logging.INFO, lambda: now_s[0])
+    monkeypatch.setattr(narrow.broker, "say_broken", say)
+    caplog.set_level("INFO")
+    before = narrow.broker.protocol_errors
+    for _ in range(100):
+        with Wire(narrow.port) as wire:
+            wire.raw(b"\xff\xff\xff\xff")
+            assert wire.failure().fatal
+            assert wire.closed()
+    assert narrow.broker.protocol_errors - before == 100
+    assert len([one for one in caplog.records if one.name == "ignis.broker"]) == 1
+    now_s[0] += 1
+    with Wire(narrow.port) as wire:
+        wire.raw(b"\xff\xff\xff\xff")
+        assert wire.failure().fatal
+    assert "(99 more like this were not logged)" in caplog.text
+
+
+def test_what_follows_good_frames_is_told_as_well(narrow: RunningBroker) -> None:
+    """In one write: CONNECT, PING, and a length that is none. It gets its answers, then the reason."""
+    hello = encode_frame(Command.CONNECT, 1, pack_connect(Connect("ignis", "local", "x")))
+    with Wire(narrow.port) as wire:
+        wire.raw(hello + encode_frame(Command.PING, 2, b"abc") + b"\xff\xff\xff\xff")
+        assert wire.receive() == (Command.PONG, 2, b"abc")
+        failure = wire.failure()
+        assert (failure.code, failure.fatal) == ("malformed_frame", True)
+        assert wire.closed()
+
+
+def test_many_large_frames_at_once_all_get_through(narrow: RunningBroker) -> None:
+    """Together 48 MiB on their way, where 1 MiB may be held, and one frame of 4."""
+    frames = [encode_frame(Command.SEND_BATCH, 9, big_batch(4_000_000, n % 4)) for n in range(12)]
+    answered: list[int] = []
+    most = 0
+
+    def send(frame: bytes) -> None:
+        with greeted(narrow.port) as wire:
+            wire.raw(frame)
+            answered.append(wire.receive()[0])
+
+    threads = [threading.Thread(target=send, args=(one,)) for one in frames]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        most = max(most, held_bytes(narrow))
+        threads[0].join(0.01)
+        threads = [thread for thread in threads if thread.is_alive()]
+    assert answered == [Command.SEND_ACK] * 12
+    assert most <= (1 << 20) + (4 << 20) + (1 << 20)
+    assert held_bytes(narrow) == 0
+
+
+def test_a_frame_that_arrives_too_slowly(memory_url: str) -> None:
+    frame = encode_frame(Command.SEND_BATCH, 9, big_batch(400_000))
+    with (
+        running(memory_url, settings={"frame_timeout_s": 0.3}) as broker,
+        greeted(broker.port) as silent,
+        greeted(broker.port) as slow,
+    ):
+        for wire in (silent, slow):
+            wire.raw(frame[:1_000])
+        ended = threading.Event()
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError):
+                for one in frame[1_000:]:
+                    slow.raw(bytes([one]))
+                    if ended.wait(0.02):
+                        return
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        for wire in (silent, slow):
+            failure = wire.failure()
+            assert (failure.code, failure.fatal) == ("broker", True)
+            assert "broker.frame_timeout_s" in failure.message
+        ended.set()
+        thread.join(WAIT_S)
+        eventually(lambda: held_bytes(broker) == 0)
+
+
+def test_frames_that_never_arrive(memory_url: str) -> None:
+    """Twenty clients begin a frame each and stop, so that all memory is used up. Requests that need none are answered as
+    ever, and a large frame gets through when the time of the others is over."""
+    settings = {"max_frame_bytes": 4 << 20, "max_receive_bytes": 1 << 20, "frame_timeout_s": 0.5}
+    begun = encode_frame(Command.SEND_BATCH, 9, big_batch(3_000_000))[:300_000]
+    with (
+        running(memory_url, settings=settings) as broker,
+        broker.client(timeout_s=WAIT_S) as good,
+        contextlib.ExitStack() as stack,
+    ):
+        good.ask(requests.create_queue("q", {"shards": 4, "codec": "raw"}))
+        hostile = [stack.enter_context(greeted(broker.port)) for _ in range(20)]
+        for wire in hostile:
+            wire.sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                wire.sock.send(begun)
+        eventually(lambda: held_bytes(broker) > 1 << 20)
+        assert held_bytes(broker) <= (1 << 20) + (4 << 20) + 20 * (256 << 10)
+        good.ask(requests.send("q", encode_record(b"x")))
+        assert good.ask(requests.names())
+        batch = PackedBatch.pack([encode_record(bytes(10_000)) for _ in range(300)])
+        ask = requests.send_batch("q", [(0, batch)])
+
+        def gets_through() -> bool:
+            # On a slow machine it may be taken for a slow one itself, and comes again.
+            with contextlib.suppress(ConnectionLostError):
+                return good.ask(ask)[0][2] == 300
+            return False
+
+        eventually(gets_through)
+        eventually(lambda: held_bytes(broker) == 0)
+
+
+@pytest.mark.parametrize("uvloop", [True, False])
+def test_an_idle_connection_holds_nothing_of_its_last_frame(memory_url: str, uvloop: bool) -> None:
+    with running(memory_url, uvloop=uvloop) as broker, broker.client() as client, greeted(broker.port) as wire:
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        wire.send(Command.SEND_BATCH, 9, big_batch(3_000_000))
+        assert wire.receive()[0] == Command.SEND_ACK
+        assert held_bytes(broker) == 0
+
+
+# -- what waits, and what is answered
+
+
+@contextlib.contextmanager
+def stuck_store(broker: RunningBroker) -> Iterator[threading.Event]:
+    """Array queues that wait for the event."""
+    store = broker.broker.applications[0].store
+    go_on = threading.Event()
+    enqueue = store.arrays.enqueue
+
+    def slow(*args: Any) -> Any:
+        assert go_on.wait(WAIT_S)
+        return enqueue(*args)
+
+    store.arrays.enqueue = slow  # type: ignore[method-assign]
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+        store.arrays.enqueue = enqueue  # type: ignore[method-assign]
+
+
+def sends_until_it_is_not_read(broker: RunningBroker, wire: Wire, frame: bytes) -> None:
+    """The frame over and over. What one read brings is taken, so a little more than the limit may be held."""
+    port = wire.sock.getsockname()[1]
+    session = next(one for one in broker.broker.sessions if one.peer.endswith(f":{port}"))
+    wire.sock.setblocking(False)
+    sent = 0
+
+    def stuck() -> bool:
+        nonlocal sent
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += wire.sock.send(frame[sent % len(frame) :])
+        return broker.on_loop(lambda: session.unread)
+
+    eventually(stuck)
+
+
+def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
+    settings = {"max_outbound_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
+    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
+    with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
+        sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
+        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + (512 << 10)
+        wire.send_nothing_more()
+        go_on.set()
+        eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
+
+
+def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
+    """Eight connections, each of which may have 8 MiB waiting, where 1 MiB may wait in all."""
+    settings = {"max_receive_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
+    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
+    with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(greeted(broker.port)) for _ in range(8)]
+        with stuck_store(broker) as go_on:
+            for wire in wires:
+                sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
+            assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
+            for wire in wires:
+                wire.send_nothing_more()
+            go_on.set()
+            eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
+
+
+def test_what_all_leave_unread_together(memory_url: str) -> None:
+    """Thirty clients, each of which may leave 8 MiB, where 4 MiB may be left in all; one that reads is served."""
+    settings = {"max_unread_bytes": 4 << 20, "store_threads": 2, "max_pending": 1_000, "drain_timeout_s": 0}
+    with running(memory_url, settings=settings) as broker, broker.client() as client, contextlib.ExitStack() as stack:
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(100):
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
+        greedy = [stack.enter_context(greeted(broker.port)) for _ in range(30)]
+        for wire in greedy:
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            wire.sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                for number in range(20):
+                    wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+        most = 0
+        for _ in range(100):
+            most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
+            assert client.ask(requests.scan("q", {}, 100, False))[0]
+        # Above twice the limit next to nothing is added; one answer of each store thread is on its way.
+        assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
+        for wire in greedy:
+            wire.close()
+        eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.crowded))
+        eventually(lambda: len(client.ask(requests.scan("q", {}, 100, False))[0]) == 100)
+
+
+def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
+    with running(memory_url, settings={"max_outbound_bytes": 1 << 16}) as broker, broker.client() as client:
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(12):
+            client.ask(requests.send("q", encode_record(bytes(30_000))))
+        rows, cut = client.ask(requests.scan("q", {}, 100, False))
+        assert (len(rows), cut) == (2, True)
+        rows, cut = client.ask(requests.peek("q", pack_pointers({0: range(1, 13)})))
+        assert (len(rows), cut) == (2, True)
+        found = client.ask(requests.fire("q", 100, "me", None, 1 << 30))
+        assert 1 <= sum(len(one.records) for one in found.claims) <= 3
+        assert found.more
+        pulled = client.consume("q", 100, WAIT_S, max_bytes=1 << 30)
+        assert 1 <= sum(len(one.records) for one in pulled.claims) <= 3
+        left = client.ask(requests.abandoned("q", 0, 1 << 50, 100, False, None))
+        assert 1 <= len(left) <= 2
+
+
+def test_credit_over_the_limit(memory_url: str) -> None:
+    with running(memory_url, settings={"max_credit": 10}) as broker, broker.client() as client:
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        with pytest.raises(ConfigError, match="max_credit"):
+            client.ask(requests.subscribe("q", 11, 1 << 20))
+        with greeted(broker.port) as wire:
+            wire.send(Command.SUBSCRIBE, 5, pack(Subscribe("q", 10)))
+            assert wire.receive()[0] == Command.RESULT
+            wire.send(Command.CREDIT, 6, pack([5, 11]))
+            assert wire.failure().code == "config"
+
+
+def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) -> None:
+    """Though it is far below its own limit: others are crowded by it."""
+    settings = {"max_unread_bytes": 1 << 16, "write_timeout_s": 0.5, "max_pending": 1_000}
+    with running(memory_url, settings=settings) as broker, broker.client() as client:
+        client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
+        for _ in range(100):
+            client.ask(requests.send("q", encode_record(bytes(60_000))))
+        with greeted(broker.port) as wire:
+            wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            wire.sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                for number in range(200):
+                    wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+            eventually(lambda: broker.broker.state.timeouts == 1)
+        assert client.ask(requests.names())
+
+
+# -- all at once, against a process of its own
+
+
+def own_bytes(pid: int) -> int:
+    """Memory that is the process's own: without the pages of the store's file, which grow with what is stored."""
+    status = Path(f"/proc/{pid}/status").read_text("ascii")
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def idle(port: int) -> socket.socket:
+    return greeted(port).sock
+
+
+def half_open(port: int) -> socket.socket:
+    """Begins a handshake and says no more."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    sock.sendall(b"\0\0\0\x40\0\1")
+    return sock
+
+
+def slow_reader(port: int) -> socket.socket:
+    """Asks for more than it ever reads."""
+    wire = greeted(port)
+    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for number in range(200):
+            wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
+    return wire.sock
+
+
+def announcer(port: int) -> socket.socket:
+    """Announces the largest frame that is allowed and brings 200,000 bytes of it."""
+    wire = greeted(port)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        wire.raw(((64 << 20) - 4).to_bytes(4, "big") + bytes(200_000))
+    return wire.sock
+
+
+def flood(port: int) -> socket.socket:
+    """Frames before it says who it is: PING without end, and nothing is read."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+    sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for _ in range(2_000):
+            sock.send(encode_frame(Command.PING, 1, bytes(4_000)))
+    return sock
+
+
+def stream(port: int) -> socket.socket:
+    """Sends messages and never reads what became of them."""
+    wire = greeted(port)
+    wire.sock.setblocking(False)
+    with contextlib.suppress(OSError):
+        for number in range(5_000):
+            wire.send(Command.SEND, 10 + number, pack_send(b"q", 0, 0, encode_record(bytes(500))))
+    return wire.sock
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(
+    "attack", [half_open, announcer, slow_reader, flood, stream, idle], ids=lambda one: one.__name__
+)
+def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int], socket.socket]) -> None:
+    limits = {
+        "MAX_RECEIVE_BYTES": 4 << 20,
+        "MAX_OUTBOUND_BYTES": 1 << 18,
+        "MAX_UNAUTHENTICATED": 1_000,
+        "MAX_INBOX_BYTES": 1 << 20,
+        "MAX_UNREAD_BYTES": 8 << 20,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in limits.items():
+            patch.setenv(f"IGNIS_BROKER_{name}", str(value))
+        broker = BrokerProcess(f"embedded://{tmp_path / 'store'}")
+    with broker, broker.client() as good, contextlib.ExitStack() as stack:
+        good.ask(requests.create_queue("q", {"shards": 1, "codec": "raw", "durability": "none"}))
+        for _ in range(20):
+            good.ask(requests.send("q", encode_record(bytes(30_000))))
+        before = own_bytes(broker.process.pid)
+        for _ in range(100):
+            with contextlib.suppress(OSError, EOFError):
+                stack.enter_context(contextlib.closing(attack(broker.port)))
+        for number in range(20):
+            good.ask(requests.send("q", encode_record(b"good")))
+            assert good.ask(requests.names()), number
+        assert own_bytes(broker.process.pid) - before < 150 << 20
+        assert broker.process.poll() is None
+
+
+# -- users who may not do what they ask for
+
+
+class Users:
+    """Lets in who has a name, with its own rules."""
+
+    open = False
+
+    def __init__(self, **rules: list[str]) -> None:
+        self.users = {name: KnownUser(User(name, texts)) for name, texts in rules.items()}
+
+    def authenticate(self, credentials: Credentials) -> Principal:
+        return self.users[credentials.user]
+
+
+def test_a_denied_request_is_answered_before_it_has_come(memory_url: str) -> None:
+    """And nothing of it is kept, however many there are and whatever they are called."""
+    users = Users(none=[], web=["publish:orders"])
+    with running(memory_url, authenticator=users) as broker, Wire(broker.port) as none, Wire(broker.port) as web:
+        none.greet(user="none")
+        web.greet(user="web", instance="web")
+        name = "n" * (8 << 20)
+        for number in range(2, 12):
+            for wire, command, payload, codes in (
+                (none, Command.METADATA, pack([f"{number}{name}"]), ("bad_request",)),
+                (none, Command.SEND, pack_send(b"orders", 0, 0, bytes(8 << 20)), ("permission_denied",)),
+                (web, Command.SEND, pack_send(b"bills", 0, 0, bytes(8 << 20)), ("permission_denied",)),
+                (web, Command.METADATA, pack([f"{number}{'n' * 200_000}"]), ("permission_denied", "invalid_name")),
+            ):
+                frame = encode_frame(command, number, payload)
+                half = len(frame) // 2 if len(frame) > 1 << 20 else len(frame)
+                wire.raw(frame[:half])
+                answered, request_id, failure = wire.receive()
+                assert (answered, request_id) == (Command.ERROR, number)
+                assert unpack(failure, Failure)[0].code in codes
+                assert held_bytes(broker) <= 2 * (256 << 10)
+                wire.raw(frame[half:])
+        for wire in (none, web):
+            wire.send(Command.PING, 99)
+            assert wire.receive()[:2] == (Command.PONG, 99)
+        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0
+        remembered = [key for user in users.users.values() for key in user._permissions._remembered]
+        assert all(len(queue) <= 512 for _, queue in remembered)
+
+
+@pytest.mark.parametrize("field", ["client_id", "farm_id"])
+def test_a_refused_connect_shows_no_value(narrow: RunningBroker, caplog: pytest.LogCaptureFixture, field: str) -> None:
+    caplog.set_level("DEBUG")
+    secret = "hunter2 in the wrong place"
+    with Wire(narrow.port) as wire:
+        fields = {"client_id": "ignis", "farm_id": "local", "instance": "wire", field: secret}
+        wire.send(Command.CONNECT, 1, pack_connect(Connect(**fields)))
+        failure = wire.failure()
+        assert (failure.code, wire.closed()) == ("invalid_name", True)
+    assert field in failure.message
+    assert "hunter2" not in failure.message + caplog.text

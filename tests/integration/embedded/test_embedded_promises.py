@@ -1,0 +1,475 @@
+"""What docs/guarantees.md promises of the embedded store alone: each test is named there."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.errors import StoreFailedError, StoreFormatError, StoreFullError
+from ignis.native import PackedBatch, Record, encode_record, shard_for_key
+from ignis.storage import open_store
+from ignis.storage.base import Store
+from ignis.storage.embedded.keys import Change
+from tests.support import eventually
+from tests.support.disk import disk, fill_disk, resize
+from tests.support.embedded import Child, forever
+from tests.torture.volume import Volume, unavailable
+
+pytestmark = pytest.mark.integration
+
+CLASSES = ("sync", "interval", "none")
+LEFT_OUT = 1 << 24
+
+
+def batch(*bodies: str) -> list[tuple[int, PackedBatch]]:
+    return [(0, PackedBatch.pack([encode_record(body.encode()) for body in bodies]))]
+
+
+def drained(store: Store, magazine: str) -> list[str]:
+    """The bodies of all that waits, in many calls: a claim spans so many pointers at most, and each opening leaves some out."""
+    bodies: list[str] = []
+    while claims := store.magazines.fire(magazine, 10_000, "me").claims:
+        bodies += [Record(record or b"").body.decode() for claim in claims for record in claim.records]
+    return bodies
+
+
+# -- the directory
+
+
+@pytest.mark.parametrize("instead", ["nothing", "an empty directory", "a copy"])
+def test_a_directory_that_was_moved_is_noticed(tmp_path: Path, instead: str) -> None:
+    """Nothing is confirmed that whoever opens the path would not find; back in its place, it goes on."""
+    path, moved = tmp_path / "store", tmp_path / "moved"
+    with open_store(f"embedded://{path}") as store:
+        magazines = store.magazines
+        for name in CLASSES:
+            magazines.declare(name, 1, name)
+            magazines.load(name, batch("before", "claimed"), None)
+        path.rename(moved)
+        if instead == "an empty directory":
+            path.mkdir(mode=0o700)
+        elif instead == "a copy":
+            shutil.copytree(moved, path)
+        for name in CLASSES:
+            calls: list[Callable[[], object]] = [
+                lambda name=name: magazines.load(name, batch("refused"), None),  # type: ignore[misc]
+                lambda name=name: magazines.fire(name, 1, "me"),  # type: ignore[misc]
+                lambda name=name: magazines.delete(name, {0: [1]}),  # type: ignore[misc]
+            ]
+            for call in calls:
+                with pytest.raises(StoreFailedError, match="is another directory than the one that was opened"):
+                    call()
+        with pytest.raises(StoreFailedError, match="is another directory"):
+            store.locks.next_epoch("s")
+        if instead != "nothing":
+            shutil.rmtree(path)
+        moved.rename(path)
+        for name in CLASSES:
+            # A flush of the background may have been refused meanwhile, and says so once.
+            eventually(lambda name=name: _loads(store, name))  # type: ignore[misc]
+            assert drained(store, name) == ["before", "claimed", "after"]
+
+
+def test_a_link_counts_as_it_was_at_the_opening(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir(mode=0o700)
+    link = tmp_path / "link"
+    link.symlink_to("first")
+    with open_store(f"embedded://{link}") as store:
+        store.magazines.declare("m", 1)
+        link.unlink()
+        link.symlink_to("second")
+        store.magazines.load("m", batch("a"), None)
+        with open_store(f"embedded://{link}") as other:
+            assert other.magazines.names() == []
+    with open_store(f"embedded://{tmp_path}/first") as store:
+        assert drained(store, "m") == ["a"]
+
+
+def _loads(store: Store, name: str) -> bool:
+    try:
+        store.magazines.load(name, batch("after"), None)
+    except StoreFailedError:
+        return False
+    return True
+
+
+def test_each_opening_by_somebody_alone_leaves_pointers_out(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    firsts = []
+    for _ in range(3):
+        with open_store(url) as store:
+            store.magazines.declare("m", 2)
+            firsts.append(store.magazines.load("m", batch("a"), None)[0])
+            with open_store(url) as beside:
+                assert beside.magazines.load("m", batch("b"), None) == [firsts[-1] + 1], "not alone"
+    assert [later - before >= LEFT_OUT for before, later in itertools.pairwise(firsts)] == [True, True]
+
+
+# -- interval
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, None], ids=str)
+def test_the_end_of_a_killed_process_is_flushed_by_whoever_uses_the_class(
+    tmp_path: Path, end: signal.Signals | None
+) -> None:
+    """Neither a signal nor ``os._exit``, by which a `Child` ends, lets it flush anything itself."""
+    url = f"embedded://{tmp_path}/store"
+    with open_store(url) as store:
+        store.magazines.declare("m", 1, "interval")
+
+    def load(say: Callable[[str], None]) -> None:
+        store = open_store(url, sync_interval_ms=3_600_000)
+        store.magazines.load("m", batch("a"), None)
+        say("loaded")
+        if end is not None:
+            forever()
+
+    with open_store(url, sync_interval_ms=50) as store, Child(load) as child:
+        log = store.directory.log("interval")  # type: ignore[attr-defined]
+        assert child.line() == "loaded"
+        if end is not None:
+            child.kill(end)
+        if end is not signal.SIGSTOP:
+            assert child.join() == -(end or 0)
+        eventually(lambda: log.figures()["durable"] == log.figures()["end"])
+        assert drained(store, "m") == ["a"]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_killed_process_leaves_its_end_to_the_system(tmp_path: Path, durability: str) -> None:
+    """Nobody else has the store open: what was acknowledged is in the system's memory."""
+    url = f"embedded://{tmp_path}/store"
+
+    def load(say: Callable[[str], None]) -> None:
+        store = open_store(url, sync_interval_ms=3_600_000)
+        store.magazines.declare("m", 1, durability)
+        for number in range(50):
+            store.magazines.load("m", batch(f"{number}"), None)
+        say("loaded")
+        forever()
+
+    with Child(load) as child:
+        assert child.line() == "loaded"
+        child.kill(signal.SIGKILL)
+        child.join()
+    with open_store(url) as store:
+        assert drained(store, "m") == [str(number) for number in range(50)]
+
+
+LOADS = """
+import os, sys
+from ignis.native import PackedBatch, encode_record
+from ignis.storage import open_store
+store = open_store(sys.argv[1], sync_interval_ms=3_600_000)
+for name in ("none", "interval", "sync"):
+    store.magazines.declare(name, 1, name)
+for name in ("none", "interval", "sync"):
+    os.write(2, b"BEGIN " + name.encode())
+    for _ in range(20):
+        store.magazines.load(name, [(0, PackedBatch.pack([encode_record(b"a")] * 50))], None)
+os.write(2, b"BEGIN end")
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_what_a_call_flushes(tmp_path: Path) -> None:
+    """One write for a call, and in `sync` one flush, however many messages it has. The background's are not counted."""
+    trace = tmp_path / "trace"
+    command = ["strace", "-f", "-o", str(trace), "-e", "trace=write,pwrite64,pwritev,pwritev2,fdatasync,fsync"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", LOADS, f"embedded://{tmp_path}/store"],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr.count(b"BEGIN") == 4
+    lines = trace.read_text().splitlines()
+    caller = next(line.split()[0] for line in lines if "BEGIN none" in line)
+    mine = "\n".join(line for line in lines if line.split()[0] == caller and '"", 0' not in line)
+    found = {}
+    for part in mine.split("BEGIN ")[1:-1]:
+        name = part.partition('"')[0]
+        found[name] = (part.count("pwrite"), part.count("fdatasync(") + part.count("fsync("))
+    assert found == {"none": (20, 0), "interval": (20, 0), "sync": (20, 20)}
+
+
+def test_memory_survives_nothing() -> None:
+    url = "memory://survives-nothing"
+
+    def load(say: Callable[[str], None]) -> None:
+        store = open_store(url)
+        store.magazines.declare("m", 1)
+        store.magazines.load("m", batch("a"), None)
+        say(" ".join(store.magazines.names()))
+
+    for _ in range(2):
+        with Child(load) as child:
+            assert (child.lines(), child.join()) == (["m"], 0)
+        with open_store(url) as store:
+            assert store.magazines.names() == []
+
+
+# -- order
+
+
+def test_more_shards_break_the_order_of_a_key(tmp_path: Path) -> None:
+    """What docs/guarantees.md warns of: a new message of a key may be handed out before an old one."""
+    key = next(f"key{n}" for n in range(100) if shard_for_key(b"key%d" % n, 8) != 0)
+    for shards, message in ((1, "old"), (8, "new")):
+        with ignis.Ignis(f"embedded://{tmp_path}/store") as app:
+            app.queue("q", str, shards=shards).publish(message, key=key)
+    with open_store(f"embedded://{tmp_path}/store") as store:
+        (claim,) = store.magazines.fire("q", 1, "me", shards=[shard_for_key(key.encode(), 8)]).claims
+        assert Record(claim.records[0] or b"").body == b"new"
+        assert drained(store, "q") == ["old"]
+
+
+# -- failing disks
+
+CARELESS = """
+import os, sys
+from ignis.errors import StoreFailedError
+from ignis.native import PackedBatch, encode_record
+from ignis.storage import open_store
+def batch(n):
+    return [(0, PackedBatch.pack([encode_record(b"%d" % n)]))]
+with open_store(sys.argv[1]) as store:
+    magazines = store.magazines
+    magazines.declare("m", 1)
+    magazines.declare("beside", 1, "none")
+    stored, refused, row = [], 0, 0
+    for number in range(2_000):
+        try:
+            magazines.load("m", batch(number), None)
+            stored.append(number)
+            row += 1
+        except StoreFailedError:
+            refused += 1
+            row = 0
+        magazines.load("beside", batch(number), None)
+        if row == 40:
+            break
+    print(number, refused, *stored)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+@pytest.mark.parametrize(("failing", "refuses"), [("12", False), ("12..20", True)])
+def test_a_failed_flush_costs_at_most_its_call(tmp_path: Path, failing: str, refuses: bool) -> None:
+    """One that fails alone costs nothing: all is written into another file. Several in a row cost the calls that met them."""
+    url = f"embedded://{tmp_path}/store"
+    with open_store(url) as store:
+        store.magazines.declare("m", 1)
+        store.magazines.declare("beside", 1, "none")
+    command = [
+        "strace",
+        "-f",
+        "-o",
+        os.devnull,
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        f"inject=fdatasync:error=EIO:when={failing}",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", CARELESS, url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not done.returncode, done.stderr
+    last, refused, *stored = map(int, done.stdout.split())
+    assert (refused > 0) == refuses
+    assert len(stored) == last + 1 - refused
+    with open_store(url) as store:
+        assert drained(store, "m") == list(map(str, stored))
+        assert drained(store, "beside") == [str(number) for number in range(last + 1)]
+
+
+BACKGROUND = """
+import sys, time
+from ignis.errors import StoreFailedError
+from ignis.native import PackedBatch, encode_record
+from ignis.storage import open_store
+with open_store(sys.argv[1], sync_interval_ms=5) as store:
+    magazines = store.magazines
+    magazines.declare("m", 1, "interval")
+    stored, refused, row = [], 0, 0
+    for number in range(2_000):
+        try:
+            magazines.load("m", [(0, PackedBatch.pack([encode_record(b"%d" % number)]))], None)
+            stored.append(number)
+            row += 1
+        except StoreFailedError:
+            refused += 1
+            row = 0
+        time.sleep(0.005)
+        if row == 60:
+            break
+    print(number, refused, *stored)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+def test_a_failed_flush_of_the_background_is_told_to_the_next_call(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with open_store(url) as store:
+        store.magazines.declare("m", 1, "interval")
+    command = [
+        "strace",
+        "-f",
+        "-o",
+        os.devnull,
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        "inject=fdatasync:error=EIO:when=12..25",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", BACKGROUND, url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert not done.returncode, done.stderr
+    _, refused, *stored = map(int, done.stdout.split())
+    assert 0 < refused <= 14, "each is told once"
+    with open_store(url) as store:
+        assert drained(store, "m") == list(map(str, stored))
+
+
+# -- full disks
+
+
+def fill(queue: ignis.Queue[bytes], disk_path: Path) -> int:
+    """Publishes until it is refused, and takes what is left of the disk. How many messages were stored."""
+    count = 0
+    with contextlib.suppress(StoreFullError):
+        while True:
+            queue.publish_many([os.urandom(900) for _ in range(20)])
+            count += 20
+    fill_disk(disk_path / "ballast")
+    return count
+
+
+def published(queue: Any, message: bytes) -> bool:
+    try:
+        queue.publish(message)
+    except StoreFullError:
+        return False
+    return True
+
+
+def test_a_full_disk_is_drained(tmp_path: Path, new_app: Callable[..., Any]) -> None:
+    with disk(tmp_path / "disk", "24m") as path:
+        app = new_app(f"embedded://{path}/store")
+        queue = app.queue("jobs", bytes, shards=2)
+        count = fill(queue, path)
+        assert count > 10_000
+        handled: list[bytes] = []
+
+        @queue.handler
+        def handle(message: bytes) -> None:
+            handled.append(message)
+
+        app.start()
+        eventually(lambda: not queue.main.pending() and not queue.main.in_flight())
+        assert len(handled) == len(set(handled)) == count
+        eventually(
+            lambda: published(queue, b"again")
+        )  # the ballast is still there, and what was drained is given back soon
+        eventually(lambda: len(handled) == count + 1)
+        app.close()
+
+
+def test_failures_on_a_full_disk_lose_nothing(tmp_path: Path, new_app: Callable[..., Any]) -> None:
+    with disk(tmp_path / "disk", "24m") as path:
+        app = new_app(f"embedded://{path}/store", consumer={"ack_retry": 0.05})
+        queue = app.queue("jobs", bytes, shards=2, shovel_interval=0)
+        count = fill(queue, path)
+        queue.handler(lambda _: False)
+        app.start()
+        eventually(lambda: queue.sideline.pending() > 100)
+        app.stop(5)
+        app.close()
+        resize(path, "64m")
+        app = new_app(f"embedded://{path}/store", clock=lambda: time.time() + 100_000)
+        queue = app.queue("jobs", bytes, shards=2, shovel_interval=0)
+        queue.handler(lambda _: False)
+        app.start()
+        eventually(lambda: not queue.main.pending() and (app.sweep_queue("jobs"), not queue.main.in_flight())[1])
+        assert queue.sideline.pending() == count
+        app.close()
+
+
+# -- power cuts
+
+
+@pytest.mark.skipif(unavailable("xfs") is not None, reason="no volume whose power can be cut")
+def test_what_a_power_cut_leaves(tmp_path: Path) -> None:
+    """`sync`: everything, and the claims that were flushed. `none`: all but an unflushed end."""
+    with Volume(tmp_path, "xfs") as volume:
+        url = f"embedded://{volume.path}/store"
+
+        def work(say: Callable[[str], None]) -> None:
+            magazines = open_store(url).magazines
+            for name in ("sync", "none"):
+                magazines.declare(name, 1, name)
+            magazines.load("sync", batch("a", "b"), None)
+            assert magazines.fire("sync", 1, "theirs").total() == 1
+            magazines.load("sync", batch("c"), None)  # its flush takes the claim along
+            for number in range(200):
+                magazines.load("none", batch(f"{number}"), None)
+            say("done")
+            forever()
+
+        with Child(work) as child:
+            assert child.line() == "done"
+            volume.cut()
+            child.kill()
+            child.join()
+        volume.restart()
+        with open_store(url) as store:
+            assert store.magazines.metadata("sync")[0].in_flight == 1
+            assert list(store.magazines.claimants("sync").values()) == [True], "the sweeper takes it at once"
+            assert drained(store, "sync") == ["b", "c"]
+            if "none" in store.magazines.names():
+                left = drained(store, "none")
+                assert left == [str(number) for number in range(len(left))]
+
+
+# -- damage
+
+
+@pytest.mark.parametrize("damaged", [b"\x00", b"", b"\x81\xa4name\xa1x"])
+def test_a_damaged_record_of_a_queue_costs_itself_alone(
+    tmp_path: Path, new_app: Callable[..., Any], damaged: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"embedded://{tmp_path}/store"
+    with ignis.Ignis(url) as app:
+        for name in ("bad", "good"):
+            app.queue(name, dict, shards=1).publish({"n": name})
+    with open_store(url) as store:
+        keys, key = store.keys, store.scope.key(b"Q", "bad")  # type: ignore[attr-defined]
+        keys.change(lambda: ([Change(key, keys.get(key), damaged)], None), "a test")
+    with caplog.at_level(logging.ERROR):
+        app = new_app(url)
+        assert [record.name for record in app.store.queues.list()] == ["good"]
+    assert "record of queue 'bad' is damaged" in caplog.text
+    with pytest.raises(StoreFormatError, match="record of queue 'bad' is damaged"):
+        app.queue("bad", dict, shards=1).publish({})
+    app.queue("good", dict).publish({"n": 2})
+    assert app.queue("good", dict).main.pending() == 2
+    assert app.store.queues.remove("bad")
+    again = app.queue("bad", dict, shards=1)
+    again.publish({"n": 2})
+    assert again.main.pending() == 2, "its messages were not touched"
