@@ -147,7 +147,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",
         "read_task sink",
-        "drain",
+        "drain_task",
         "pandas_stages source stages",
         "checkpoint pipeline",
     ),
