@@ -178,7 +178,7 @@ bench: $(STAMPS)/build ## ignis beside its peers, which are installed first (BEN
 	$(PY) -m bench $(BENCH_ARGS)
 
 .PHONY: instructions
-instructions: $(STAMPS)/build ## instructions a message: fails when publish, claim or delete cost 5 % more than kept
+instructions: $(STAMPS)/build ## instructions a message: fails when publish, claim, handle or delete cost 5 % more than kept
 	@if command -v valgrind >/dev/null; then \
 	    set -x; $(PY) -m bench.instructions; \
 	else \

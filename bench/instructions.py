@@ -1,4 +1,4 @@
-"""Instructions that publish, claim and acknowledge cost a message: a gate that a busy machine cannot move.
+"""Instructions that publish, claim, handle and acknowledge cost a message: a gate that a busy machine cannot move.
 
 ``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
 its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones.
@@ -104,6 +104,7 @@ class _Steps:
 
     def __init__(self, url: str) -> None:
         import ignis
+        from bench.worker_loop import worker_loop
         from ignis.native import encode_record, new_id
 
         self._app = ignis.Ignis(url)
@@ -117,6 +118,8 @@ class _Steps:
         for _ in range(_CALLS + _WARM_CALLS):
             self._magazines.load_records("m", 0, [encode_record(_BODY, id=new_id())])
         self._claimed: list[int] = []
+        self._records = [encode_record(_BODY, id=new_id()) for _ in range(max(_CALLS, _WARM_CALLS))]
+        self._loop = worker_loop(self._queue, _handle)
 
     def close(self) -> None:
         self._publisher.close()
@@ -138,9 +141,16 @@ class _Steps:
         for _ in range(calls):
             self._claimed.extend(self._magazines.fire("m", 1, "bench").claims[0].pointers)
 
+    def handle(self, calls: int) -> None:
+        self._loop(self._records[:calls])
+
     def delete(self, calls: int) -> None:
         for _ in range(calls):
             self._magazines.delete("m", {0: [self._claimed.pop(0)]})
+
+
+def _handle(body: bytes, ctx: object) -> None:
+    """Does nothing."""
 
 
 def _work(directory: str) -> None:
@@ -148,7 +158,7 @@ def _work(directory: str) -> None:
     gc.disable()  # when it runs depends on what was allocated before, by whomever
     for store, url in (("memory", "memory://"), ("embedded", f"embedded://{directory}/store")):
         steps = _Steps(url)
-        for step in (steps.publish, steps.publish_typed, steps.send, steps.claim, steps.delete):
+        for step in (steps.publish, steps.publish_typed, steps.send, steps.claim, steps.handle, steps.delete):
             step(_WARM_CALLS)
             _counted(library, functools.partial(step, _CALLS))
             print(store, step.__name__, flush=True)

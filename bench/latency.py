@@ -71,11 +71,14 @@ def consume(gate: Gate, peer: Peer, count: int, timeout_s: float) -> tuple[list[
 
 
 def listeners(durability: str) -> list[Peer]:
-    """The peers of a class that wake a waiting consumer, and ignis both ways of publishing."""
+    """The peers of a class that wake a waiting consumer; ignis with both ways of publishing, and with coroutines as handlers."""
     return [
-        peer
-        for peer in peers_of(durability)
-        if peer.can_listen and not (isinstance(peer, IgnisEmbedded) and peer.pool == "process")
+        IgnisEmbedded(durability, pool="async"),
+        *(
+            peer
+            for peer in peers_of(durability)
+            if peer.can_listen and not (isinstance(peer, IgnisEmbedded) and peer.pool == "process")
+        ),
     ]
 
 

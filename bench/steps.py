@@ -38,7 +38,7 @@ _STEPS = (
     ("publish, until the store is called", "publish", "load", ""),
     ("the store's load, until it returns", "load", "loaded", "publish"),
     ("load called, until it is claimed", "load", "claimed", "claim"),
-    ("claimed, until its handler runs", "claimed", "handled", ""),
+    ("claimed, until its handler runs", "claimed", "handled", "handle"),
     ("publish to handled", "publish", "handled", ""),
     ("handled, until its acknowledgement is stored", "handled", "acked", "delete"),
 )

@@ -15,6 +15,8 @@
  * A loader may tell the sleepers before it writes (`ign_store_forewarn`): it takes as long until they run as until the load is made.
  * Who is told and finds the number as it was looks for a little while instead of sleeping again. The bit is cleared, so that the load
  * itself has nobody to wake; should it take longer, the sleeper sets it again, and is woken as if there had been no warning.
+ *
+ * An event loop does not sleep here: the kernel waits on the word for it and raises a descriptor (ignis_watch.h).
  */
 #include "ignis_store_parts.h"
 
@@ -102,6 +104,32 @@ uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uin
             now = sleep_until(store, g, i, seen, until_ns);
         if (now == seen && ign_store_sealed(g))
             now = seen + 1; /* who calls next follows to another generation */
+    }
+    ign_store_leave(store, g);
+    return now;
+}
+
+/* The order is that of `sleep_until`: announced, looked, and then the kernel compares the word before it waits. */
+uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t look_ns, ign_watch *watch, int *armed)
+{
+    *armed = IGN_OK;
+    IGN_LANDING(store, SEEN_NEXT);
+    ign_generation *g;
+    if (ign_store_enter_living(store, &g) != IGN_OK)
+        return seen + 1;
+    uint32_t i = magazine % IGN_STORE_WAKES;
+    const _Atomic uint32_t *word = &g->ctl.head->wake[i];
+    _Atomic uint32_t *waiting = &g->ctl.head->wake_waiting[i];
+    uint32_t now = atomic_load_explicit(word, memory_order_seq_cst);
+    if (look_ns > 0 && now == seen)
+        now = look(store, g, word, seen, store->io->now_ns(store->io) + look_ns);
+    if (now == seen) {
+        uint32_t announced = atomic_fetch_or_explicit(waiting, IGN_STORE_SLEEPS, memory_order_seq_cst) | IGN_STORE_SLEEPS;
+        now = atomic_load_explicit(word, memory_order_seq_cst);
+        if (now == seen && ign_store_sealed(g))
+            now = seen + 1;
+        if (now == seen)
+            *armed = ign_watch_arm(watch, waiting, announced);
     }
     ign_store_leave(store, g);
     return now;

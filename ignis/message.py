@@ -92,6 +92,9 @@ class BodyCodec(Generic[M]):
             arrive as something else.
     """
 
+    takes_any = False
+    """Whether a decoded body is its bytes."""
+
     def __init__(self, type: Any = None, codec: str = "auto", strict: bool = True) -> None:
         self.type = type
         raw = any(type is one for one in (bytes, str, bytearray, memoryview))
@@ -121,6 +124,7 @@ class BodyCodec(Generic[M]):
             self.encode_checked = self.encode  # type: ignore[method-assign] # says itself what is wrong
             if type is not str:
                 self.decode_checked = _decode_bytes  # type: ignore[method-assign] # any bytes will do
+                self.takes_any = True
             return
         models = pydantic_coders(type, codec, strict) if codec in ("json", "msgpack") else None
         if models is not None:

@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import ignis
+from bench.worker_loop import worker_loop
 from ignis.native import Channel, FrameDecoder, PackedBatch, Record, Ring, encode_frame, encode_record, new_id
 from ignis.testing import drain, use_memory_store
 
@@ -98,49 +101,63 @@ def test_publish_typed(measure: Measure, app: ignis.Ignis) -> None:
     measure(lambda: queue.publish(message))
 
 
-def test_claim_and_delete_lone(benchmark: Any, app: ignis.Ignis) -> None:
-    magazines = app.store.magazines
-    magazines.declare("claimed", 1, "none")
-    record = encode_record(BODY, id=new_id())
+@pytest.mark.parametrize("count", [1, MANY])
+def test_claim(benchmark: Any, app: ignis.Ignis, count: int) -> None:
+    magazines = _declared(app, "claimed")
+    records = [encode_record(BODY, id=new_id()) for _ in range(count)]
 
     def prepare() -> tuple[tuple[()], dict[str, object]]:
-        magazines.load_records("claimed", 0, [record])
-        return (), {}
-
-    def step() -> None:
-        (claim,) = magazines.fire("claimed", 1, OWNER).claims
-        magazines.delete("claimed", {0: claim.pointers})
-
-    benchmark.pedantic(step, setup=prepare, rounds=300)
-
-
-def test_claim_and_delete_1000(benchmark: Any, app: ignis.Ignis) -> None:
-    magazines = app.store.magazines
-    magazines.declare("claimed", 1, "none")
-    records = [encode_record(BODY, id=new_id()) for _ in range(MANY)]
-
-    def prepare() -> tuple[tuple[()], dict[str, object]]:
+        for claim in magazines.fire("claimed", MANY, OWNER).claims:
+            magazines.delete("claimed", {0: claim.pointers})
         magazines.load_records("claimed", 0, records)
         return (), {}
 
-    def step() -> None:
-        (claim,) = magazines.fire("claimed", MANY, OWNER).claims
-        magazines.delete("claimed", {0: claim.pointers})
-
-    benchmark.extra_info["steps"] = MANY
-    benchmark.pedantic(step, setup=prepare, rounds=50)
+    benchmark.extra_info["steps"] = count
+    benchmark.pedantic(lambda: magazines.fire("claimed", count, OWNER), setup=prepare, rounds=_rounds(count))
 
 
-def test_handler_dispatch(benchmark: Any) -> None:
+@pytest.mark.parametrize("count", [1, MANY])
+def test_acknowledge(benchmark: Any, app: ignis.Ignis, count: int) -> None:
+    magazines = _declared(app, "claimed")
+    records = [encode_record(BODY, id=new_id()) for _ in range(count)]
+
+    def prepare() -> tuple[tuple[object], dict[str, object]]:
+        magazines.load_records("claimed", 0, records)
+        (claim,) = magazines.fire("claimed", count, OWNER).claims
+        return (claim.pointers,), {}
+
+    def step(pointers: Any) -> None:
+        assert magazines.delete("claimed", {0: pointers}) == count
+
+    benchmark.extra_info["steps"] = count
+    benchmark.pedantic(step, setup=prepare, rounds=_rounds(count))
+
+
+def _declared(app: ignis.Ignis, name: str) -> Any:
+    magazines = app.store.magazines
+    magazines.declare(name, 1, "none")
+    return magazines
+
+
+def _rounds(count: int) -> int:
+    return 300 if count == 1 else 50
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine"])
+def test_handler_dispatch(benchmark: Any, kind: str) -> None:
     """Claim, decode, handler and acknowledgement in memory: what the consumer adds to its store."""
     app = ignis.Ignis("memory://")
     with use_memory_store(app):
         queue = app.queue("handled", bytes, shards=1)
         seen = itertools.count()
 
-        @queue.handler
         def handle(body: bytes) -> None:
             next(seen)
+
+        async def handle_async(body: bytes) -> None:
+            next(seen)
+
+        queue.handler(handle if kind == "function" else handle_async)
 
         def prepare() -> tuple[tuple[()], dict[str, object]]:
             queue.publish_many([BODY] * 100)
@@ -149,6 +166,23 @@ def test_handler_dispatch(benchmark: Any) -> None:
         benchmark.extra_info["steps"] = 100
         benchmark.pedantic(lambda: drain(app), setup=prepare, rounds=30)
         assert next(seen) >= 100
+
+
+@pytest.mark.parametrize("arguments", ["body", "body_and_context"])
+def test_worker_loop(measure: Measure, arguments: str) -> None:
+    """What a worker thread does for each message of a chunk, without its store."""
+    with ignis.Ignis("memory://") as app:
+        queue = app.queue("looped", bytes, shards=1)
+
+        def handle(body: bytes) -> None:
+            pass
+
+        def handle_both(body: bytes, ctx: ignis.Context) -> None:
+            pass
+
+        loop = worker_loop(queue, handle if arguments == "body" else handle_both)
+        records = [encode_record(BODY, id=new_id()) for _ in range(MANY)]
+        measure(lambda: loop(records), MANY)
 
 
 def test_columns_of_1000(measure: Measure, app: ignis.Ignis) -> None:

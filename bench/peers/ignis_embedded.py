@@ -29,9 +29,8 @@ class IgnisEmbedded(Peer):
     ) -> None:
         self.durability = durability
         self.via, self.pool, self.concurrency = via, pool, concurrency
-        words = [
-            word for word, said in (("publisher", via == "publisher"), ("process pool", pool == "process")) if said
-        ]
+        words = ["publisher"] if via == "publisher" else []
+        words += {"process": ["process pool"], "async": ["coroutines"]}.get(pool, [])
         self.name = ", ".join(["ignis", *words])
         self.how_batch = (
             "queue.publisher(): send each, flush at the end of the run" if via == "publisher" else "queue.publish_many"
@@ -68,11 +67,15 @@ class IgnisSession(Session):
         else:
             self.app = Ignis(peer.url)
             self.queue = self.app.queue(QUEUE, bytes, shards=SHARDS, durability=peer.durability)
-            self.queue.handler(concurrency=peer.concurrency, pool=peer.pool)(self._on_message)
+            handler = self._on_message_async if peer.pool == "async" else self._on_message
+            self.queue.handler(concurrency=peer.concurrency, pool=peer.pool)(handler)
         self.queue.open()
         self._publisher: Any = self.queue.publisher() if peer.via == "publisher" else None
 
     def _on_message(self, body: bytes, ctx: Any) -> None:
+        self._handle(body)
+
+    async def _on_message_async(self, body: bytes, ctx: Any) -> None:
         self._handle(body)
 
     def publish(self, body: bytes) -> None:

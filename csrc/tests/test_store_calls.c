@@ -7,6 +7,7 @@
 #include "../ignis_store_parts.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -207,6 +208,58 @@ static void the_warning(void)
     ign_store_leave(other, g);
     pthread_join(thread, NULL);
     CHECK(s.found != s.seen);
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
+static bool is_told(ign_watch *watch)
+{
+    struct pollfd p = {.fd = ign_watch_descriptor(watch), .events = POLLIN};
+    do
+        CHECK_EQ(poll(&p, 1, 60000), 1);
+    while (!ign_watch_take(watch));
+    return true;
+}
+
+/* The descriptor of an event loop: told as a sleeper is, by a warning, a load, a call and the end of a generation. */
+static void the_watch(void)
+{
+    ign_watch watch;
+    if (ign_watch_open(&watch) != IGN_OK)
+        return; /* not on this kernel */
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    int rc;
+    for (uint32_t i = 0; i < 200; i++) {
+        uint32_t seen = ign_store_wait(store, m, 0, 0);
+        CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen);
+        CHECK_EQ(rc, IGN_OK);
+        if (i % 2 == 0) {
+            ign_store_forewarn(other, m);
+            CHECK(is_told(&watch));
+            CHECK_EQ(ign_store_watch(store, m, seen, 1000, &watch, &rc), seen); /* looked in vain, and armed again */
+            CHECK_EQ(rc, IGN_OK);
+        }
+        CHECK_EQ(load_how(other, m, 0, 1, 100 + i, 0, NULL), IGN_OK);
+        CHECK(is_told(&watch));
+        CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen + 1);
+    }
+    uint32_t seen = ign_store_wait(store, m, 0, 0);
+    CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen);
+    ign_store_wake(other, m);
+    CHECK(is_told(&watch));
+    CHECK_EQ(ign_store_watch(store, m, seen + 1, 0, &watch, &rc), seen + 1);
+    ign_generation *g;
+    CHECK_EQ(ign_store_enter(other, &g), IGN_OK);
+    ign_store_seal(other, g);
+    ign_store_leave(other, g);
+    CHECK(is_told(&watch));
+    CHECK(ign_store_watch(store, m, seen + 1, 0, &watch, &rc) != seen + 1 || rc == IGN_OK);
+    ign_watch_close(&watch);
     ign_store_close(store);
     ign_store_close(other);
     ign_store_io_close(other_io);
@@ -1112,6 +1165,7 @@ MAIN("store_calls", {
     RUN(never_waits);
     RUN(the_bell);
     RUN(the_warning);
+    RUN(the_watch);
     RUN(fences);
     RUN(expiry);
     RUN(only_what_waits);

@@ -7,6 +7,7 @@ What its answers mean is in `ignis.consumer.outcome`. This module has no threads
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ from ignis.message import (
     as_utf8,
 )
 from ignis.native import Record
+from ignis.native.handling import ANSWERED, UNREADABLE, Delivery, Progress, handle_records
 from ignis.near_names import meant
 
 __all__ = [
@@ -69,7 +71,7 @@ Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
 
 
-class Context:
+class Context(Delivery):
     """What a handler and its middleware know about the delivery. One object per call, passed down explicitly.
 
     >>> from ignis.testing import make_context
@@ -89,25 +91,18 @@ class Context:
         items: a dict of this call alone, for middleware to hand things down.
     """
 
-    __slots__ = ("_items", "_messages", "attempt", "body", "queue", "resources")
+    __slots__ = ()
 
-    def __init__(
-        self, messages: Sequence[Message] | Record, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]
-    ) -> None:
-        self._messages = messages
-        self.body = body
-        self.queue = queue
-        self.attempt = attempt
-        self.resources = resources
-        self._items: dict[str, Any] | None = None
+    _messages: Sequence[Message] | Record
 
     @property
     def messages(self) -> Sequence[Message]:
         """All envelopes of this call, in the order of the bodies."""
-        if isinstance(self._messages, Record):
+        messages = self._messages
+        if isinstance(messages, Record):
             # Most handlers never look at the envelope: it is made for those that do.
-            self._messages = (Message(self._messages),)
-        return self._messages
+            messages = self._messages = (Message(messages),)
+        return messages
 
     @property
     def message(self) -> Message:
@@ -120,6 +115,10 @@ class Context:
         if self._items is None:
             self._items = {}
         return self._items
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self._messages, self.body, self.queue, self.attempt, self.resources)
+        return type(self), parts, (None, {"_items": self._items})  # what copies it sets attributes from the second
 
 
 @dataclass
@@ -257,8 +256,13 @@ class Runner:
         self._call = _onion(spec)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
+        self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
+        """`handle_records` for this handler, where nothing stands between the worker and it; see `judge`."""
         if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
             self.run = self._run_direct  # type: ignore[method-assign]
+            decode = None if codec.takes_any else codec.decode_checked
+            kind = Context if self._takes_context else None
+            self.direct = functools.partial(handle_records, spec.fn, decode, kind, spec.queue, resources)
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
 
@@ -315,6 +319,16 @@ class Runner:
         except BaseException as exc:
             return self._raised(exc, record, 1)
         return None if answer is None or answer is True else outcome_of(answer, self._log)
+
+    def judge(self, what: int, data: bytes, value: Any) -> Outcome:
+        """The outcome of a record for which `direct` came back."""
+        if what == ANSWERED:
+            return outcome_of(value, self._log)
+        if what == UNREADABLE:
+            return self.run(data)
+        if isinstance(value, self._ignore):
+            return DROPPED
+        return self._raised(value, Record(data), 1)
 
     async def run_async(self, data: bytes) -> Outcome:
         """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""

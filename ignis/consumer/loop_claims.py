@@ -4,20 +4,25 @@ Nothing here is a task: what a handler cancels, or the end of the loop, forgets 
 without waiting is made by the loop itself. What would wait goes to a shared thread, and comes back to the loop: a lock that is
 held, expired records that must be retired, a store that has to ask somebody else. Where the store calls back after a load, no
 thread waits at all.
+
+A queue in use has a descriptor among those that its loop watches, and the load itself makes it readable: no thread stands
+between. A queue that has been idle for a while gives it back, and is called by the store's own thread, one for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import threading
 import time
 from typing import Any
 
 from ignis.consumer.claims import RELOOK_S, Claims
+from ignis.consumer.pools import Worker
 from ignis.errors import IgnisError
-from ignis.native import set_spin
+from ignis.native import Watch, set_spin
 from ignis.storage.base import FireResult
 from ignis.upkeep import run_soon
 
@@ -28,6 +33,9 @@ log = logging.getLogger("ignis.consumer")
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which runs no handler meanwhile."""
+_OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+_LOOK_S = 100e-6
+"""So long the loop looks for a load that is about to be made, when it has nothing in hand."""
 
 
 class LoopClaims(Claims):
@@ -48,10 +56,18 @@ class LoopClaims(Claims):
         self._wish = 0  # the number of the latest call that the store was asked for
         self._cancel: Any = None
         self._spin_until_s = 0.0
+        self._watch: Watch | None = None
+        self._watchable = self._calls_back
+        self._armed = False  # the watch tells of the next load
+        self._told = False  # it has just told of one
+        self._quiet = True  # nothing was claimed for a while
+        self._claimed = False  # since the last look at that
+        self._look_at_quiet: asyncio.TimerHandle | None = None
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The loop on which the handlers run; it need not run yet."""
+    def attach(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+        """The loop on which the handlers run, and its worker. It need not run yet."""
         self._loop = loop
+        self._dispatcher.leader = worker
         self.poke()
 
     # -- from any thread
@@ -128,7 +144,7 @@ class LoopClaims(Claims):
                 self._idled = False
                 if not self._calls_back:
                     run_soon(self._rest)
-        elif self._later is not None or (self._cancel is not None and self._empty_at is not None):
+        elif self._later is not None or ((self._armed or self._cancel is not None) and self._empty_at is not None):
             pass  # a claim has failed a moment ago; or the store calls when there is anything
         elif self._calls_back:
             self._claim_here(want)
@@ -136,9 +152,8 @@ class LoopClaims(Claims):
             self._claim_away(want)
 
     def _claim_here(self, want: int) -> None:
-        seen = self._magazines.wait(self._name, -1, 0)
+        seen = self._magazines.wait(self._name, -1, 0) if self._empty_at is None else self._await(self._empty_at)
         if seen == self._empty_at:
-            self._listen(seen)
             return
         result = self._magazines.try_fire(
             self._name, min(want, self._settings.max_claim, _MOST_AT_ONCE), self._owner,
@@ -150,17 +165,85 @@ class LoopClaims(Claims):
         self._stop_listening()
         self._take(result, seen)
         self._spin_until_s = time.monotonic() + self._settings.spin_us / 1e6 if self._settings.spin_us else 0.0
-        if result.more:
-            self.poke()  # in the next turn of the loop: a deep queue must not keep the handlers waiting
-        elif self._dispatcher.wanted() > 0:
+        # The next claim, or the wait for it, in the next turn of the loop: what was claimed is handled first.
+        if result.more or self._dispatcher.wanted() > 0:
+            self.poke()
+
+    def _take(self, result: FireResult, seen: int) -> None:
+        if result.claims:
+            self._claimed, self._quiet = True, False
+        super()._take(result, seen)
+
+    def _await(self, seen: int) -> int:
+        """The sequence number: ``seen`` when the queue is empty, and the loop is told when it is not."""
+        told, self._told = self._told, False
+        if self._spin_until_s and time.monotonic() < self._spin_until_s:
+            self.poke()
+            return self._magazines.wait(self._name, -1, 0)
+        if self._quiet or (watch := self._open_watch()) is None:
+            number = self._magazines.wait(self._name, -1, 0)
+        else:
+            look_s = _LOOK_S if told and not self._in_hand else 0.0
+            armed = self._magazines.watch(self._name, seen, watch, look_s)
+            if armed is not None:
+                self._armed = armed == seen
+                return armed
+            self._watchable = False
+            number = self._magazines.wait(self._name, -1, 0)
+        if number == seen:
             self._listen(seen)
+        return number
+
+    def _open_watch(self) -> Watch | None:
+        """None where the store or the system has none; or none left, then it is tried again when the queue was idle."""
+        if self._watch is None and self._watchable and self._loop is not None:
+            try:
+                watch = Watch()
+            except OSError as exc:
+                self._watchable = exc.errno in _OUT_OF_MEANS
+                self._quiet = True
+                return None
+            try:
+                self._loop.add_reader(watch.fileno(), self._load_told)
+            except (OSError, NotImplementedError):
+                watch.close()
+                self._watchable = False
+                return None
+            self._watch = watch
+            self._look_at_quiet = self._loop.call_later(self._quiet_s(), self._look_whether_quiet)
+        return self._watch
+
+    def _quiet_s(self) -> float:
+        return min(self._settings.idle_poll_s, RELOOK_S)
+
+    def _load_told(self) -> None:
+        if self._watch is not None and self._watch.take():
+            self._armed, self._told = False, True
+            self._step()
+
+    def _look_whether_quiet(self) -> None:
+        self._look_at_quiet = None
+        if self._claimed and self._loop is not None:
+            self._claimed = False
+            self._look_at_quiet = self._loop.call_later(self._quiet_s(), self._look_whether_quiet)
+            return
+        self._quiet = True
+        self._close_watch()
+        self.poke()
+
+    def _close_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        self._armed = self._told = False
+        if self._look_at_quiet is not None:
+            self._look_at_quiet.cancel()
+            self._look_at_quiet = None
+        if watch is not None and self._loop is not None:
+            self._loop.remove_reader(watch.fileno())
+            watch.close()
 
     def _listen(self, seen: int) -> None:
         """The queue is empty: the store calls when it is not."""
         if self._cancel is not None:
-            return
-        if self._spin_until_s and time.monotonic() < self._spin_until_s:
-            self.poke()
             return
         self._idled = True
         self._wish = wish = self._wish + 1
@@ -188,6 +271,7 @@ class LoopClaims(Claims):
     def _finish(self) -> None:
         self._over = True
         self._stop_listening()
+        self._close_watch()
         if self._later is not None:
             self._later.cancel()
         if self._idled and not self._calls_back:

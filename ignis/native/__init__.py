@@ -34,7 +34,7 @@ from ignis.native.record import (
 )
 from ignis.native.ring import Ring
 from ignis.native.slab import BufferRef, Slab
-from ignis.native.wait import EventBoard, ProcessMutex, process_alive, process_start_time, set_spin
+from ignis.native.wait import EventBoard, ProcessMutex, Watch, process_alive, process_start_time, set_spin
 
 __all__ = [
     "ANY_SHARD",
@@ -57,6 +57,7 @@ __all__ = [
     "Ring",
     "Slab",
     "View",
+    "Watch",
     "crc32c",
     "decode_frames",
     "encode_frame",

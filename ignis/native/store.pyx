@@ -20,7 +20,7 @@ from ignis.native.record cimport ign_segment_get, ign_segment_open
 from ignis.native.wire cimport (
     IGN_WIRE_NO_RECORD, ClaimsFrame, claim_head, ign_get32, ign_put32, put_claim_head,
 )
-from ignis.native.wait cimport ign_fork_generation, ign_now_ns, thread_spin_ns
+from ignis.native.wait cimport Watch, ign_fork_generation, ign_now_ns, thread_spin_ns
 
 include "_errors.pxi"
 include "_path.pxi"
@@ -1005,6 +1005,20 @@ cdef class Log:
                 PyErr_CheckSignals()
         finally:
             self._leave()
+
+    def watch(self, uint32_t number, long long seen, Watch watch not None, look):
+        """Looks for so many seconds whether something was loaded since ``seen``, and arms the watch if nothing was: it becomes readable
+        with the next load, `wake` or `forewarn`. Returns the number, which is ``seen`` when the watch is armed; None when it could not be.
+        """
+        cdef uint64_t look_ns = timeout_ns(look)
+        cdef uint32_t known = <uint32_t>seen, found
+        cdef int armed
+        watch._check()
+        self._enter()
+        with nogil:
+            found = ign_store_watch(self._store, number, known, look_ns, &watch._watch, &armed)
+        self._leave()
+        return found if armed == IGN_OK else None
 
     def wake(self, uint32_t number) -> None:
         """Makes every `wait` on this magazine return."""

@@ -39,6 +39,16 @@ cdef extern from "ignis_board.h" nogil:
     uint32_t ign_mutex_holder(const ign_mutex *mutex)
 
 
+cdef extern from "ignis_watch.h" nogil:
+    ctypedef struct ign_watch:
+        pass
+
+    int ign_watch_open(ign_watch *watch)
+    void ign_watch_close(ign_watch *watch)
+    int ign_watch_descriptor(const ign_watch *watch)
+    bint ign_watch_take(ign_watch *watch)
+
+
 cdef uint64_t thread_spin_ns() noexcept nogil
 
 
@@ -64,3 +74,10 @@ cdef class ProcessMutex:
 
     cdef int _check(self) except -1
     cdef void _unmap(self) noexcept
+
+
+cdef class Watch:
+    cdef ign_watch _watch
+    cdef uint32_t _forks
+
+    cdef int _check(self) except -1

@@ -318,3 +318,45 @@ cdef class ProcessMutex:
 
     def __exit__(self, *exc):
         self.close()
+
+
+@cython.final
+@cython.no_gc
+cdef class Watch:
+    """A descriptor for an event loop that becomes readable when what it was armed for happens: see `Log.watch`.
+
+    Used by one thread, the one that made it. Raises OSError where the kernel has no such descriptors (before Linux 6.7, other
+    systems), refuses them to this process (a container's profile may), or has none left.
+    """
+
+    def __cinit__(self):
+        self._forks = ign_fork_generation()
+        if ign_watch_open(&self._watch) != IGN_OK:
+            raise OSError(_c_errno, _os.strerror(_c_errno))
+
+    def __dealloc__(self):
+        ign_watch_close(&self._watch)
+
+    def __reduce__(self):
+        raise TypeError("a Watch cannot be pickled or copied; make another")
+
+    cdef int _check(self) except -1:
+        if self._forks != ign_fork_generation():
+            raise _errors.ForkedHandleError("this watch was made before fork(); make another in the child")
+        if ign_watch_descriptor(&self._watch) < 0:
+            raise _errors.ClosedError("this watch is closed")
+        return 0
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        self._check()
+        return ign_watch_descriptor(&self._watch)
+
+    def take(self) -> bool:
+        """It is readable: makes it that no more. True when what was waited for has happened, or may have: look, and arm it again."""
+        self._check()
+        return ign_watch_take(&self._watch)
+
+    def close(self) -> None:
+        """Idempotent."""
+        ign_watch_close(&self._watch)

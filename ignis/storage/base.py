@@ -25,7 +25,7 @@ from typing import Any, Final
 from ignis.clock import Clock
 from ignis.config import PublisherSettings
 from ignis.errors import ConfigError
-from ignis.native import PackedBatch
+from ignis.native import PackedBatch, Watch
 from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.pending_load import BeginsLoads
@@ -313,6 +313,15 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         do so early. ``call`` must neither wait nor raise; it may be made from any thread, and is when the store closes.
 
         Returns what takes the wish back, after which it may be called once more; None where the store can only `wait`.
+        """
+        return None
+
+    def watch(self, magazine: str, seen: int, watch: Watch, look_s: float) -> int | None:
+        """`on_load` for an event loop, by a descriptor and without a thread in between: looks for that long whether something
+        was loaded since ``seen``, and arms the watch if nothing was. It becomes readable with the next load, or with one that is
+        about to be made.
+
+        Returns the sequence number: ``seen`` when the watch is armed. None where a store cannot.
         """
         return None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from ignis.broker.client import requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.protocol.in_flight import as_pointers
 from ignis.broker.server import dispatcher
 from ignis.broker.server.publish_buffer import Placed, PublishBuffer, Sent
 from ignis.broker.server.server import Broker
@@ -260,7 +261,7 @@ def answers_before_storing() -> None:
         sent.placed = [Placed(shard % 3, 1, batch.count, ids) for shard, batch, ids in sent.batches]
         sent.done(sent)
         sent.done = lambda _: None  # type: ignore[method-assign]
-        self._application.broker.loop.call_later(0.2, put, self, sent)
+        self._loop.call_later(0.2, put, self, sent)
 
     PublishBuffer.put = early  # type: ignore[method-assign]
 
@@ -271,15 +272,10 @@ def deletes_on_delivery() -> None:
 
     def gone(self: dispatcher.Dispatcher, consumer: dispatcher.Subscription, claimed: dispatcher.Packed) -> None:
         real(self, consumer, claimed)
-        application = self._application
         # Behind the delivery: within it the store must not be called.
-        application.broker.loop.call_soon(application.turns.delete, self.magazine, claimed.runs, _ignore, _ignore)
+        self._loop.call_soon(self._magazines.delete, self.magazine, as_pointers(claimed.runs))
 
     dispatcher.Dispatcher.hand_over = gone  # type: ignore[method-assign]
-
-
-def _ignore(_: object) -> None:
-    """What became of it."""
 
 
 def mutants(rounds: int, rng: random.Random) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker.server.in_flight import InFlight, as_pointers, runs_of
+from ignis.broker.protocol.in_flight import InFlight, as_pointers, runs_of
 
 runs = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.integers(0, 12)), max_size=5).map(
     lambda many: [(shard, first, first + length) for shard, first, length in many]

@@ -19,31 +19,28 @@ class Watch:
         pass
 
 
-class Session:
-    """Of a client that reads; says what was answered."""
+class Client:
+    """One that reads; says what was answered."""
 
     takes_deliveries = True
 
     def __init__(self) -> None:
         self.answered: list[int] = []
-        self.consuming = self
-
-    def pulled(self, consumer: Subscription) -> None:
-        pass
 
     def answer(self, command: int, request_id: int, payload: bytes) -> None:
         self.answered.append(request_id)
 
 
 class Application:
-    """Of a store that is quick and empty."""
+    """Of a store that is quick and empty: all that is asked of its context here."""
 
     quick = True
     draining = False
+    facts = loop = threads = None
     watched = 0
 
     def __init__(self) -> None:
-        self.broker = self
+        self.broker = self.state = self.magazines = self.watches = self
 
     def watch(self, magazine: str) -> Watch:
         self.watched += 1
@@ -66,19 +63,19 @@ class Counted(Subscription):
 
 
 def test_nothing_is_done_for_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    application, session = Application(), Session()
-    pump = Dispatcher(application, "q")  # type: ignore[arg-type]
+    application, client = Application(), Client()
+    pump = Dispatcher(application, "q", None, None)  # type: ignore[arg-type]
     pump._by_thread = False
     monkeypatch.setattr(pump, "_fire_at_once", lambda consumer, limit: Packed(ClaimsFrame(), b"", [], 0, False))
     monkeypatch.setattr(Counted, "looks", 0)
-    pulls = [Counted(session, number, "q", 1, 1, True) for number in range(PULLS)]  # type: ignore[arg-type]
+    pulls = [Counted(client, number, "q", 1, 1, True, lambda *_: None) for number in range(PULLS)]  # type: ignore[arg-type]
     for one in pulls:
         pump.add(one)
     assert pump.consumers == PULLS and application.watched
     assert all(one.tried for one in pulls)
     for one in pulls[:-1]:
         pump.time_over(one)
-    assert session.answered == list(range(PULLS - 1))
+    assert client.answered == list(range(PULLS - 1))
     assert pump.consumers == 1 and application.watched
     pump.remove(pulls[-1])
     assert pump.idle and not application.watched

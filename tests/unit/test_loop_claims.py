@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +17,9 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.consumer.loop_claims import LoopClaims
 from ignis.errors import StoreBusyError, StoreFailedError
+from ignis.native import Watch
 from ignis.storage.base import FireResult
 from tests.conftest import MakeApp, url_of
 from tests.support import WAIT_S, NewThreads, eventually, reasons, wait_idle
@@ -409,6 +416,173 @@ def test_a_loop_that_spins_looks_again_at_once_and_runs_its_tasks(
     time.sleep(0.2)
     assert len(looks) - count < 10, "and then it sleeps"
     assert app.stop() is True
+
+
+def _rings() -> int:
+    """Descriptors of this process that wait on a word in the kernel."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("anon_inode:[io_uring]")
+    return count
+
+
+def stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine: no queue is taken for idle."""
+    monkeypatch.setattr(LoopClaims, "_quiet_s", lambda self: 3_600.0)
+
+
+@pytest.fixture
+def embedded(new_app: MakeApp, tmp_path: Path) -> ignis.Ignis:
+    try:
+        Watch().close()
+    except OSError as exc:
+        pytest.skip(f"this kernel has no descriptors for loads, or refuses them: {exc}")
+    return new_app(url_of("embedded", tmp_path))
+
+
+def test_a_queue_in_use_is_claimed_by_its_loop_and_no_other_thread(
+    embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load itself wakes the loop: the store's own thread is not called, and would call nobody."""
+    stays_in_use(monkeypatch)
+    queue = embedded.queue("jobs", int, shards=1)
+    seen, loop = collecting(queue)
+    queue.open()
+    calls = Calls(queue, monkeypatch)
+    calls.around("watch", lambda call, *args: call(*args))
+    embedded.start()
+    queue.publish(0)
+    eventually(lambda: seen == [0] and "watch" in [name for name, _ in calls.made])
+    calls.around("on_load", lambda call, *args: lambda: None)
+    for number in range(1, 50):
+        queue.publish(number)
+        eventually(lambda: len(seen) == number + 1)  # noqa: B023
+    assert seen == list(range(50))
+    assert calls.by("watch") == calls.by("try_fire") == loop
+    assert not calls.by("on_load")
+    assert embedded.stop() is True
+
+
+def test_a_load_of_another_process_wakes_the_loop(
+    embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, new_app: MakeApp
+) -> None:
+    stays_in_use(monkeypatch)
+    queue = embedded.queue("jobs", int)
+    seen, _ = collecting(queue)
+    queue.open()
+    calls = Calls(queue, monkeypatch)
+    calls.around("watch", lambda call, *args: call(*args))
+    embedded.start()
+    queue.publish(0)
+    eventually(lambda: seen == [0] and "watch" in [name for name, _ in calls.made])
+    calls.around("on_load", lambda call, *args: lambda: None)
+    program = (
+        "import ignis, sys\n"
+        "app = ignis.Ignis(sys.argv[1])\n"
+        "queue = app.queue('jobs', int)\n"
+        "for line in sys.stdin:\n"
+        "    queue.publish(int(line)); print(flush=True)\n"
+        "app.close()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, embedded.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        for number in range(1, 20):
+            other.stdin.write(f"{number}\n")
+            other.stdin.flush()
+            eventually(lambda: len(seen) == number + 1)  # noqa: B023
+        other.stdin.close()
+        assert other.wait(WAIT_S) == 0
+    assert seen == list(range(20))
+    assert embedded.stop() is True
+
+
+def test_an_idle_queue_gives_its_descriptor_back(embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ignis.consumer.loop_claims.RELOOK_S", 0.01)
+    before = _rings()
+    queue = embedded.queue("jobs", int)
+    seen, _ = collecting(queue)
+    embedded.start()
+    for number in range(3):
+        queue.publish(number)
+        eventually(lambda: len(seen) == number + 1)  # noqa: B023
+        eventually(lambda: _rings() == before)
+    assert embedded.stop() is True
+    assert _rings() == before
+
+
+def test_a_stop_gives_the_descriptor_back(embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    stays_in_use(monkeypatch)
+    before = _rings()
+    queue = embedded.queue("jobs", int)
+    seen, _ = collecting(queue)
+    embedded.start()
+    queue.publish(1)
+    eventually(lambda: seen == [1] and _rings() == before + 1)
+    assert embedded.stop() is True
+    assert _rings() == before
+
+
+def test_a_paused_loop_claims_nothing_that_its_descriptor_tells(
+    embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays_in_use(monkeypatch)
+    queue = embedded.queue("jobs", int)
+    seen, _ = collecting(queue)
+    embedded.start()
+    queue.publish(1)
+    eventually(lambda: seen == [1] and _rings() > 0)
+    wait_idle(queue)
+    assert queue.consumer is not None
+    queue.consumer.pause()
+    eventually(lambda: queue.consumer is not None and queue.consumer.quiet)
+    for number in range(2, 12):
+        queue.publish(number)
+    assert queue.main.pending() == 10
+    assert seen == [1]
+    queue.consumer.resume()
+    eventually(lambda: sorted(seen) == list(range(1, 12)))
+    assert embedded.stop() is True
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE])
+def test_where_the_system_has_no_descriptor_a_thread_of_the_store_calls(
+    quick: ignis.Ignis, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked: list[int] = []
+
+    def refuse() -> Watch:
+        asked.append(1)
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("ignis.consumer.loop_claims.Watch", refuse)
+    queue = quick.queue("jobs", int)
+    seen, _ = collecting(queue)
+    quick.start()
+    for one in range(5):
+        queue.publish(one)
+        eventually(lambda: len(seen) == one + 1)  # noqa: B023
+        wait_idle(queue)
+    if quick.url.startswith("embedded"):
+        assert asked
+        assert number == errno.EMFILE or len(asked) == 1, "what is refused is asked for once"
+    assert quick.stop() is True
+
+
+def test_a_store_that_closes_under_a_loop_ends_its_claims(
+    embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays_in_use(monkeypatch)
+    queue = embedded.queue("jobs", int)
+    seen, _ = collecting(queue)
+    embedded.start()
+    queue.publish(1)
+    eventually(lambda: seen == [1] and _rings() > 0)
+    wait_idle(queue)
+    embedded.store.close()
+    eventually(lambda: queue.consumer is not None and queue.consumer.failed is not None)
 
 
 def test_failures_go_to_the_sideline_as_ever(any_app: ignis.Ignis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,6 +220,43 @@ def test_a_chunk_of_successes_is_one_report() -> None:
     loop_over(lambda message: None, [chunk], reports)
     assert reports.runs == [(chunk.first_id, 100)]
     assert reports.timed == 100
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_both_ways_through_the_loop_report_the_same(seed: int) -> None:
+    """A plain handler is called from C; with a middleware, or attempts, from Python."""
+    chosen = random.Random(seed)
+    answers = [chosen.choice([None, True, True, None, False, 7, "raise", "ignored", "exit"]) for _ in range(60)]
+
+    def handle(message: int) -> Any:
+        answer = answers[message]
+        if answer == "raise":
+            raise ValueError(message)
+        if answer == "ignored":
+            raise KeyError(message)
+        if answer == "exit":
+            raise SystemExit(message)
+        return answer
+
+    def through(ctx: Any, call_next: Any) -> Any:
+        return call_next(ctx)
+
+    unreadable = set(chosen.sample(range(60), 3))
+    told = []
+    for middleware in ([], [through]):
+        reports, chunk = Reports(), chunk_of(1, [{} if number in unreadable else number for number in range(60)])
+        spec = HandlerSpec(handle, "jobs", ignore=(KeyError,), middleware=list(middleware))
+        loop = WorkLoop(
+            Runner(spec, BodyCodec(int), {}), spec, FramesInbox(make_inbox(MAX_RECORD_BYTES)), reports,
+            should_return=lambda: False, should_stop=lambda: True, on_start=None, give_back_s=60,
+        )  # fmt: skip
+        assert loop._run_chunk(chunk.first_id, chunk.records)
+        assert reports.everything() == ids(chunk)
+        told.append((
+            sorted(reports.done), {id_: (one.reason, one.error) for id_, one in reports.failed.items()}, reports.timed,
+        ))  # fmt: skip
+    assert told[0] == told[1]
+    assert {reason for reason, _ in told[0][1].values()} >= {"unreadable"}
 
 
 def test_failures_split_the_run_and_keep_the_order() -> None:

@@ -13,24 +13,46 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
 from ignis.broker.client import requests
-from ignis.broker.server.in_flight import InFlight, Run, as_pointers, runs_of
+from ignis.broker.client.requests import ClientRequest
+from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_of
+from ignis.config import ClientSettings
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
 from ignis.log_limit import LimitedLog
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import Claim, Pointers
 
-if TYPE_CHECKING:
-    from ignis.broker.client.sync_client import SyncClient
-
 __all__ = ["ClaimTracker"]
 
 log = logging.getLogger("ignis.broker")
 
+T = TypeVar("T")
+
 _LOOK_S = 0.5
 """How often the connection is looked at while something is held: a broker that was started anew waits for its clients."""
+
+
+class _Link(Protocol):
+    def look(self) -> bool: ...
+
+
+class Connects(Protocol):
+    """A client that connects again when its connection was lost: what is asked of one here."""
+
+    @property
+    def settings(self) -> ClientSettings: ...
+    @property
+    def connects(self) -> int:
+        """Connections so far: the number of the present one."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def link(self) -> _Link | None: ...
+    def connect(self, timeout_s: float | None = None) -> Any: ...
+    def ask(self, ask: ClientRequest[T]) -> T: ...
 
 
 class ClaimTracker:
@@ -42,7 +64,7 @@ class ClaimTracker:
             the client renews by itself. Otherwise the next claim after a new connection says what is held.
     """
 
-    def __init__(self, client: SyncClient, *, keeps: bool) -> None:
+    def __init__(self, client: Connects, *, keeps: bool) -> None:
         self._client = client
         self._keeps = keeps
         self._left: set[str] = set()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ignis.broker.client.requests import ClientRequest
 from ignis.broker.client.slot import Slot
+from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.protocol.machine import Answer
 from ignis.errors import ConnectionLostError, DrainingError, StoreTimeoutError
 from ignis.native import PackedBatch
+from ignis.storage.in_flight import Gate
 from ignis.storage.pending_load import PendingLoad
-
-if TYPE_CHECKING:
-    from ignis.broker.client.store import BrokerStore
 
 __all__ = ["begin"]
 
@@ -25,7 +23,8 @@ _NONE = Answer(None, 0, b"", None)
 
 
 def begin(
-    store: BrokerStore,
+    client: SyncClient,
+    gate: Gate,
     ask: ClientRequest[Placed],
     batches: Sequence[tuple[int, PackedBatch]],
     after: PendingLoad | None,
@@ -33,17 +32,21 @@ def begin(
     """Sends the request. None, and nothing was sent, when there is no connection, or another than the one that the load
     before is on: over two of them the second could overtake the first.
 
+    Args:
+        client: whose connection.
+        gate: entered until the load's `result` was asked for.
+
     Raises ConnectionLostError, TooManyRequestsError, ForkedHandleError, ClosedError.
     """
-    store.client.check()
-    link = store.client.link
+    client.check()
+    link = client.link
     if link is None or not link.usable or (isinstance(after, _Sent) and after.link is not link):
         return None
-    store.gate.enter()
+    gate.enter()
     try:
-        sent = _Sent(store, link, ask, batches)
+        sent = _Sent(client, gate, link, ask, batches)
     except BaseException:
-        store.gate.leave()
+        gate.leave()
         raise
     if isinstance(after, _Sent):
         after.following = sent
@@ -55,17 +58,19 @@ class _Sent:
 
     def __init__(
         self,
-        store: BrokerStore,
+        client: SyncClient,
+        gate: Gate,
         link: SyncConnection,
         ask: ClientRequest[Placed],
         batches: Sequence[tuple[int, PackedBatch]],
     ) -> None:
         self.link = link
-        self._store = store
+        self._client = client
+        self._gate = gate
         self._ask = ask
         self._batches = batches
         self._slot = Slot()
-        self._timeout_s = store.client.settings.timeout_s
+        self._timeout_s = client.settings.timeout_s
         self._deadline = time.monotonic() + self._timeout_s
         self._answer = _NONE
         self.following: _Sent | None = None
@@ -82,7 +87,7 @@ class _Sent:
             else:
                 placed = self._ask.parse(self._answer.payload)
         finally:
-            self._store.gate.leave()
+            self._gate.leave()
         for (shard, batch), (_, first, _) in zip(self._batches, placed, strict=True):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return [first for _, first, _ in placed]
@@ -111,4 +116,4 @@ class _Sent:
         while following is not None:
             following.gather()
             following = following.following
-        return self._store.client.ask(self._ask)
+        return self._client.ask(self._ask)

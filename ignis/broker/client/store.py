@@ -322,7 +322,7 @@ class BrokerMagazines(MagazineStore):
         self._check(batches)
         ask = requests.load(magazine, batches, ttl_s)
         self._check_size(len(ask.payload))
-        return begin(self._store, ask, batches, after)
+        return begin(self._store.client, self._store.gate, ask, batches, after)
 
     @staticmethod
     def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:

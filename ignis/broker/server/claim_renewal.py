@@ -8,17 +8,15 @@ at the last look too.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from ignis.broker.server.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.peer import Peer
 from ignis.config import QueueSettings
 from ignis.errors import QueueNotFoundError
 from ignis.log_limit import LimitedLog
 from ignis.storage.base import RENEWALS
-
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.session import Session
 
 __all__ = ["ClaimRenewal"]
 
@@ -31,17 +29,20 @@ Part = tuple[str, list[Run]]
 class ClaimRenewal:
     """Renews the claims of the messages that the connections of one application hold. Belongs to the event loop."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, context: ApplicationContext) -> None:
         self.renewed = 0
         """Calls of the store."""
-        self._application = application
+        self._magazines = context.magazines
+        self._facts = context.facts
+        self._threads = context.broker.threads
+        self._owner = context.broker.owner
         self._period_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
-        self._before: dict[str, dict[Session, list[Run]]] = {}
+        self._before: dict[str, dict[Peer, list[Run]]] = {}
         self._asked: set[str] = set()
         self._said = LimitedLog(log)
 
-    def look(self, now: float, sessions: list[Session], delayed: dict[str, list[Run]]) -> None:
+    def look(self, now: float, sessions: Sequence[Peer], delayed: dict[str, list[Run]]) -> None:
         """Now and then.
 
         Args:
@@ -49,7 +50,7 @@ class ClaimRenewal:
             sessions: the connections that hold anything.
             delayed: by magazine, what the broker itself keeps until its time comes.
         """
-        holders: dict[str, list[Session]] = {magazine: [] for magazine in delayed}
+        holders: dict[str, list[Peer]] = {magazine: [] for magazine in delayed}
         for session in sessions:
             for magazine in session.held.magazines():
                 holders.setdefault(magazine, []).append(session)
@@ -71,7 +72,7 @@ class ClaimRenewal:
         self._asked.add(magazine)
 
         def work(_: None) -> float:
-            record = self._application.record(magazine)
+            record = self._facts.record(magazine)
             return QueueSettings().stuck_after_s if record is None else record.stuck_after_s
 
         def done(stuck_after_s: float) -> None:
@@ -79,25 +80,23 @@ class ClaimRenewal:
             self._period_s[magazine] = stuck_after_s / RENEWALS
             self._due_s[magazine] = 0.0
 
-        self._application.broker.call(work, done, None, lambda exc: self._failed(magazine, exc))
+        self._threads.call(work, done, None, lambda exc: self._failed(magazine, exc))
 
-    def _renew(self, magazine: str, sessions: list[Session], delayed: list[Run]) -> None:
+    def _renew(self, magazine: str, sessions: Sequence[Peer], delayed: list[Run]) -> None:
         before = self._before.get(magazine, {})
         self._before[magazine] = held = {session: session.delivered(magazine) for session in sessions}
-        parts: list[Part] = [(self._application.broker.owner, delayed)] if delayed else []
+        parts: list[Part] = [(self._owner, delayed)] if delayed else []
         for session in held:
             runs = session.held.both(magazine, before.get(session, []))
             if runs:
                 parts.append((session.owner, runs))
         if parts:
-            self._application.broker.call(
-                self._work, lambda _: None, (magazine, parts), lambda exc: self._failed(magazine, exc)
-            )
+            self._threads.call(self._work, lambda _: None, (magazine, parts), lambda exc: self._failed(magazine, exc))
 
     def _work(self, what: tuple[str, list[Part]]) -> None:
         magazine, parts = what
         for owner, runs in parts:
-            self._application.store.magazines.renew_claims(magazine, as_pointers(runs), owner)
+            self._magazines.renew_claims(magazine, as_pointers(runs), owner)
             self.renewed += 1
 
     def _failed(self, magazine: str, exc: BaseException) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run, as_pointers, runs_of
 from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
+from ignis.broker.server.application import Application
+from ignis.broker.server.caller import Caller
 from ignis.broker.server.dispatcher import Subscription
-from ignis.broker.server.in_flight import InFlight, Run, as_pointers, runs_of
-from ignis.broker.server.long_work import MOST_RUNS, Work
+from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
-
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.session import Session
 
 __all__ = ["ConsumerCommands"]
 
@@ -27,9 +24,12 @@ __all__ = ["ConsumerCommands"]
 class ConsumerCommands:
     """Carries out what one session consumes: subscribes, pulls, acknowledges."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Caller) -> None:
         self.waits: dict[int, Callable[[], None]] = {}
         self._session = session
+        self._settings = session.context.settings
+        self._state = session.context.state
+        self._threads = session.context.threads
         self._subscriptions: dict[int, Subscription] = {}
         self._pulls: dict[int, Subscription] = {}
         self._looks: deque[Callable[[], None]] = deque()
@@ -57,18 +57,16 @@ class ConsumerCommands:
             drop()
         self.waits.clear()
 
-    def failed(self, consumer: Subscription, exc: BaseException) -> None:
-        """The broker cannot go on delivering: the pull or subscription ends with the reason."""
+    def _over(self, consumer: Subscription, exc: BaseException | None) -> None:
+        """A pull was answered; or the broker cannot go on delivering, and the pull or subscription ends with the reason."""
         self._pulls.pop(consumer.request_id, None)
+        if exc is None:
+            return
         self._subscriptions.pop(consumer.request_id, None)
         if consumer.once:
             self._session.refuse(consumer.request_id, exc)
         else:
             self._session.fail_stream(consumer.request_id, exc)
-
-    def pulled(self, consumer: Subscription) -> None:
-        """A pull was answered."""
-        self._pulls.pop(consumer.request_id, None)
 
     def stop_pulls(self) -> None:
         """Every pull is answered now, mostly with nothing: the broker drains."""
@@ -98,14 +96,20 @@ class ConsumerCommands:
         if any(one.magazine == head.queue for one in self._subscriptions.values()):
             raise BadRequestError(f"this connection is subscribed to {head.queue!r} already; change its credit instead")
         consumer = Subscription(
-            self._session, request.request_id, head.queue, self._credit(head.credit), self._bytes(head.max_bytes), False
+            self._session,
+            request.request_id,
+            head.queue,
+            self._credit(head.credit),
+            self._bytes(head.max_bytes),
+            once=False,
+            over=self._over,
         )
 
         session, application = self._session, self._application
 
         def exists(_: None) -> list[Run]:
-            application.shards(head.queue)
-            if not application.young:
+            application.facts.shards(head.queue)
+            if not application.recovery.young:
                 return []
             # A broker before this one may have delivered some of it.
             held = application.store.magazines.held(head.queue, session.owner)
@@ -126,17 +130,16 @@ class ConsumerCommands:
             except IgnisError as exc:
                 self._session.fail_stream(request.request_id, exc)
 
-        broker = self._session.broker
-        broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
 
     def _credit(self, credit: int) -> int:
-        most = self._session.broker.settings.max_credit
+        most = self._settings.max_credit
         if not 0 <= credit <= most:
             raise ConfigError(f"credit = {credit} is outside 0 to {most} (broker.max_credit)")
         return credit
 
     def _bytes(self, max_bytes: int) -> int:
-        return max(1, min(max_bytes, self._session.broker.settings.max_outbound_bytes))
+        return max(1, min(max_bytes, self._settings.max_outbound_bytes))
 
     def _unsubscribe(self, request: Request) -> None:
         head, _ = unpack(request.payload, Unsubscribe)
@@ -160,21 +163,21 @@ class ConsumerCommands:
         head, _ = unpack(request.payload, Consume)
         if head.limit < 1:
             raise ConfigError(f"limit = {head.limit} is below 1")
-        limit = min(head.limit, self._session.broker.settings.max_credit)
-        wait_s = min(max(0, head.timeout_ms) / 1000, self._session.broker.settings.max_wait_s)
+        limit = min(head.limit, self._settings.max_credit)
+        wait_s = min(max(0, head.timeout_ms) / 1000, self._settings.max_wait_s)
         consumer = Subscription(
-            self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), once=True
+            self._session, request.request_id, head.queue, limit, self._bytes(head.max_bytes), True, self._over
         )
         consumer.due = wait_s <= 0
         application = self._application
 
         def exists(_: None) -> int:
-            return application.shards(head.queue)
+            return application.facts.shards(head.queue)
 
         def begin(_: int) -> None:
             if self._session.closed:
                 return
-            if self._session.broker.draining:
+            if self._state.draining:
                 self._session.refuse(request.request_id, DrainingError("the broker is shutting down"))
                 return
             self._pulls[request.request_id] = consumer
@@ -186,19 +189,19 @@ class ConsumerCommands:
                 return
             if not (consumer.ended or consumer.due):
                 pump = application.pump(head.queue)
-                consumer.timer = self._session.broker.loop.call_later(wait_s, pump.time_over, consumer)
+                consumer.timer = self._session.context.loop.call_later(wait_s, pump.time_over, consumer)
 
-        if application.quick and application.remembers(head.queue):
+        if application.store.magazines.quick and application.facts.remembers(head.queue):
             begin(0)
             return
-        self._session.broker.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
+        self._threads.call(exists, begin, None, lambda exc: self._session.refuse(request.request_id, exc))
 
     # -- waits
 
     def _wait(self, request: Request) -> None:
         head, _ = unpack(request.payload, Wait)
         session, application = self._session, self._application
-        limit_s = min(max(0, head.timeout_ms) / 1000, session.broker.settings.max_wait_s)
+        limit_s = min(max(0, head.timeout_ms) / 1000, self._settings.max_wait_s)
 
         def read(_: None) -> int:
             return application.store.magazines.wait(head.magazine, -1, 0)
@@ -210,7 +213,7 @@ class ConsumerCommands:
                 session.result(request.request_id, sequence)
                 return
             try:
-                watch = application.watch(head.magazine)
+                watch = application.watches.watch(head.magazine)
             except IgnisError as exc:
                 session.refuse(request.request_id, exc)
                 return
@@ -224,7 +227,7 @@ class ConsumerCommands:
             if self.waits.pop(request.request_id, None) is not None:
                 session.result(request.request_id, sequence)
 
-        session.broker.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
+        self._threads.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
 
     # -- acknowledgements
 
@@ -260,7 +263,7 @@ class ConsumerCommands:
             self._next_look()
             refuse(exc)
 
-        self._looks.append(lambda: session.broker.call(look, found, rest, failed))
+        self._looks.append(lambda: self._threads.call(look, found, rest, failed))
         if len(self._looks) == 1:
             self._looks[0]()
 
@@ -320,7 +323,7 @@ class ConsumerCommands:
         work: Callable[[list[Run]], int],
         done: Callable[[int], None],
     ) -> None:
-        self._application.broker.call(work, done, runs, self._refused(request, magazine, runs))
+        self._threads.call(work, done, runs, self._refused(request, magazine, runs))
 
     def _refused(self, request: Request, magazine: str, runs: list[Run]) -> Callable[[BaseException], None]:
         """What is being settled is no longer held, so that it is not redelivered; it is again when the store
@@ -359,7 +362,7 @@ class ConsumerCommands:
             return
         if head.action == "requeue" and head.delay_ms:
             count = sum(stop - start for _, start, stop in mine)
-            application.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
+            application.redelivery.give_back_later(head.queue, mine, head.delay_ms / 1000, session.owner)
             session.result(request.request_id, count)
             application.poke(head.queue)
             return

@@ -15,22 +15,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import Run
 from ignis.broker.protocol.payloads import Delivery, pack
-from ignis.broker.server.in_flight import Run
+from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.peer import Peer
+from ignis.broker.server.recovery import Recovery
+from ignis.broker.server.redelivery import Redelivery
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
 from ignis.native.wire import ClaimsFrame, pack_claims
 from ignis.storage.base import MOST_FRUITLESS
 from ignis.storage.write_batch import FiredInto
-
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.session import Session
 
 __all__ = ["DirectDelivery", "Dispatcher", "Packed", "Subscription", "packed"]
 
@@ -69,16 +69,28 @@ _PAUSED = Packed(ClaimsFrame(), b"", [], 0, False)
 
 
 class Subscription:
-    """A subscription, or a pull (``once``), of one connection."""
+    """A subscription, or a pull (``once``), of one connection.
+
+    Args:
+        over: called when the broker ends it: with None when a pull was answered, with an exception when it cannot go on.
+    """
 
     __slots__ = (
-        "credit", "due", "ended", "magazine", "max_bytes", "once", "request_id", "session", "timer", "tried",
+        "credit", "due", "ended", "magazine", "max_bytes", "once", "over", "peer", "request_id", "timer", "tried",
     )  # fmt: skip
 
     def __init__(
-        self, session: Session, request_id: int, magazine: str, credit: int, max_bytes: int, once: bool
+        self,
+        peer: Peer,
+        request_id: int,
+        magazine: str,
+        credit: int,
+        max_bytes: int,
+        once: bool,
+        over: Callable[[Subscription, BaseException | None], None],
     ) -> None:
-        self.session = session
+        self.peer = peer
+        self.over = over
         self.request_id = request_id
         self.magazine = magazine
         self.credit = credit
@@ -94,9 +106,9 @@ class Subscription:
     @property
     def room(self) -> int:
         """How many messages it may be given now. What its connection holds of the magazine by other ways counts too."""
-        if self.ended or not self.session.takes_deliveries:
+        if self.ended or not self.peer.takes_deliveries:
             return 0
-        return self.credit if self.once else self.credit - self.session.held.count_of(self.magazine)
+        return self.credit if self.once else self.credit - self.peer.held.count_of(self.magazine)
 
 
 class DirectDelivery:
@@ -127,18 +139,32 @@ class DirectDelivery:
     def undo(self) -> None:
         """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
         this connection from now on is not heard."""
-        session = self._consumer.session
-        session.take(self._pump.magazine, self._runs)
-        session.abort()
+        peer = self._consumer.peer
+        peer.take(self._pump.magazine, self._runs)
+        peer.abort()
 
 
 class Dispatcher:
-    """Claims what waits in one magazine and delivers it to its consumers in turn."""
+    """Claims what waits in one magazine and delivers it to its consumers in turn.
 
-    def __init__(self, application: Application, magazine: str) -> None:
+    Args:
+        context: of the application.
+        magazine: its name.
+        redelivery: takes what was claimed for a consumer that is gone.
+        recovery: takes back what the dead held, before a claim.
+    """
+
+    def __init__(self, context: ApplicationContext, magazine: str, redelivery: Redelivery, recovery: Recovery) -> None:
         self.magazine = magazine
         self.delivered = 0
-        self._application = application
+        self._magazines = context.magazines
+        self._watches = context.watches
+        self._facts = context.facts
+        self._state = context.broker.state
+        self._loop = context.broker.loop
+        self._threads = context.broker.threads
+        self._redelivery = redelivery
+        self._recovery = recovery
         self._subscriptions: deque[Subscription] = deque()
         self._said = LimitedLog(log)
         self._pulls: dict[Subscription, None] = {}
@@ -178,7 +204,7 @@ class Dispatcher:
     def add(self, consumer: Subscription) -> None:
         """From now on it gets messages. Raises TooManyRequestsError when too many magazines are watched."""
         if not consumer.due:
-            watch = self._application.watch(self.magazine)
+            watch = self._watches.watch(self.magazine)
             if watch.changed is None:
                 watch.changed = self.poke
             watch.ensure()
@@ -210,7 +236,7 @@ class Dispatcher:
         else:
             return
         if not self._subscriptions and not self._waiting:
-            self._application.unwatch(self.magazine)
+            self._watches.unwatch(self.magazine)
 
     def time_over(self, consumer: Subscription) -> None:
         """A pull waits no longer: an empty answer, as soon as it is known to be true."""
@@ -234,12 +260,12 @@ class Dispatcher:
 
     def _end_pull(self, consumer: Subscription) -> None:
         self.remove(consumer)
-        consumer.session.consuming.pulled(consumer)
-        consumer.session.answer(Command.DELIVER, consumer.request_id, pack(Delivery(), pack_claims([])))
+        consumer.over(consumer, None)
+        consumer.peer.answer(Command.DELIVER, consumer.request_id, pack(Delivery(), pack_claims([])))
 
     def _refuse_pull(self, consumer: Subscription, exc: BaseException) -> None:
         self.remove(consumer)
-        consumer.session.consuming.failed(consumer, exc)
+        consumer.over(consumer, exc)
 
     def _found(self, witness: int, messages: int, more: bool) -> None:
         """A claim is over, which was begun when the pulls up to this number were there."""
@@ -268,12 +294,12 @@ class Dispatcher:
         if self._firing:
             self._again = True
             return
-        if self._application.broker.draining:
+        if self._state.draining:
             return
         claims = 0
         while (consumer := self._next()) is not None:
             limit = min(consumer.room, _MOST_AT_ONCE)
-            if self._by_thread or not self._application.quick:
+            if self._by_thread or not self._magazines.quick:
                 self._fire_in_thread(consumer, limit)
                 return
             try:
@@ -299,7 +325,7 @@ class Dispatcher:
         """The next claim in the next turn: a deep queue must not keep other connections waiting."""
         if not self._planned:
             self._planned = True
-            self._application.broker.loop.call_soon(self._planned_poke)
+            self._loop.call_soon(self._planned_poke)
 
     def _planned_poke(self) -> None:
         self._planned = False
@@ -308,14 +334,14 @@ class Dispatcher:
     def taker(self, messages: int, nbytes: int) -> DirectDelivery | None:
         """Who can be given so many messages that are about to be loaded; None when nobody has room for them all, or others
         may be pending, which go first."""
-        if self._firing or self._by_thread or not self.consumers or self._application.broker.draining:
+        if self._firing or self._by_thread or not self.consumers or self._state.draining:
             return None
         consumer = self._next()
         if consumer is None or consumer.room < messages or consumer.max_bytes < nbytes:
             return None
-        if self._application.store.magazines.wait(self.magazine, -1, 0) != self._empty_at:
+        if self._magazines.wait(self.magazine, -1, 0) != self._empty_at:
             return None
-        return DirectDelivery(self, consumer, consumer.session.owner)
+        return DirectDelivery(self, consumer, consumer.peer.owner)
 
     def look(self) -> None:
         """As `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
@@ -324,14 +350,14 @@ class Dispatcher:
 
     def _fire_at_once(self, consumer: Subscription, limit: int) -> Packed | None:
         """A claim by the event loop; None when it would have to wait."""
-        magazines = self._application.store.magazines
+        magazines = self._magazines
         sequence = magazines.wait(self.magazine, -1, 0)
         # Not for who waits no longer: a load that is stored already may be announced a moment later.
         if sequence == self._empty_at and not consumer.due:
             return _NOTHING
         max_bytes = min(consumer.max_bytes, _MOST_BYTES_AT_ONCE)
         claims = ClaimsFrame()
-        result = magazines.try_fire_into(claims, self.magazine, limit, consumer.session.owner, max_bytes)
+        result = magazines.try_fire_into(claims, self.magazine, limit, consumer.peer.owner, max_bytes)
         if result is None:
             return None
         if not result.more:
@@ -341,7 +367,7 @@ class Dispatcher:
     def _fire_in_thread(self, consumer: Subscription, limit: int) -> None:
         self._firing, self._again = True, False
         self._firing_for, self._witness = consumer, self._number
-        self._application.broker.call(self._fire, self._fired, (consumer, limit))
+        self._threads.call(self._fire, self._fired, (consumer, limit))
 
     def _next(self) -> Subscription | None:
         for consumer in self._pulls:
@@ -358,12 +384,12 @@ class Dispatcher:
         """In a thread of the store's."""
         consumer, limit = asked
         try:
-            self._application.recover(self.magazine)
-            if self._application.paused(self.magazine):
+            self._recovery.recover(self.magazine)
+            if self._facts.paused(self.magazine):
                 return consumer, _PAUSED
             claims = ClaimsFrame()
-            found = self._application.store.magazines.fire_into(
-                claims, self.magazine, limit, consumer.session.owner, max_bytes=consumer.max_bytes
+            found = self._magazines.fire_into(
+                claims, self.magazine, limit, consumer.peer.owner, max_bytes=consumer.max_bytes
             )
             return consumer, packed(claims, found)
         except Exception as exc:
@@ -379,10 +405,10 @@ class Dispatcher:
         # A thread looks whether the pause is over, the event loop could not.
         self._by_thread = claimed is _PAUSED
         if claimed is _PAUSED:
-            self._application.known_paused.add(self.magazine)
+            self._facts.known_paused.add(self.magazine)
         if claimed.messages:
-            if consumer.ended or consumer.session.closed:
-                self._application.give_back(self.magazine, claimed.runs)
+            if consumer.ended or consumer.peer.closed:
+                self._redelivery.give_back(self.magazine, claimed.runs)
             else:
                 self.hand_over(consumer, claimed)
         self._found(self._witness, claimed.messages, claimed.more)
@@ -392,24 +418,24 @@ class Dispatcher:
     def hand_over(self, consumer: Subscription, claimed: Packed) -> None:
         """What was claimed for the consumer is its, and on its way."""
         self.delivered += claimed.messages
-        session = consumer.session
-        session.held.add(self.magazine, claimed.runs)
+        peer = consumer.peer
+        peer.held.add(self.magazine, claimed.runs)
         if consumer.once:
             self.remove(consumer)
-            session.consuming.pulled(consumer)
-            session.answer_run(1, claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
+            consumer.over(consumer, None)
+            peer.answer_run(1, claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
         else:
-            session.deliver(claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
+            peer.deliver(claimed.claims.frame(Command.DELIVER, consumer.request_id, claimed.head))
             if self._subscriptions and self._subscriptions[0] is consumer:
                 self._subscriptions.rotate(-1)
-        session.flush()
+        peer.flush()
 
     def _failed(self, exc: Exception) -> None:
         if isinstance(exc, IgnisError) and exc.retryable:
             self._said.warning("claim on %s failed, trying again: %s", self.magazine, exc)
             if self._retry is not None:
                 self._retry.cancel()
-            self._retry = self._application.broker.loop.call_later(_RETRY_S, self.poke)
+            self._retry = self._loop.call_later(_RETRY_S, self.poke)
             for one in [*self._over, *self._due]:
                 self._refuse_pull(one, exc)
             return
@@ -417,4 +443,4 @@ class Dispatcher:
             self._said.error("claim on %s failed", self.magazine, exc_info=exc)
         for consumer in [*self._pulls, *self._subscriptions]:
             self.remove(consumer)
-            consumer.session.consuming.failed(consumer, exc)
+            consumer.over(consumer, exc)

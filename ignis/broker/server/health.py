@@ -6,14 +6,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ignis.broker.server.metrics import SAYS, BrokerMetrics, Figure
+from ignis.broker.server.server import Broker
 from ignis.errors import WaitTimeoutError
 from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, json_reply, metrics_route
-
-if TYPE_CHECKING:
-    from ignis.broker.server.server import Broker
 
 __all__ = ["broker_endpoint"]
 

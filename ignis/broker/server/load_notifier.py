@@ -12,14 +12,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ignis.errors import ClosedError, IgnisError
+from ignis.errors import ClosedError, IgnisError, TooManyRequestsError
+from ignis.storage.base import MagazineStore
 
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-
-__all__ = ["LoadNotifier", "Watch"]
+__all__ = ["LoadNotifier", "Watch", "Watches"]
 
 log = logging.getLogger("ignis.broker")
 
@@ -28,6 +25,7 @@ _ROUND_S = 0.02
 _ASK_S = 0.001
 """How long a store that has to ask somebody else waits in a round for one magazine."""
 _WARN_S = 10.0
+_MOST_WATCHES = 1_024
 
 
 class _Waiter:
@@ -45,7 +43,7 @@ class Watch:
     Belongs to the event loop but for `once`, which `LoadNotifier` calls in a thread.
     """
 
-    def __init__(self, application: Application, magazine: str) -> None:
+    def __init__(self, watches: Watches, magazine: str) -> None:
         self.magazine = magazine
         self.changed: Callable[[], None] | None = None
         """Called on the event loop after every load, while set."""
@@ -53,8 +51,9 @@ class Watch:
         """A thread looks after it."""
         self.shared = False
         """That thread looks after others as well."""
-        self._application = application
-        self._loop = application.broker.loop
+        self._watches = watches
+        self._magazines = watches.magazines
+        self._loop = watches.loop
         self._waiters: set[_Waiter] = set()
         self._sequence: int | None = None
         self._seen = -1
@@ -74,7 +73,7 @@ class Watch:
         if not self.at_work:
             self.at_work = True
             self._seen = -1
-            self._application.broker.watchers.put(self)
+            self._watches.notifier.put(self)
 
     def wait(self, seen: int, timeout_s: float, call: Callable[[int], None]) -> Callable[[], None]:
         """Calls back once with the sequence number: when it differs from ``seen``, or after the timeout, with ``seen``.
@@ -89,9 +88,9 @@ class Watch:
 
     def look(self) -> None:
         """Something was loaded through this broker, perhaps."""
-        if self.shared and self.wanted and self._application.quick:
+        if self.shared and self.wanted and self._magazines.quick:
             try:
-                sequence = self._application.store.magazines.wait(self.magazine, -1, 0)
+                sequence = self._magazines.wait(self.magazine, -1, 0)
             except IgnisError:
                 return  # the thread says so
             if sequence != self._sequence:
@@ -118,7 +117,7 @@ class Watch:
     def _ended(self) -> None:
         self.at_work = self.shared = False
         self._sequence = None
-        if self.wanted and not self._application.closed:
+        if self.wanted and not self._watches.closed:
             self.ensure()
 
     # -- in a thread
@@ -126,11 +125,10 @@ class Watch:
     def once(self, timeout_s: float) -> bool:
         """Waits so long for a load at most. False when nobody wants to know any more. Raises RuntimeError when the event
         loop is closed."""
-        if not self.wanted or self._application.closed:
+        if not self.wanted or self._watches.closed:
             return False
-        magazines = self._application.store.magazines
         try:
-            sequence = magazines.wait(self.magazine, self._seen, timeout_s if self._seen >= 0 else 0)
+            sequence = self._magazines.wait(self.magazine, self._seen, timeout_s if self._seen >= 0 else 0)
         except ClosedError:
             return False
         except IgnisError as exc:
@@ -147,11 +145,61 @@ class Watch:
 
     def glance(self) -> bool:
         """`once` for a thread that has others to look after."""
-        return self.once(0.0 if self._application.quick else _ASK_S)
+        return self.once(0.0 if self._magazines.quick else _ASK_S)
 
     def end(self) -> None:
         """No thread looks after it any more. Raises RuntimeError when the event loop is closed."""
         self._loop.call_soon_threadsafe(self._ended)
+
+
+class Watches:
+    """The watched magazines of one application. Belongs to the event loop.
+
+    Args:
+        loop: the event loop.
+        notifier: whose threads look after them.
+        magazines: the application's.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, notifier: LoadNotifier, magazines: MagazineStore) -> None:
+        self.loop = loop
+        self.notifier = notifier
+        self.magazines = magazines
+        self.closed = False
+        """The application has ended: no thread goes on. Read by them too."""
+        self._watches: dict[str, Watch] = {}
+
+    def watch(self, magazine: str) -> Watch:
+        """Raises TooManyRequestsError when too many magazines are watched."""
+        found = self._watches.get(magazine)
+        if found is None:
+            self.tidy()
+            if len(self._watches) >= _MOST_WATCHES:
+                raise TooManyRequestsError(len(self._watches), _MOST_WATCHES, "watched magazines")
+            found = self._watches[magazine] = Watch(self, magazine)
+        return found
+
+    def unwatch(self, magazine: str) -> None:
+        """No delivery waits for the magazine any more."""
+        found = self._watches.get(magazine)
+        if found is not None:
+            found.changed = None
+
+    def look(self, magazine: str) -> None:
+        """Something was loaded through this broker, perhaps."""
+        found = self._watches.get(magazine)
+        if found is not None:
+            found.look()
+
+    def tidy(self) -> None:
+        """Forgets those that nobody wants."""
+        for name in [name for name, one in self._watches.items() if one.over]:
+            del self._watches[name]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits."""
+        return any(one.wanted for one in self._watches.values())
 
 
 class LoadNotifier:

@@ -7,20 +7,17 @@ are. Everything here belongs to the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ignis.broker.server.server import Broker
+from ignis.broker.server.threads import BrokerThreads
 
-__all__ = ["MOST_RUNS", "Steps", "Work"]
+__all__ = ["Steps", "Work"]
 
 log = logging.getLogger("ignis.broker")
-
-MOST_RUNS = 4_096
-"""Of one pass, and hence of a request that is carried out at once."""
 
 Work = Generator[Callable[[], Any] | None, Any, None]
 """Each ``yield`` ends a piece. A yielded call is made in a thread of the store's, and what it returns or raises comes back."""
@@ -30,13 +27,15 @@ class Steps:
     """Does the long work of a broker on its event loop: one piece in a pass, of each work in turn.
 
     Args:
-        broker: whose.
+        loop: the event loop.
+        threads: of the broker.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: BrokerThreads) -> None:
         self.passes = 0
         """Pieces that were done."""
-        self._broker = broker
+        self._loop = loop
+        self._threads = threads
         self._due: deque[tuple[Work, Callable[[], None], Any]] = deque()
         self._open = 0
         self._planned = False
@@ -55,7 +54,7 @@ class Steps:
         self._due.append((work, done, value))
         if not self._planned:
             self._planned = True
-            self._broker.loop.call_soon(self._pass)
+            self._loop.call_soon(self._pass)
 
     def _pass(self) -> None:
         self._planned = False
@@ -75,13 +74,13 @@ class Steps:
                 self._call(work, done, call)
         if self._due and not self._planned:
             self._planned = True
-            self._broker.loop.call_soon(self._pass)
+            self._loop.call_soon(self._pass)
 
     def _call(self, work: Work, done: Callable[[], None], call: Callable[[], Any]) -> None:
         def made(value: Any) -> None:
             self._put(work, done, value)
 
-        self._broker.call(lambda _: call(), made, None, made)
+        self._threads.call(lambda _: call(), made, None, made)
 
     def _end(self, done: Callable[[], None]) -> None:
         self._open -= 1

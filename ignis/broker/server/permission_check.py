@@ -3,18 +3,15 @@ the request is read, kept or made; nothing here blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ignis.broker.auth.principal import Anyone, Principal
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import LockRequest, unpack
 from ignis.broker.protocol.table import TABLE, About
+from ignis.broker.server.caller import Caller
+from ignis.broker.server.state import BrokerState
 from ignis.config import NAME_PATTERN
 from ignis.errors import PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
-
-if TYPE_CHECKING:
-    from ignis.broker.server.session import Session
 
 __all__ = ["check", "check_queue", "own_lock", "own_scope"]
 
@@ -24,40 +21,40 @@ _MOST_SCOPE = 64
 """Of a scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
 
 
-def check(session: Session, command: int, payload: bytes) -> None:
+def check(caller: Caller, command: int, payload: bytes) -> None:
     """Raises PermissionDeniedError, and BadRequestError when the payload does not say what it is about."""
-    principal = session.principal
+    principal, state = caller.principal, caller.context.state
     if type(principal) is Anyone:
         return
     row, word = TABLE.get(command), Command(command).name
     if row is None:
-        _deny(session, word)
+        _deny(state, word)
     elif row.about is About.CONNECTION:
         return
     elif row.about is About.LIST:
         if not principal.allows_some(word):
-            _deny(session, word)
+            _deny(state, word)
     elif row.about is About.BROKER or row.names is None:
         if row.about is About.SUBSCRIPTION:
-            _check_subscription(session, word, payload)
+            _check_subscription(caller, word, payload)
         elif not principal.allows(word, ""):
-            _deny(session, word)
+            _deny(state, word)
     elif row.about is About.LOCK:
-        _check_lock(session, word, payload)
+        _check_lock(caller, word, payload)
     elif row.about is About.EPOCH:
         (scope,) = row.names(payload)
         if not (principal.allows(word, scope) or _leads(principal, scope)):
-            _deny(session, word, scope)
+            _deny(state, word, scope)
     else:
         for name in row.names(payload):
-            check_queue(session, word, name)
+            check_queue(principal, state, word, name)
 
 
-def check_queue(session: Session, word: str, name: str) -> None:
+def check_queue(principal: Principal, state: BrokerState, word: str, name: str) -> None:
     """One name of a queue or of one of its magazines. Raises PermissionDeniedError."""
     queue = name.removesuffix(SIDELINE_SUFFIX)
-    if not session.principal.allows(word, queue):
-        _deny(session, word, queue)
+    if not principal.allows(word, queue):
+        _deny(state, word, queue)
 
 
 def own_lock(principal: Principal, name: str) -> str:
@@ -90,34 +87,35 @@ def _leads(principal: Principal, scope: str) -> bool:
     )
 
 
-def _check_lock(session: Session, word: str, payload: bytes) -> None:
+def _check_lock(caller: Caller, word: str, payload: bytes) -> None:
     """By the lock's name. In a table that is its id, behind the ``client_id#`` that its key begins with; a table, a farm or
     an application that are not the connection's own are for those who may do so to every lock."""
-    head, principal = unpack(payload, LockRequest)[0], session.principal
+    head, principal, state = unpack(payload, LockRequest)[0], caller.principal, caller.context.state
     if not head.table:
         scope = head.name.removeprefix(_LEADER)
         own = scope != head.name and word != Command.LOCK_TOKEN.name and _leads(principal, scope)
         if not (own or principal.allows(word, head.name)):
-            _deny(session, word, head.name)
+            _deny(state, word, head.name)
         return
-    assert session.application is not None
-    app = session.application.app
+    assert caller.application is not None
+    app = caller.application.app
     client, _, lock_id = head.name.partition("#")
     own = client == app.client_id and head.farm_id == app.farm_id
     own = own and head.table.startswith((f"DC#{app.farm_id}#", "XDC#"))
     if not principal.allows(word, lock_id if own and lock_id else ""):
-        _deny(session, word, head.name)
+        _deny(state, word, head.name)
 
 
-def _check_subscription(session: Session, word: str, payload: bytes) -> None:
+def _check_subscription(caller: Caller, word: str, payload: bytes) -> None:
     """By its queue. Of one that there is not, who may subscribe to anything is told so."""
-    magazine = session.consuming.magazine_of(payload)
+    principal, state = caller.principal, caller.context.state
+    magazine = caller.subscribed_to(payload)
     if magazine is not None:
-        check_queue(session, word, magazine)
-    elif not session.principal.allows_some(word):
-        _deny(session, word)
+        check_queue(principal, state, word, magazine)
+    elif not principal.allows_some(word):
+        _deny(state, word)
 
 
-def _deny(session: Session, word: str, queue: str = "") -> None:
-    session.broker.denied += 1
+def _deny(state: BrokerState, word: str, queue: str = "") -> None:
+    state.denied += 1
     raise PermissionDeniedError(word, queue[:128])

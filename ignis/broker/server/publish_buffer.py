@@ -2,7 +2,7 @@
 
 All connections put into one queue per magazine. What arrives in one turn of the event loop, or while a load is under way,
 gathers and becomes one load: one call of the store, one commit and one flush for however many connections. A small load is
-made by the event loop itself where the store is quick (`turns`), any other by a thread; never both at a time for one
+made by the event loop itself where the store is quick (`WriteBatcher`), any other by a thread; never both at a time for one
 magazine, so its messages keep their order. What waits is bounded in bytes; above the bound the connections that send to
 this magazine are not read until it went down by half.
 """
@@ -12,17 +12,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ignis.broker.protocol.commands import OWN_TTL
+from ignis.broker.server.context import ApplicationContext
+from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
+from ignis.broker.server.write_batcher import WriteBatcher
 from ignis.errors import BadRequestError, ConfigError, MalformedFrameError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import route_batch
 from ignis.storage.write_batch import WriteBatch
-
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.dispatcher import DirectDelivery
 
 __all__ = ["Loading", "Placed", "PublishBuffer", "Sent"]
 
@@ -140,17 +139,34 @@ def _tell(many: list[Sent], firsts: Sequence[int], error: BaseException | None) 
 
 
 class PublishBuffer:
-    """Gathers what connections send to one magazine and loads it, one load at a time.
+    """Gathers what connections send to one magazine and loads it, one load at a time. All but `_load` runs on the event loop.
 
-    Everything but `_load` runs on the event loop.
+    Args:
+        context: of the application.
+        magazine: its name.
+        batcher: makes the loads of the event loop.
+        dispatcher_of: the dispatcher of a magazine, if there ever was a consumer.
     """
 
-    def __init__(self, application: Application, magazine: str) -> None:
+    def __init__(
+        self,
+        context: ApplicationContext,
+        magazine: str,
+        batcher: WriteBatcher,
+        dispatcher_of: Callable[[str], Dispatcher | None],
+    ) -> None:
         self.magazine = magazine
         self.bytes = 0
         self.loads = 0
         self.requests = 0
-        self._application = application
+        self._magazines = context.magazines
+        self._facts = context.facts
+        self._poke = context.poke
+        self._loop = context.broker.loop
+        self._threads = context.broker.threads
+        self._limit_bytes = context.broker.settings.max_inbox_bytes
+        self._batcher = batcher
+        self._dispatcher_of = dispatcher_of
         self._waiting: deque[Sent] = deque()
         self._busy = False
         self._planned = False
@@ -169,21 +185,20 @@ class PublishBuffer:
         """Loads a request on the spot that is alone: nothing waits that it could share a load with. Who waits for its messages is
         given them. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
         it is to be `put` like any other."""
-        application = self._application
-        if self._busy or self._planned or self._waiting or nbytes > _SMALL_BYTES or not application.quick:
+        if self._busy or self._planned or self._waiting or nbytes > _SMALL_BYTES or not self._magazines.quick:
             return False
         found = self._routed(batches, ttl_ms)
         if found is None:
             return False
         batches, ttl_s = found
         pairs = [(shard, batch) for shard, batch, _ in batches]
-        taking, pump = None, application.pump_of(self.magazine)
+        taking, pump = None, self._dispatcher_of(self.magazine)
         if pump is not None and pump.consumers:
             taking = pump.taker(sum(batch.count for _, batch in pairs), nbytes)
             if taking is None:
                 return False
         try:
-            loaded = application.store.magazines.try_load(self.magazine, pairs, ttl_s, taking)
+            loaded = self._magazines.try_load(self.magazine, pairs, ttl_s, taking)
         except Exception as exc:
             self._take_back(taking)
             done([Placed(shard, 0, batch.count, ids) for shard, batch, ids in batches], exc)
@@ -208,10 +223,10 @@ class PublishBuffer:
                 done(placed, error)
                 self._relieve()
 
-            application.turns.loaded(unflushed, flushed)
-        application.turns.at_once += 1
+            self._batcher.loaded(unflushed, flushed)
+        self._batcher.at_once += 1
         if taking is None:
-            application.poke(self.magazine)
+            self._poke(self.magazine)
         return True
 
     def _routed(
@@ -219,7 +234,7 @@ class PublishBuffer:
     ) -> tuple[Sequence[tuple[int, PackedBatch, bytes | None]], float | None] | None:
         """Each with its shard, and the time to live in seconds; None when something has to be looked up, or is wrong: see
         `_place`."""
-        known = self._application.known(self.magazine)
+        known = self._facts.known(self.magazine)
         if known is None or len(batches) > _SMALL_BATCHES:
             return None
         if ttl_ms == OWN_TTL:
@@ -232,7 +247,7 @@ class PublishBuffer:
         if batches[0][0] == ANY_SHARD and len(batches) == 1:
             _, batch, ids = batches[0]
             try:
-                batches = route_batch(batch, shards, self._application.next_shard() % shards, ids)
+                batches = route_batch(batch, shards, self._facts.next_shard() % shards, ids)
             except MalformedFrameError:
                 return None
         for shard, _, _ in batches:
@@ -249,16 +264,16 @@ class PublishBuffer:
     def _begin(self) -> None:
         if self._busy or self._planned or not self._waiting:
             return
-        if self._application.quick and self._waiting[0].nbytes <= _SMALL_BYTES:
+        if self._magazines.quick and self._waiting[0].nbytes <= _SMALL_BYTES:
             self._planned = True
-            self._application.turns.load(self)
+            self._batcher.load(self)
         else:
             self.start(self._take())
 
     @property
     def full(self) -> bool:
         """Whether senders are to wait: see `when_room`."""
-        return self.bytes > self._application.broker.settings.max_inbox_bytes
+        return self.bytes > self._limit_bytes
 
     def when_room(self, call: Callable[[], None]) -> None:
         """Calls back, once, when what waits went down to half the limit."""
@@ -282,7 +297,7 @@ class PublishBuffer:
         taken = self._take(_SMALL_BYTES, _SMALL_BATCHES)
         if self._waiting:
             # More than one turn of the loop should be held up by. Not at once: what was taken goes first.
-            self._application.broker.loop.call_soon(self._begin)
+            self._loop.call_soon(self._begin)
         small = sum(sent.nbytes for sent in taken) <= _SMALL_BYTES
         if small and sum(len(sent.batches) for sent in taken) <= _SMALL_BATCHES:
             try:
@@ -297,7 +312,7 @@ class PublishBuffer:
         return None
 
     def _taker(self, taken: list[Sent]) -> DirectDelivery | None:
-        pump = self._application.pump_of(self.magazine)
+        pump = self._dispatcher_of(self.magazine)
         if pump is None:
             return None
         messages = sum(batch.count for sent in taken for _, batch, _ in sent.batches)
@@ -322,7 +337,7 @@ class PublishBuffer:
     def start(self, taken: list[Sent]) -> None:
         """Has a thread load these; until it has, nothing else of this magazine is loaded."""
         self._busy = True
-        self._application.broker.call(self._load, self._stored, taken)
+        self._threads.call(self._load, self._stored, taken)
 
     def _by_ttl(self, taken: list[Sent], *, waits: bool) -> dict[int, list[Sent]]:
         """What can be loaded, by time to live; the others have their error. Raises _UnknownError if not ``waits``."""
@@ -343,9 +358,7 @@ class PublishBuffer:
         for ttl_ms, many in self._by_ttl(taken, waits=True).items():
             batches = [(shard, batch) for sent in many for shard, batch, _ in sent.batches]
             try:
-                firsts = self._application.store.magazines.load(
-                    self.magazine, batches, ttl_ms / 1000 if ttl_ms else None
-                )
+                firsts = self._magazines.load(self.magazine, batches, ttl_ms / 1000 if ttl_ms else None)
             except Exception as exc:
                 _tell(many, (), exc)
             else:
@@ -355,18 +368,18 @@ class PublishBuffer:
     def _place(self, sent: Sent, waits: bool) -> None:
         """Finds shards and time to live. What is wrong with one request is found here, so that it does not fail the
         others that share its load."""
-        application = self._application
-        known = application.known(self.magazine)
+        facts = self._facts
+        known = facts.known(self.magazine)
         ttl_ms = None if known is None else known.ttl_ms
         if not waits and (known is None or (sent.ttl_ms == OWN_TTL and ttl_ms is None)):
             raise _UnknownError
-        shards = application.shards(self.magazine) if known is None else known.shards
+        shards = facts.shards(self.magazine) if known is None else known.shards
         if sent.ttl_ms == OWN_TTL:
-            sent.ttl_ms = application.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
+            sent.ttl_ms = facts.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
         elif sent.ttl_ms > 1 << 62:
             raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
         if any(shard == ANY_SHARD for shard, _, _ in sent.batches):
-            turn = application.next_shard()
+            turn = facts.next_shard()
             sent.batches = [
                 routed
                 for shard, batch, ids in sent.batches
@@ -378,7 +391,7 @@ class PublishBuffer:
         if worst >= shards:
             if not waits:
                 raise _UnknownError
-            shards = application.shards(self.magazine, fresh=True)
+            shards = facts.shards(self.magazine, fresh=True)
             if worst >= shards:
                 raise ConfigError(f"shard {worst} of magazine {self.magazine!r}, which has {shards}")
 
@@ -387,7 +400,7 @@ class PublishBuffer:
         self._begin()
         self.finish(taken)
         # The magazine's watch will say so too, a change of threads later.
-        self._application.poke(self.magazine)
+        self._poke(self.magazine)
 
     def finish(self, taken: list[Sent]) -> None:
         """These are durable, or refused: their senders are told."""
@@ -398,7 +411,7 @@ class PublishBuffer:
         self._relieve()
 
     def _relieve(self) -> None:
-        if self._blocked and self.bytes <= self._application.broker.settings.max_inbox_bytes // 2:
+        if self._blocked and self.bytes <= self._limit_bytes // 2:
             blocked, self._blocked = self._blocked, []
             for call in blocked:
                 call()

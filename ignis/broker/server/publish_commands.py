@@ -5,20 +5,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ignis.broker.auth.principal import Anyone
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import pack_send_ack
+from ignis.broker.server.caller import Caller
 from ignis.broker.server.permission_check import check_queue
 from ignis.broker.server.publish_buffer import Placed, Sent
 from ignis.errors import BadRequestError, IgnisError
 from ignis.native import PackedBatch
 from ignis.native.wire import encode_send_acks
-
-if TYPE_CHECKING:
-    from ignis.broker.server.session import Session
 
 __all__ = ["PublishCommands"]
 
@@ -30,8 +27,9 @@ _ACK = struct.Struct(">IhqHHQI")
 class PublishCommands:
     """Carries out what one session sends, and acknowledges it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Caller) -> None:
         self._session = session
+        self._state = session.context.state
 
     def take(self, request: Request, alone: bool) -> None:
         """Puts what was sent into its magazine's inbox; while that is full the connection is not read.
@@ -45,7 +43,7 @@ class PublishCommands:
         try:
             magazine = name.decode()
             if type(session.principal) is not Anyone:
-                check_queue(session, Command(request.command).name, magazine)
+                check_queue(session.principal, self._state, Command(request.command).name, magazine)
             inbox = application.inbox(magazine)
         except (UnicodeDecodeError, IgnisError) as exc:
             session.refuse_all(request, exc)
@@ -81,7 +79,7 @@ class PublishCommands:
             return
         for shard, first, count, ids in placed:
             assert ids is not None
-            session.broker.messages_in += count
+            self._state.messages_in += count
             session.write_now(encode_send_acks(ids, shard, first), count)
 
     def _stored_batch(self, sent: Sent) -> None:
@@ -94,11 +92,11 @@ class PublishCommands:
             return
         if len(placed) == 1:
             shard, first, count, _ = placed[0]
-            session.broker.messages_in += count
+            self._state.messages_in += count
             session.write_now(_ACK.pack(_ACK.size - 4, _SEND_ACK, request_id, 1, shard, first, count), 1)
             return
         for one in placed:
-            session.broker.messages_in += one.messages
+            self._state.messages_in += one.messages
         session.answer(_SEND_ACK, request_id, pack_send_ack([one[:3] for one in placed]))
 
 

@@ -4,12 +4,14 @@ store's."""
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import Run, as_pointers
 from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
-from ignis.broker.server.in_flight import Run, as_pointers
-from ignis.broker.server.store_commands import CALLS, Asked, Reply
+from ignis.broker.server.application import Application
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.peer import Peer
 from ignis.config import check_name
 from ignis.errors import BadRequestError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
@@ -19,13 +21,7 @@ from ignis.queue import Queue
 from ignis.storage.base import QueueRecord, Transfer
 from ignis.storage.parts import transfer_all
 
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.session import Session
-
-__all__ = ["sideline"]
-
-_RESULT = int(Command.RESULT)
+__all__ = ["QUEUE_CALLS", "sideline"]
 
 
 def _record(app: Application, name: str) -> QueueRecord:
@@ -49,8 +45,8 @@ def _create(asked: Asked) -> Reply:
     # A queue object of its own: that of another request may have been made with other settings.
     queue: Queue[Any] = Queue(asked.app.app.context, head.name, kind, settings)
     queue.open()
-    asked.app.forget(head.name)
-    return Reply(_RESULT, pack(_described(_record(asked.app, head.name))))
+    asked.app.facts.forget(head.name)
+    return value(_described(_record(asked.app, head.name)))
 
 
 def _delete(asked: Asked) -> Reply:
@@ -60,20 +56,20 @@ def _delete(asked: Asked) -> Reply:
         removed = asked.app.store.remove_queue(head.name, force=head.force)
     finally:
         for name in names:
-            asked.app.forget(name)
+            asked.app.facts.forget(name)
 
-    def poke(_: Session) -> None:
+    def poke(_: Peer) -> None:
         """Who waits for its messages finds out now that there is no such queue."""
         for name in names:
             asked.app.poke(name)
 
-    return Reply(_RESULT, pack(removed), poke)
+    return Reply(RESULT, pack(removed), poke)
 
 
 def _list(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueList)
     records = asked.app.store.queues.list(head.active)
-    return Reply(_RESULT, pack([_described(one) for one in records if asked.may(Command.LIST_QUEUES, one.name)]))
+    return value([_described(one) for one in records if asked.may(Command.LIST_QUEUES, one.name)])
 
 
 def _info(asked: Asked) -> Reply:
@@ -91,17 +87,15 @@ def _info(asked: Asked) -> Reply:
         "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
     }
-    return Reply(_RESULT, pack({**_described(record), **figures}))
+    return value({**_described(record), **figures})
 
 
-CALLS.update(
-    {
-        Command.CREATE_QUEUE: _create,
-        Command.DELETE_QUEUE: _delete,
-        Command.LIST_QUEUES: _list,
-        Command.QUEUE_INFO: _info,
-    }
-)
+QUEUE_CALLS: dict[int, Call] = {
+    Command.CREATE_QUEUE: _create,
+    Command.DELETE_QUEUE: _delete,
+    Command.LIST_QUEUES: _list,
+    Command.QUEUE_INFO: _info,
+}
 
 
 def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:

@@ -13,12 +13,9 @@ too. Time bounds the rest, so that nobody holds memory, or the others up, by bei
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from ignis.native.wire import ReadArea
-
-if TYPE_CHECKING:
-    from ignis.broker.server.session import Session
+from ignis.native.wire import FrameReader, ReadArea
 
 __all__ = ["ReceiveLimits"]
 
@@ -28,6 +25,20 @@ _REASON = "receive"
 _HURRY = 10
 _TIME = "broker.frame_timeout_s"
 _BOTH = f"broker.max_receive_bytes, {_TIME}"
+
+
+class Sends(Protocol):
+    """A connection that sends frames."""
+
+    peer: str
+
+    def end(self, exc: BaseException | None = None) -> None: ...
+    @property
+    def arriving(self) -> FrameReader: ...
+    @property
+    def unread(self) -> bool: ...
+    def pause(self, reason: str) -> None: ...
+    def resume(self, reason: str) -> None: ...
 
 
 class ReceiveLimits:
@@ -44,11 +55,11 @@ class ReceiveLimits:
         self._limit_bytes = limit_bytes
         self._timeout_s = timeout_s
         self._wide_bytes = area.read_bytes
-        self._since: dict[Session, float] = {}
+        self._since: dict[Sends, float] = {}
         """When the frame that is not complete began, less the time in which its connection was not read."""
-        self._line: dict[Session, float] = {}
+        self._line: dict[Sends, float] = {}
         """Who stands in line, in order, and since when."""
-        self._favoured: Session | None = None
+        self._favoured: Sends | None = None
         self._looked_s: float | None = None
 
     @property
@@ -61,12 +72,12 @@ class ReceiveLimits:
         """Connections that stand in line."""
         return len(self._line)
 
-    def read(self, session: Session, finished: bool, now: float) -> None:
+    def read(self, session: Sends, finished: bool, now: float) -> None:
         """A connection has read.
 
         Args:
             finished: at least one frame became complete with it.
-            now: seconds, as of `Broker.now`.
+            now: seconds, of the event loop's clock.
         """
         arriving = session.arriving
         if not arriving.buffered_bytes:
@@ -82,7 +93,7 @@ class ReceiveLimits:
             session.pause(_REASON)
         self._go_on()
 
-    def left(self, session: Session) -> None:
+    def left(self, session: Sends) -> None:
         """A connection is gone: what it held is given back."""
         session.arriving.close()
         self._since.pop(session, None)
@@ -91,7 +102,7 @@ class ReceiveLimits:
             self._favoured = None
         self._go_on()
 
-    def overdue(self, now: float) -> list[tuple[Session, str]]:
+    def overdue(self, now: float) -> list[tuple[Sends, str]]:
         """Connections that are to be closed, and what to tell them. To be called several times a second."""
         passed = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now

@@ -1,77 +1,174 @@
-"""Messages that a lost connection held: one of them may be what killed its client.
+"""Messages that go back to their queue: those that a client gave up, and those that a lost connection held.
 
-Each counts one crash more, in its envelope, so that the count survives the broker and is the same at every broker of a
-cluster. A message that was held by too many lost connections goes to its queue's sideline, reason ``crash``: else it would
-kill one client after the other. One whose envelope cannot be read goes there too, reason ``unreadable``. The others are
-pending again, at their shards' tails.
+Of the latter one may be what killed its client. Each counts one crash more, in its envelope, so that the count survives the
+broker and is the same at every broker of a cluster. A message that was held by too many lost connections goes to its queue's
+sideline, reason ``crash``: else it would kill one client after the other. One whose envelope cannot be read goes there too,
+reason ``unreadable``. The others are pending again, at their shards' tails.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from ignis.broker.server.in_flight import Run, as_pointers
-from ignis.errors import UnreadableMessageError
+from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.server.context import ApplicationContext
+from ignis.errors import IgnisError, QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_CRASH, corrupt_record, failed_record, is_readable
 from ignis.native import Record
 from ignis.storage.base import Transfer
 from ignis.storage.parts import transfer_all
 
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
+__all__ = ["Redelivery"]
 
-__all__ = ["count_crash"]
+log = logging.getLogger("ignis.broker")
 
 _BATCH = 128
 """Messages rewritten in one transaction: each may have the size of the largest."""
+_AGAIN_S = 1.0
 
 
-def count_crash(app: Application, magazine: str, runs: list[Run]) -> int:
-    """Gives the runs back with one crash more each, or sets them aside; returns how many were set aside. In a thread of the
-    store's; durable on return. What was moved by an earlier try that failed half way is left alone.
+class Redelivery:
+    """Of one application. Belongs to the event loop, but for `count_crash`."""
 
-    A time to live goes on, as with every move to a sideline.
+    def __init__(self, context: ApplicationContext) -> None:
+        self.closed = False
+        """The application ends: what the store refuses now is left to the sweeper."""
+        self._context = context
+        self._magazines = context.magazines
+        self._threads = context.broker.threads
+        self._numbers = itertools.count()
+        self._returning = 0
+        self._delayed: dict[int, tuple[asyncio.TimerHandle, str, list[Run]]] = {}
 
-    Args:
-        app: whose store.
-        magazine: claimed from. One that belongs to no queue, and a sideline, have nowhere to set aside to: there
-            everything is only given back.
-        runs: claimed by this broker, and no longer held by anybody.
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is on its way back, or will be later."""
+        return not (self._returning or self._delayed)
 
-    Raises:
-        QueueNotFoundError: the magazine was dropped. StoreError.
-    """
-    magazines = app.store.magazines
-    limit = app.broker.settings.max_crashes
-    record = None if magazine.endswith(SIDELINE_SUFFIX) else app.record(magazine)
-    if not limit or record is None:
-        magazines.reload(magazine, as_pointers(runs))
-        return 0
-    set_aside = 0
-    for part in _parts(runs):
-        back: list[Transfer] = []
-        aside: list[Transfer] = []
-        for shard, many in magazines.peek(magazine, as_pointers(part)).items():
-            for pointer, data in many.items():
-                crashes = limit if data is None else _crashes(data) + 1
-                why = f"held by {crashes} connection(s) that were lost"
-                fresh = (
-                    corrupt_record(magazine, shard, pointer)
-                    if data is None
-                    else failed_record(data, REASON_CRASH, why, crashed=True)
-                )
-                # Whoever cannot read its envelope cannot count either: it does not come back for ever.
-                unreadable = data is not None and not is_readable(data)
-                (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
-        if back:
-            transfer_all(back, lambda some: magazines.transfer(magazine, magazine, some))
+    def delayed(self) -> dict[str, list[Run]]:
+        """By magazine, what the broker itself keeps until its time comes."""
+        found: dict[str, list[Run]] = {}
+        for _, magazine, runs in self._delayed.values():
+            found.setdefault(magazine, []).extend(runs)
+        return found
+
+    def give_back(self, magazine: str, runs: list[Run], crashed: bool = False) -> None:
+        """Puts claimed messages back at their shards' tails; after their client was lost (``crashed``) see `count_crash`.
+        Those that the store refuses now are tried again later."""
+        if runs:
+            self._returning += 1
+            self._threads.call(self._reload, self._reloaded, (magazine, runs, crashed))
+
+    def give_back_later(self, magazine: str, runs: list[Run], delay_s: float, owner: str) -> None:
+        """The same after a while; until then they are claimed by this broker, in the store too: ``owner``, who gave them up,
+        may end meanwhile."""
+        number, broker = next(self._numbers), self._context.broker
+
+        def hand_over(_: None) -> None:
+            self._magazines.renew_claims(magazine, as_pointers(runs), owner, to_owner=broker.owner)
+
+        self._threads.call(hand_over, lambda _: None, None)
+
+        def now() -> None:
+            self._delayed.pop(number, None)
+            self.give_back(magazine, runs)
+
+        self._delayed[number] = broker.loop.call_later(delay_s, now), magazine, runs
+
+    def give_back_delayed(self) -> None:
+        """All of them now: the broker ends."""
+        delayed, self._delayed = self._delayed, {}
+        for timer, magazine, runs in delayed.values():
+            timer.cancel()
+            self.give_back(magazine, runs)
+
+    def _reload(self, what: tuple[str, list[Run], bool]) -> tuple[str, list[Run], bool, int, BaseException | None]:
+        magazine, runs, crashed = what
+        aside = 0
+        try:
+            if crashed:
+                aside = self.count_crash(magazine, runs)
+            else:
+                self._magazines.reload(magazine, as_pointers(runs))
+        except QueueNotFoundError:
+            pass  # dropped, with all that was in it
+        except IgnisError as exc:
+            return magazine, runs, crashed, aside, exc
+        except Exception as exc:
+            # Nothing that is known. The messages come back all the same, if need be without being counted.
+            self._context.said.error("messages of %s could not be given back", magazine, about=magazine, exc_info=exc)
+            return self._reload((magazine, runs, False)) if crashed else (magazine, runs, crashed, aside, exc)
+        return magazine, runs, crashed, aside, None
+
+    def _reloaded(self, result: tuple[str, list[Run], bool, int, BaseException | None]) -> None:
+        self._returning -= 1
+        magazine, runs, crashed, aside, error = result
+        said, broker = self._context.said, self._context.broker
         if aside:
-            set_aside += transfer_all(
-                aside, lambda some: magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, some)
+            broker.state.sidelined += aside
+            said.warning(
+                "%d message(s) of %s were held by too many lost connections: sideline", aside, magazine, about=magazine
             )
-    return set_aside
+        if error is None:
+            self._context.poke(magazine)
+        elif self.closed or broker.state.draining:
+            log.error("messages of %s could not be given back and are left to the sweeper: %s", magazine, error)
+        else:
+            said.warning("messages of %s could not be given back, trying again: %s", magazine, error, about=magazine)
+            self._returning += 1
+            broker.loop.call_later(_AGAIN_S, self._give_back_again, magazine, runs, crashed)
+
+    def _give_back_again(self, magazine: str, runs: list[Run], crashed: bool) -> None:
+        self._returning -= 1
+        self.give_back(magazine, runs, crashed)
+
+    def count_crash(self, magazine: str, runs: list[Run]) -> int:
+        """Gives the runs back with one crash more each, or sets them aside; returns how many were set aside. In a thread of the
+        store's; durable on return. What was moved by an earlier try that failed half way is left alone.
+
+        A time to live goes on, as with every move to a sideline.
+
+        Args:
+            magazine: claimed from. One that belongs to no queue, and a sideline, have nowhere to set aside to: there
+                everything is only given back.
+            runs: claimed by this broker, and no longer held by anybody.
+
+        Raises:
+            QueueNotFoundError: the magazine was dropped. StoreError.
+        """
+        magazines = self._magazines
+        limit = self._context.broker.settings.max_crashes
+        record = None if magazine.endswith(SIDELINE_SUFFIX) else self._context.facts.record(magazine)
+        if not limit or record is None:
+            magazines.reload(magazine, as_pointers(runs))
+            return 0
+        set_aside = 0
+        for part in _parts(runs):
+            back: list[Transfer] = []
+            aside: list[Transfer] = []
+            for shard, many in magazines.peek(magazine, as_pointers(part)).items():
+                for pointer, data in many.items():
+                    crashes = limit if data is None else _crashes(data) + 1
+                    why = f"held by {crashes} connection(s) that were lost"
+                    fresh = (
+                        corrupt_record(magazine, shard, pointer)
+                        if data is None
+                        else failed_record(data, REASON_CRASH, why, crashed=True)
+                    )
+                    # Whoever cannot read its envelope cannot count either: it does not come back for ever.
+                    unreadable = data is not None and not is_readable(data)
+                    (aside if unreadable or crashes >= limit else back).append(Transfer(shard, pointer, fresh, shard))
+            if back:
+                transfer_all(back, lambda some: magazines.transfer(magazine, magazine, some))
+            if aside:
+                set_aside += transfer_all(
+                    aside, lambda some: magazines.transfer(magazine, magazine + SIDELINE_SUFFIX, some)
+                )
+        return set_aside
 
 
 def _crashes(data: bytes) -> int:

@@ -6,15 +6,12 @@ Everything but `RequestQueue._call` runs on the event loop.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
 
 from ignis.broker.protocol.machine import Request
-from ignis.broker.server.claim_commands import CLAIM_CALLS
-from ignis.broker.server.store_commands import BULKY, CALLS, Asked, Reply
+from ignis.broker.server.caller import Caller
+from ignis.broker.server.calls import Asked, Reply
+from ignis.broker.server.command_table import BULKY, CALLS
 from ignis.errors import BadRequestError
-
-if TYPE_CHECKING:
-    from ignis.broker.server.session import Session
 
 __all__ = ["RequestQueue"]
 
@@ -29,8 +26,12 @@ _REASON = "backlog"
 class RequestQueue:
     """Makes the store calls that one session asks for, and answers them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Caller) -> None:
         self._session = session
+        self._settings = session.context.settings
+        self._state = session.context.state
+        self._threads = session.context.threads
+        self._unread = session.context.unread
         self._waiting: deque[Request] = deque()
         self._bytes = 0
         """Of requests that wait for the store or are at it."""
@@ -57,7 +58,7 @@ class RequestQueue:
 
     def run(self) -> None:
         """Gives the store as many as it may have now."""
-        session, unread = self._session, self._session.broker.unread
+        session, unread = self._session, self._unread
         while self._waiting and self._running < _MOST_CALLS and not session.over_outbound():
             bulky = self._waiting[0].command in BULKY
             if bulky and self._bulky >= (1 if unread.crowded else _MOST_BULKY):
@@ -67,7 +68,7 @@ class RequestQueue:
             self._bulky += bulky
             room = unread.begin() if bulky else 0
             self._count_call(1)
-            session.broker.call(self._call, self._called, (request, room))
+            self._threads.call(self._call, self._called, (request, room))
 
     def _count_call(self, by: int) -> None:
         """What a call has claimed for a connection that is gone meanwhile goes back through its application."""
@@ -76,12 +77,11 @@ class RequestQueue:
 
     def _count(self, size: int) -> None:
         self._bytes += size
-        self._session.broker.backlog_bytes += size
+        self._state.backlog_bytes += size
 
     def _allowed_bytes(self) -> int:
-        broker = self._session.broker
-        most = broker.settings.max_outbound_bytes
-        return min(_CROWDED_BYTES, most) if broker.backlog_bytes > broker.settings.max_receive_bytes else most
+        most = self._settings.max_outbound_bytes
+        return min(_CROWDED_BYTES, most) if self._state.backlog_bytes > self._settings.max_receive_bytes else most
 
     def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
         """In a thread of the store's. ``room``: bytes that a large answer may take."""
@@ -90,13 +90,10 @@ class RequestQueue:
         application = session.application
         assert application is not None
         try:
-            own = CLAIM_CALLS.get(request.command)
-            if own is not None:
-                return request, room, own(self._session, request.payload, room)
             call = CALLS.get(request.command)
             if call is None:
                 raise BadRequestError(f"command {request.command} is not served")
-            return request, room, call(Asked(application, session.principal, request.payload, room))
+            return request, room, call(Asked(application, session.principal, session.owner, request.payload, room))
         except Exception as exc:
             return request, room, exc
 
@@ -109,7 +106,7 @@ class RequestQueue:
         self._count(-len(request.payload))
         if self._bytes <= self._allowed_bytes() // 2:
             session.resume(_REASON)
-        session.broker.unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes)
+        self._unread.made(room, 0 if isinstance(reply, BaseException) else reply.nbytes)
         if isinstance(reply, BaseException):
             session.refuse(request.request_id, reply)
         else:

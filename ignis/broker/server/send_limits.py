@@ -9,10 +9,12 @@ are closed after ``write_timeout_s``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Collection
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ignis.broker.server.server import Broker
+from ignis.broker.server.state import BrokerState
+from ignis.config import BrokerSettings
 
 __all__ = ["SendLimits"]
 
@@ -23,12 +25,35 @@ _COUNT_AGAIN_S = 0.05
 """A count looks at every connection."""
 
 
-class SendLimits:
-    """Bounds what the clients of one broker have not read. Belongs to its event loop."""
+class Reads(Protocol):
+    """A connection that reads what it is sent, or does not."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.allowed_bytes = broker.settings.max_outbound_bytes
+    @property
+    def outbound_bytes(self) -> int: ...
+
+
+class SendLimits:
+    """Bounds what the clients of one broker have not read. Belongs to its event loop.
+
+    Args:
+        settings: the limits.
+        loop: the event loop.
+        state: counts what is written.
+        sessions: the connections, as they are at any time.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        loop: asyncio.AbstractEventLoop,
+        state: BrokerState,
+        sessions: Collection[Reads],
+    ) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._state = state
+        self._sessions = sessions
+        self.allowed_bytes = settings.max_outbound_bytes
         """What one connection may leave unread now."""
         self._making = 0
         """Bytes that the answers which are being made may take."""
@@ -39,12 +64,12 @@ class SendLimits:
     @property
     def crowded(self) -> bool:
         """Whether each may leave little only, as of the last look."""
-        return self.allowed_bytes < self._broker.settings.max_outbound_bytes
+        return self.allowed_bytes < self._settings.max_outbound_bytes
 
     def begin(self) -> int:
         """A large answer is about to be made: the bytes it may take. They count until `made`."""
         self.look()
-        size = min(self.allowed_bytes, self._broker.settings.max_frame_bytes // 2)
+        size = min(self.allowed_bytes, self._settings.max_frame_bytes // 2)
         self._making += size
         return size
 
@@ -55,19 +80,19 @@ class SendLimits:
 
     def look(self) -> None:
         """Decides anew if there is reason to. What was written since the last count may be read by now."""
-        settings = self._broker.settings
-        most = self._counted + self._broker.bytes_out - self._written + self._making
+        settings = self._settings
+        most = self._counted + self._state.bytes_out - self._written + self._making
         if most <= settings.max_unread_bytes and not self.crowded:
             return
-        now = self._broker.now()
+        now = self._loop.time()
         if now - self._counted_s >= _COUNT_AGAIN_S:
             self._counted_s = now
-            self._counted = sum(one.outbound_bytes for one in self._broker.sessions)
-            self._written = self._broker.bytes_out
+            self._counted = sum(one.outbound_bytes for one in self._sessions)
+            self._written = self._state.bytes_out
             most = self._counted + self._making
         self.allowed_bytes = settings.max_outbound_bytes
         if most > settings.max_unread_bytes:
-            share = settings.max_unread_bytes // (_PARTS * max(1, len(self._broker.sessions)))
+            share = settings.max_unread_bytes // (_PARTS * max(1, len(self._sessions)))
             if most > 2 * settings.max_unread_bytes:
                 share = 0
             self.allowed_bytes = min(settings.max_outbound_bytes, max(_LEAST_BYTES, share))

@@ -13,16 +13,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ignis._version import __version__
 from ignis.app import Ignis
 from ignis.broker.auth.authenticator import UsersFile
-from ignis.broker.auth.logins import AT_A_TIME, Logins
+from ignis.broker.auth.logins import Logins
 from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import InFlight
 from ignis.broker.protocol.machine import BrokerMachine
 from ignis.broker.protocol.payloads import Connect
 from ignis.broker.repeated_log import RepeatedLog
@@ -30,16 +31,18 @@ from ignis.broker.server.admission import Admission
 from ignis.broker.server.application import Application
 from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.server.cluster import Cluster, make_cluster
+from ignis.broker.server.context import BrokerContext
 from ignis.broker.server.descriptors import room_for_connections
-from ignis.broker.server.in_flight import InFlight
+from ignis.broker.server.flush_plan import FlushPlan
 from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
 from ignis.broker.server.long_work import Steps
-from ignis.broker.server.metrics import BrokerMetrics
+from ignis.broker.server.metrics import BrokerMetrics, Figure
 from ignis.broker.server.receive_limits import ReceiveLimits
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.session import Session
-from ignis.broker.server.thread_pool import ThreadPool
+from ignis.broker.server.state import BrokerState
+from ignis.broker.server.threads import BrokerThreads
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
 from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.native.wire import ReadArea
@@ -50,9 +53,6 @@ from ignis.urls import redacted
 __all__ = ["Broker"]
 
 log = logging.getLogger("ignis.broker")
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 _TICK_S = 0.25
 _TIDY_S = 60.0
@@ -108,28 +108,14 @@ class Broker:
             check_bind(host, self.authenticator, tls)
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.owner = broker_owner(self.id)
-        self.area = ReadArea()
-        self.unread = SendLimits(self)
-        self.receiving = ReceiveLimits(self.area, self.settings.max_receive_bytes, self.settings.frame_timeout_s)
-        self.draining = False
+        self.state = BrokerState()
         self.started_at_s = time.time()
-        self.bytes_in = self.bytes_out = self.messages_in = 0
-        self.backlog_bytes = 0
-        """Of requests of all connections that wait for the store or are at it."""
-        self.connections_seen = 0
-        self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
-        self.say_broken, self.say_displaced = RepeatedLog(log, logging.INFO), RepeatedLog(log, logging.INFO)
-        self.sidelined = 0  # held by too many connections that were lost
-        self.delivered = self.refused = 0  # of connections and queues that are gone
+        self.say_broken, self._say_displaced = RepeatedLog(log, logging.INFO), RepeatedLog(log, logging.INFO)
         self.sessions: set[Session] = set()
         self.loop: asyncio.AbstractEventLoop
-        self.watchers = LoadNotifier(self.settings.watch_threads)
-        self.metrics = BrokerMetrics(self)
-        self.steps = Steps(self)
-        self._written: list[Session] = []
-        self._flush_planned = False
-        self.in_turn = False
-        """What is written now is sent at the end of what is being done."""
+        self.context: BrokerContext
+        """What its parts have in common; made by `start`."""
+        self._metrics = BrokerMetrics(self)
         self.cluster: Cluster
         self._store_options = dict(store or {})
         self._config = config
@@ -139,12 +125,7 @@ class Broker:
         self._lost: dict[tuple[str, str, str, str], tuple[InFlight, Application, asyncio.TimerHandle, str]] = {}
         self.admission = Admission(self.settings)
         self._listener: Listener | None = None
-        self._threads: ThreadPool
-        self._flush_threads: ThreadPool
-        self._auth_threads: ThreadPool
-        self._password_threads: ThreadPool
         self._logins: Logins
-        self._calls = 0
         self._stop_asked: asyncio.Event
         self._ticker: asyncio.Task[None] | None = None
         self._opening = threading.Lock()
@@ -159,12 +140,7 @@ class Broker:
         address that cannot be had."""
         self.loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
-        count = self.settings.store_threads
-        self._threads = ThreadPool(count, "ignis-broker-store")
-        self._flush_threads = ThreadPool(2, "ignis-broker-flush")
-        self._auth_threads = ThreadPool(2, "ignis-broker-auth")
-        # Apart, because a password check is made to be slow: strangers must hold up neither the store's threads nor tokens.
-        self._password_threads = ThreadPool(AT_A_TIME, "ignis-broker-password")
+        self.context = self._made_context()
         self._logins = Logins(self.loop.call_later)
         try:
             own = await self.loop.run_in_executor(None, self._application, *self._scope)
@@ -174,7 +150,7 @@ class Broker:
             self.admission = Admission(self.settings, room)
             self._listener = Listener(
                 self.admission,
-                lambda visitor: Session(self, visitor),
+                lambda visitor: Session(self.context, self, visitor),
                 lambda exc: BrokerMachine.error_frame(0, exc, fatal=True),
                 self.tls,
                 self.settings.handshake_timeout_s,
@@ -189,6 +165,24 @@ class Broker:
         if isinstance(self.authenticator, UsersFile):
             self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
         log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
+
+    def _made_context(self) -> BrokerContext:
+        settings, area = self.settings, ReadArea()
+        threads = BrokerThreads(self.loop, settings.store_threads)
+        return BrokerContext(
+            id=self.id,
+            owner=self.owner,
+            settings=settings,
+            loop=self.loop,
+            state=self.state,
+            threads=threads,
+            flushes=FlushPlan(self.loop),
+            steps=Steps(self.loop, threads),
+            watchers=LoadNotifier(settings.watch_threads),
+            area=area,
+            receiving=ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s),
+            unread=SendLimits(settings, self.loop, self.state, self.sessions),
+        )
 
     def request_stop(self) -> None:
         """Makes `run` drain and return. From any thread or signal handler."""
@@ -209,7 +203,7 @@ class Broker:
         """
         timeout = self.settings.drain_timeout_s if timeout is None else timeout
         deadline = self.loop.time() + timeout
-        self.draining = True
+        self.state.draining = True
         if self._listener is not None:
             self._listener.close()
         for session in list(self.sessions):
@@ -237,7 +231,7 @@ class Broker:
             self._listener.close()
         if self._ending is not None:
             await asyncio.wait({self._ending}, timeout=_THREADS_S)
-        self.draining = True
+        self.state.draining = True
         for _ in range(100):
             if not self.sessions:
                 break
@@ -248,7 +242,7 @@ class Broker:
         for key in list(self._lost):
             self._redeliver(key)
         for application in self._applications.values():
-            application.give_back_delayed()
+            application.redelivery.give_back_delayed()
         deadline = self.loop.time() + 10
         while not self._idle and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
             await asyncio.sleep(0.01)
@@ -257,93 +251,19 @@ class Broker:
     @property
     def _idle(self) -> bool:
         """Nothing is at the store, or on its way there."""
-        return not self._calls and self.steps.idle and all(one.turns.idle for one in self._applications.values())
+        return (
+            self.context.threads.idle
+            and self.context.steps.idle
+            and all(one.turns.idle for one in self._applications.values())
+        )
 
     def _close_stores(self) -> None:
         if hasattr(self, "cluster"):
             self.cluster.leave()
         for application in self.applications:
             self._close_store(application)
-        threads = (self._threads, self._flush_threads, self._auth_threads, self._password_threads)
-        if [one for one in threads if not one.close(_THREADS_S)]:
+        if not self.context.threads.close(_THREADS_S):
             log.warning("threads of the broker are still at work after %g s", _THREADS_S)
-
-    # -- work in threads
-
-    def call(
-        self,
-        work: Callable[[A], R],
-        done: Callable[[R], None],
-        argument: A,
-        failed: Callable[[BaseException], None] | None = None,
-    ) -> None:
-        """Runs ``work(argument)`` in a thread of the store's, then ``done(result)`` on the event loop, or
-        ``failed(exception)``."""
-        self._submit(self._threads, work, done, argument, failed)
-
-    def flush_call(
-        self, work: Callable[[None], R], done: Callable[[R], None], failed: Callable[[BaseException], None]
-    ) -> None:
-        """`call` for a flush, in threads that do nothing else."""
-        self._submit(self._flush_threads, work, done, None, failed)
-
-    def _submit(
-        self,
-        threads: ThreadPool,
-        work: Callable[[A], R],
-        done: Callable[[R], None],
-        argument: A,
-        failed: Callable[[BaseException], None] | None,
-    ) -> None:
-        self._calls += 1
-
-        def finish(call: Callable[[Any], None], value: Any) -> None:
-            self._calls -= 1
-            call(value)
-
-        def run() -> None:
-            call: Callable[[Any], None]
-            try:
-                value: Any = work(argument)
-                call = done
-            except BaseException as exc:  # of whatever kind: somebody waits for an answer
-                value, call = exc, failed or _log_failure
-            with contextlib.suppress(RuntimeError):  # the loop was closed under us
-                self.loop.call_soon_threadsafe(finish, call, value)
-
-        threads.submit(run)
-
-    # -- what goes out
-
-    def plan_flush(self, session: Session) -> None:
-        """The session has written. It goes out with `flush_written`, at the end of this pass of the loop at the latest."""
-        self._written.append(session)
-        if not (self._flush_planned or self.in_turn):
-            self._flush_planned = True
-            self.loop.call_soon(self._flush_planned_ones)
-
-    def _flush_planned_ones(self) -> None:
-        self._flush_planned = False
-        self.flush_written()
-
-    @contextlib.contextmanager
-    def one_flush(self) -> Iterator[None]:
-        """What is written within the block goes out behind it, each connection's in one call of the system."""
-        self.in_turn = True
-        try:
-            yield
-        finally:
-            self.in_turn = False
-            self.flush_written()
-
-    def flush_written(self) -> None:
-        """What sessions have written goes out, each in one call of the system."""
-        written, self._written = self._written, []
-        for session in written:
-            try:
-                session.flush_planned()
-            except Exception:
-                log.exception("%s: what was written could not be sent", session.peer)
 
     # -- connections
 
@@ -353,9 +273,9 @@ class Broker:
 
     def admit(self, session: Session) -> None:
         """A connection was made. Raises DrainingError."""
-        self.connections_seen += 1
+        self.state.connections_seen += 1
         self.sessions.add(session)
-        if self.draining:
+        if self.state.draining:
             raise DrainingError("the broker is shutting down")
 
     @property
@@ -385,7 +305,7 @@ class Broker:
             return principal, self._entered(*scope, self.holder(principal, credentials.peer))
 
         if self.authenticator.open or not credentials.by_password:
-            self._submit(self._auth_threads, work, admitted, None, refused)
+            self.context.threads.auth_call(work, admitted, refused)
             return
 
         def ended(call: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -398,7 +318,7 @@ class Broker:
             return end
 
         def begin() -> None:
-            self._submit(self._password_threads, work, ended(admitted), None, ended(refused))
+            self.context.threads.auth_call(work, ended(admitted), ended(refused), password=True)
 
         self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
 
@@ -421,10 +341,20 @@ class Broker:
             asyncio.run_coroutine_threadsafe(self._end_applications(0.0), self.loop).result(_THREADS_S)
             return self._application(client_id, farm_id, holder)
 
-    def left(self, application: Application, holder: str) -> None:
-        """One user less."""
+    def left(self, application: Application, principal: Principal, peer: str) -> None:
+        """One user of the application less."""
         with self._guard:
-            application.leave(holder)
+            application.leave(self.holder(principal, peer))
+
+    def known(self, session: Session, principal: Principal) -> None:
+        """A client has said who it is. Raises TooManyRequestsError."""
+        self.admission.known(session.visitor, self.holder(principal, session.peer))
+
+    def displaced(self, session: Session) -> IgnisError:
+        """A connection's place is another's now; returns what it is told."""
+        self._say_displaced("%s has not said who it is, and others want its place", session.peer)
+        limit = self.settings.max_unauthenticated
+        return TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated")
 
     async def _end_applications(self, linger_s: float) -> None:
         """Closes the stores of applications that have been idle for so long. That of the broker itself stays."""
@@ -440,7 +370,7 @@ class Broker:
                     application.idle_since_s = now
                 if now - application.idle_since_s >= linger_s:
                     del self._applications[key]
-                    application.closed = True
+                    application.end()
                     ended.append(application)
         for application in ended:
             application.tidy()
@@ -473,8 +403,7 @@ class Broker:
             if count >= self.settings.max_applications:
                 raise TooManyRequestsError(count + 1, self.settings.max_applications, "broker.max_applications")
             app = Ignis(self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config)
-            found = Application(self, app)
-            _ = found.store
+            found = Application(self.context, app, self)
             with self._guard:
                 found.enter(holder)
                 self._applications[key] = found
@@ -482,10 +411,10 @@ class Broker:
 
     def leave(self, session: Session) -> None:
         """A connection is gone. What it held waits a moment for its client to come back."""
-        self.receiving.left(session)
+        self.context.receiving.left(session)
         self.sessions.discard(session)
         self.admission.leave(session.visitor)
-        self.refused += session.refused
+        self.state.refused += session.refused
         application = session.application
         if application is None:
             return
@@ -501,14 +430,14 @@ class Broker:
                 rest = session.held.without(magazine, other.held.runs(magazine))
                 session.held.forget(magazine)
                 application.give_back(magazine, rest)
-        self.left(application, self.holder(session.principal, session.peer))
+        self.left(application, session.principal, session.peer)
         if not session.held:
             return
         known = self._lost.pop(key, None)
         if known is not None:
             known[2].cancel()
             session.held.join(known[0])
-        delay_s = 0 if self.draining else self.settings.redeliver_after_s
+        delay_s = 0 if self.state.draining else self.settings.redeliver_after_s
         timer = self.loop.call_later(delay_s, self._redeliver, key)
         self._lost[key] = session.held, application, timer, session.owner
 
@@ -540,12 +469,12 @@ class Broker:
     def _redeliver(self, key: tuple[str, str, str, str]) -> None:
         held, application, timer, _ = self._lost.pop(key)
         timer.cancel()
-        self.redelivered += held.count
+        self.state.redelivered += held.count
         for magazine, runs in held.take_all().items():
             log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
-            application.give_back(magazine, runs, crashed=not self.draining and key not in self._present)
+            application.give_back(magazine, runs, crashed=not self.state.draining and key not in self._present)
 
-    def sessions_of(self, owner: str) -> list[Session]:
+    def peers_of(self, owner: str) -> list[Session]:
         """The connections of one client. Belongs to the event loop, as everything here."""
         return [one for many in self._present.values() for one in many if one.owner == owner]
 
@@ -588,11 +517,11 @@ class Broker:
                     application.tidy()
 
     def _end_overdue(self, now: float) -> None:
-        for session, why in self.receiving.overdue(now):
-            self.timeouts += 1
+        for session, why in self.context.receiving.overdue(now):
+            self.state.timeouts += 1
             log.info("%s: %s", session.peer, why)
             session.end(BrokerError(why))
-            self.receiving.left(session)
+            self.context.receiving.left(session)
 
     def _check(self, session: Session, now: float) -> None:
         settings = self.settings
@@ -601,19 +530,36 @@ class Broker:
         if session.application is None:
             patience_s = min(patience_s, settings.handshake_timeout_s)
         if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
-            self.timeouts += 1
+            self.state.timeouts += 1
             log.info("%s reads nothing for %g s: closed", session.peer, patience_s)
             session.abort()
         elif not session.known and now - session.began_s > settings.handshake_timeout_s:
-            self.timeouts += 1
+            self.state.timeouts += 1
             session.end(
                 BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")
             )
         elif not session.unread and now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
-            self.timeouts += 1
+            self.state.timeouts += 1
             session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
 
     # -- looking
+
+    @property
+    def receiving(self) -> ReceiveLimits:
+        """Frames that are still arriving."""
+        return self.context.receiving
+
+    def alone(self) -> bool:
+        """Whether it is the only broker of the store. In a thread."""
+        return len(self.cluster.members()) <= 1
+
+    def members(self) -> list[dict[str, Any]]:
+        """What CLUSTER_STATUS answers. In a thread."""
+        return self.cluster.members()
+
+    def figures(self) -> list[Figure]:
+        """What METRICS answers. Counters rise from the broker's start; the rate is since the last call."""
+        return self._metrics.figures()
 
     @property
     def applications(self) -> list[Application]:
@@ -628,16 +574,12 @@ class Broker:
             "address": f"{self.host}:{self.port}",
             "store": redacted(self.url),
             "started_at_s": self.started_at_s,
-            "draining": self.draining,
+            "draining": self.state.draining,
             "tls": self.tls is not None,
             "connections": len(self.sessions),
             "applications": len(self._applications),
             "loop": type(self.loop).__module__.partition(".")[0],
         }
-
-
-def _log_failure(exc: BaseException) -> None:
-    log.error("a call of the store failed", exc_info=exc)
 
 
 def may_something(principal: Principal) -> bool:

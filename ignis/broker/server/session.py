@@ -7,18 +7,23 @@ import logging
 import os
 import ssl
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
 from ignis.broker.auth.peer_certificate import common_name, keep_alive
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
 from ignis.broker.protocol.commands import FINISHING, Command
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
 from ignis.broker.protocol.machine import BrokerMachine, Request, State, ids_of
 from ignis.broker.protocol.payloads import Connect, Connected, pack, unpack
 from ignis.broker.server import permission_check
+from ignis.broker.server.admission import Visitor
+from ignis.broker.server.application import Application
 from ignis.broker.server.claimants import claimant
 from ignis.broker.server.consumer_commands import ConsumerCommands
-from ignis.broker.server.in_flight import InFlight, Run
-from ignis.broker.server.long_work import MOST_RUNS, Work
+from ignis.broker.server.context import ApplicationContext, BrokerContext
+from ignis.broker.server.long_work import Work
+from ignis.broker.server.metrics import Figure
 from ignis.broker.server.publish_commands import PublishCommands
 from ignis.broker.server.request_queue import RequestQueue
 from ignis.errors import (
@@ -32,11 +37,6 @@ from ignis.errors import (
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner, Process
 
-if TYPE_CHECKING:
-    from ignis.broker.server.admission import Visitor
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.server import Broker
-
 __all__ = ["Session"]
 
 log = logging.getLogger("ignis.broker")
@@ -47,16 +47,72 @@ _MOST_PIECES = 512
 """Of one call of the system."""
 
 
+class Host(Protocol):
+    """What a connection asks of its broker when it begins, when it ends, and about the broker itself. None of it is asked for
+    each message."""
+
+    def admit(self, session: Session) -> None:
+        """A connection was made. Raises DrainingError."""
+
+    def leave(self, session: Session) -> None:
+        """A connection is gone."""
+
+    def say_broken(self, text: str, *arguments: object) -> None:
+        """A connection broke the protocol."""
+
+    def displaced(self, session: Session) -> IgnisError:
+        """A connection's place is another's now; returns what it is told."""
+
+    def authenticate(
+        self,
+        credentials: Credentials,
+        head: Connect,
+        admitted: Callable[[tuple[Principal, Application]], None],
+        refused: Callable[[BaseException], None],
+        gone: Callable[[], bool],
+    ) -> None:
+        """Finds out who a client is, and opens its application, off the event loop."""
+
+    def known(self, session: Session, principal: Principal) -> None:
+        """A client has said who it is. Raises TooManyRequestsError."""
+
+    def left(self, application: Application, principal: Principal, peer: str) -> None:
+        """One user of the application less."""
+
+    def take_up(self, session: Session) -> int:
+        """A client came back: what its last connection held is this one's. Returns how many messages."""
+
+    def said(self, session: Session, magazine: str) -> None:
+        """A client has said what it holds of a magazine."""
+
+    def status(self) -> dict[str, Any]:
+        """What NODE_STATUS answers."""
+
+    def figures(self) -> list[Figure]:
+        """What METRICS answers."""
+
+    def members(self) -> list[dict[str, Any]]:
+        """What CLUSTER_STATUS answers. In a thread."""
+
+
 class Session(asyncio.BufferedProtocol):
-    """Serves one connection: reads its frames, carries them out, answers.
+    """Takes the requests of one client to where they are carried out, and writes their answers: a `Caller`, and so a `Peer`.
 
     Args:
-        broker: whose.
+        context: what the parts of the broker have in common.
+        host: the broker.
         visitor: its place among the connections.
     """
 
-    def __init__(self, broker: Broker, visitor: Visitor) -> None:
-        self.broker = broker
+    def __init__(self, context: BrokerContext, host: Host, visitor: Visitor) -> None:
+        self.context = context
+        self._host = host
+        self._settings = settings = context.settings
+        self._state = context.state
+        self._flushes = context.flushes
+        self._receiving = context.receiving
+        self._unread = context.unread
+        self._now = context.loop.time
         self.visitor = visitor
         self.held = InFlight()
         self.fired = InFlight()
@@ -72,9 +128,9 @@ class Session(asyncio.BufferedProtocol):
         self.principal: Principal = Anyone()
         self.instance = ""
         self.application: Application | None = None
-        self.began_s = self.heard_s = broker.now()
+        self.began_s = self.heard_s = self._now()
         self.stuck_since_s: float | None = None
-        self._machine = BrokerMachine(broker.area, broker.settings.max_frame_bytes, broker.settings.max_pending)
+        self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
         self._transport: asyncio.Transport | None = None
         self._fd = -1
         """Of a connection without TLS, as long as its transport is open."""
@@ -134,7 +190,7 @@ class Session(asyncio.BufferedProtocol):
 
     def over_outbound(self) -> bool:
         """Whether it leaves more unread than it may: then it is given nothing more."""
-        unread = self.broker.unread
+        unread = self._unread
         unread.look()
         return self.outbound_bytes > unread.allowed_bytes
 
@@ -148,19 +204,17 @@ class Session(asyncio.BufferedProtocol):
         if sock is not None and transport.get_extra_info("ssl_object") is None:
             self._fd = sock.fileno()
         self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
-        keep_alive(sock, self.broker.settings.idle_timeout_s)
-        transport.set_write_buffer_limits(high=self.broker.settings.max_outbound_bytes)
+        keep_alive(sock, self._settings.idle_timeout_s)
+        transport.set_write_buffer_limits(high=self._settings.max_outbound_bytes)
         self.visitor.close = self._displaced
         try:
-            self.broker.admit(self)
+            self._host.admit(self)
         except IgnisError as exc:
             self.end(exc)
 
     def _displaced(self) -> None:
         """Its place is another's now. A TLS connection would wait for the client's answer to its end."""
-        limit = self.broker.settings.max_unauthenticated
-        self.broker.say_displaced("%s has not said who it is, and others want its place", self.peer)
-        self.end(TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated"))
+        self.end(self._host.displaced(self))
         if self._fd < 0:
             self.abort()
 
@@ -168,8 +222,8 @@ class Session(asyncio.BufferedProtocol):
         return self._machine.receive_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard_s = self.broker.now()
-        self.broker.bytes_in += nbytes
+        self.heard_s = self._now()
+        self._state.bytes_in += nbytes
         if self._closing:
             return
         try:
@@ -187,13 +241,13 @@ class Session(asyncio.BufferedProtocol):
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
             self._broken(lost)
             return
-        self.broker.receiving.read(self, bool(requests or at_once), self.heard_s)
+        self._receiving.read(self, bool(requests or at_once), self.heard_s)
         if self.over_outbound():
             self.pause("outbound")
 
     def _broken(self, exc: IgnisError) -> None:
-        self.broker.protocol_errors += 1
-        self.broker.say_broken("%s: %s", self.peer, exc)
+        self._state.protocol_errors += 1
+        self._host.say_broken("%s: %s", self.peer, exc)
         self.end(exc)
 
     def eof_received(self) -> bool:
@@ -201,7 +255,7 @@ class Session(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._paused_writing = True
-        self.stuck_since_s = self.broker.now()
+        self.stuck_since_s = self._now()
         self.pause("outbound")
 
     def resume_writing(self) -> None:
@@ -213,7 +267,7 @@ class Session(asyncio.BufferedProtocol):
         self.closed = True
         self._calling.end()
         self.consuming.end()
-        self.broker.leave(self)
+        self._host.leave(self)
 
     # -- out
 
@@ -225,7 +279,7 @@ class Session(asyncio.BufferedProtocol):
         self._out_bytes += len(frame)
         if not self._flush_planned:
             self._flush_planned = True
-            self.broker.plan_flush(self)
+            self._flushes.plan(self)
 
     def flush(self) -> None:
         """What was written goes out now: what follows in this turn of the loop may take a while."""
@@ -236,7 +290,7 @@ class Session(asyncio.BufferedProtocol):
         self._out, self._out_bytes = [], 0
         if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
             out = [b"".join(out)]
-        self.broker.bytes_out += size
+        self._state.bytes_out += size
         sent = 0
         if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
             # The event loop's own write waits for the end of the turn.
@@ -263,7 +317,7 @@ class Session(asyncio.BufferedProtocol):
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more, unless more is being done."""
         self._machine.pending -= count
-        if self._flush_planned or self.broker.in_turn:
+        if self._flush_planned or self._flushes.in_turn:
             self.write(frames)
         elif not self.closed:
             self._out.append(frames)
@@ -290,7 +344,7 @@ class Session(asyncio.BufferedProtocol):
         """ERROR for one pending request."""
         if not isinstance(exc, (IgnisError, ValueError, TypeError)):
             log.error("%s: request %d failed", self.peer, request_id, exc_info=exc)
-        self.broker.errors += 1
+        self._state.errors += 1
         self.write(self._machine.error(request_id, exc))
 
     def fail_stream(self, request_id: int, exc: BaseException) -> None:
@@ -305,7 +359,7 @@ class Session(asyncio.BufferedProtocol):
         if exc is not None:
             self.write(self._machine.fatal(exc))
         self._closing = True
-        self.stuck_since_s = self.broker.now()
+        self.stuck_since_s = self._now()
         self.flush_planned()
         if self._transport is not None:
             self._transport.close()
@@ -329,7 +383,7 @@ class Session(asyncio.BufferedProtocol):
             return
         self._paused_by.discard(reason)
         if not self._paused_by and self._transport is not None and not (self._closing or self.closed):
-            self.heard_s = self.broker.now()  # it could not be heard meanwhile
+            self.heard_s = self._now()  # it could not be heard meanwhile
             self._transport.resume_reading()
 
     @property
@@ -371,7 +425,7 @@ class Session(asyncio.BufferedProtocol):
         if isinstance(request.payload, BaseException):
             self.refuse(request.request_id, request.payload)
             return
-        if self.broker.draining and command not in FINISHING:
+        if self._state.draining and command not in FINISHING:
             self.refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):
@@ -383,6 +437,10 @@ class Session(asyncio.BufferedProtocol):
                 self._calling.put(request)
         except Exception as exc:
             self.refuse(request.request_id, exc)
+
+    def subscribed_to(self, payload: bytes) -> str | None:
+        """See `ConsumerCommands.magazine_of`."""
+        return self.consuming.magazine_of(payload)
 
     def in_pieces(self, work: Work) -> None:
         """Long work for one request. What the client asks for behind it waits, and no more is read, until it is done."""
@@ -402,7 +460,7 @@ class Session(asyncio.BufferedProtocol):
             if not self._pieces:
                 self.resume("pieces")
 
-        self.broker.steps.begin(work, done)
+        self.context.steps.begin(work, done)
 
     def refuse_all(self, request: Request, exc: BaseException) -> None:
         """ERROR for every request that one item stands for."""
@@ -414,9 +472,9 @@ class Session(asyncio.BufferedProtocol):
         if type(self.principal) is Anyone:
             return None
         try:
-            permission_check.check_queue(self, Command(command).name, name)
+            permission_check.check_queue(self.principal, self._state, Command(command).name, name)
         except IgnisError as exc:
-            self.broker.errors += 1
+            self._state.errors += 1
             return exc
         return None
 
@@ -433,11 +491,11 @@ class Session(asyncio.BufferedProtocol):
                 for magazine, runs in held.items():
                     self.application.give_back(magazine, runs)
             self.result(request_id, None)
-            self.broker.loop.call_soon(self.end)
+            self.context.loop.call_soon(self.end)
         elif command == Command.NODE_STATUS:
-            self.result(request_id, self.broker.status())
+            self.result(request_id, self._host.status())
         elif command == Command.METRICS:
-            self.result(request_id, self.broker.metrics.figures())
+            self.result(request_id, self._host.figures())
         elif command == Command.CLUSTER_STATUS:
             self._cluster_status(request_id)
         else:
@@ -446,13 +504,17 @@ class Session(asyncio.BufferedProtocol):
 
     def _cluster_status(self, request_id: int) -> None:
         def members(_: None) -> list[dict[str, Any]]:
-            return self.broker.cluster.members()
+            return self._host.members()
 
-        self.broker.call(
+        self.context.threads.call(
             members, lambda found: self.result(request_id, found), None, lambda exc: self.refuse(request_id, exc)
         )
 
     # -- claims of this connection
+
+    def uses(self, application: ApplicationContext) -> bool:
+        """Whether its client is one of this application's."""
+        return self.application is not None and self.application.context is application
 
     def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
         """The client was given these. If it is gone already, they go back."""
@@ -486,7 +548,7 @@ class Session(asyncio.BufferedProtocol):
         if self.closed:
             return  # they wait for its next connection, or for its end
         self.resumed.add(magazine)
-        self.broker.said(self, magazine)
+        self._host.said(self, magazine)
         self.held.forget(magazine)
         self.fired.forget(magazine)
         self.earlier.forget(magazine)
@@ -515,7 +577,7 @@ class Session(asyncio.BufferedProtocol):
         if tls is not None:
             certificate = common_name(tls.getpeercert() or {})
         credentials = Credentials(head.token, head.user, head.password, certificate, self.peer, self.visitor.network)
-        self.broker.authenticate(
+        self._host.authenticate(
             credentials,
             head,
             lambda found: self._admitted(request.request_id, head, *found),
@@ -525,23 +587,22 @@ class Session(asyncio.BufferedProtocol):
 
     def _admitted(self, request_id: int, head: Connect, principal: Principal, application: Application) -> None:
         if self.closed or self._closing:
-            self.broker.left(application, self.broker.holder(principal, self.peer))
+            self._host.left(application, principal, self.peer)
             return
-        holder = self.broker.holder(principal, self.peer)
         try:
             self.owner = claimant(principal.name, head)
-            self.broker.admission.known(self.visitor, holder)
+            self._host.known(self, principal)
         except (ConfigError, TooManyRequestsError) as exc:
-            self.broker.left(application, holder)
+            self._host.left(application, principal, self.peer)
             self.end(exc)
             return
         self.principal = principal
         self.application = application
         self.instance = head.instance
-        resumed = self.broker.take_up(self)
-        settings = self.broker.settings
+        resumed = self._host.take_up(self)
+        settings = self._settings
         welcome = Connected(
-            self.broker.id,
+            self.context.id,
             settings.max_frame_bytes,
             settings.max_pending,
             int(settings.idle_timeout_s * 1000),
@@ -553,14 +614,14 @@ class Session(asyncio.BufferedProtocol):
         )
         self._machine.screen = self._screen
         self.write(self._machine.welcome(request_id, welcome))
-        if self.broker.draining:
+        if self._state.draining:
             self.notice()
 
     def _turned_away(self, exc: BaseException) -> None:
         if not isinstance(exc, IgnisError):
             log.error("%s: authentication failed to run", self.peer, exc_info=exc)
         if isinstance(exc, UnauthenticatedError):
-            self.broker.denied += 1
+            self._state.denied += 1
         self.end(exc if isinstance(exc, IgnisError) else BrokerError("the broker cannot tell who is who at the moment"))
 
     def notice(self) -> None:

@@ -1,26 +1,17 @@
-"""Requests that are one call of the store: how each payload becomes the call, and its result the answer.
-
-The functions run in a thread of the store's. What a request changes about the connection itself (which claims it
-holds) is left to the event loop, as ``after`` of the `Reply`.
-"""
+"""Requests about magazines and queues' settings: how each payload becomes the call of the store, and its result the answer."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from ignis.array_queue import ArrayQueue
-from ignis.broker.auth.principal import Principal
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
-    ArrayRequest,
     Declare,
-    EpochRequest,
     Expire,
     LoadOnce,
-    LockRequest,
     Named,
     PurgeRequest,
     QueueList,
@@ -30,65 +21,27 @@ from ignis.broker.protocol.payloads import (
     TransferRequest,
     pack,
     unpack,
-    unpack_enqueued,
 )
-from ignis.broker.server.in_flight import as_pointers, runs_in
-from ignis.broker.server.permission_check import own_lock, own_scope
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
+from ignis.broker.server.permission_check import own_scope
 from ignis.errors import (
     BadRequestError,
-    ConfigError,
     ConflictError,
     PermissionDeniedError,
     QueueMismatchError,
     QueueNotFoundError,
 )
 from ignis.magazine import SIDELINE_SUFFIX
-from ignis.native.wire import ClaimsFrame, unpack_send_batch
-from ignis.storage.base import KEEP_TTL, Fence, LockRecord, LockTable, QueueRecord, Transfer
+from ignis.native.wire import unpack_send_batch
+from ignis.storage.base import KEEP_TTL, Fence, QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
 
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.session import Session
-
-__all__ = ["BULKY", "CALLS", "Asked", "Reply"]
+__all__ = ["STORE_CALLS"]
 
 log = logging.getLogger("ignis.broker")
 
-_RESULT = int(Command.RESULT)
 _MOST_TTL_MS = 1 << 62
-
-
-class Reply(NamedTuple):
-    """An answer, and what the event loop does with the session when it is given."""
-
-    command: int
-    payload: bytes
-    after: Callable[[Session], object] | None = None
-    claims: ClaimsFrame | None = None
-    """What follows the payload."""
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.payload) + (0 if self.claims is None else self.claims.nbytes)
-
-
-class Asked(NamedTuple):
-    """One request, whose sender may make it. ``bound``: bytes that the answer may take."""
-
-    app: Application
-    principal: Principal
-    payload: bytes
-    bound: int
-
-    def may(self, command: Command, queue: str) -> bool:
-        """Whether the sender may do something else as well."""
-        return self.principal.allows(command.name, queue.removesuffix(SIDELINE_SUFFIX))
-
-
-def _value(value: Any) -> Reply:
-    return Reply(_RESULT, pack(value))
 
 
 # -- magazines
@@ -101,7 +54,7 @@ def _declare(asked: Asked) -> Reply:
     app, magazine = asked.app, head.magazine
     check_declaration(magazine, head.shards, head.durability)
     try:
-        shards = app.shards(magazine, fresh=True)
+        shards = app.facts.shards(magazine, fresh=True)
     except QueueNotFoundError:
         if not asked.may(Command.CREATE_QUEUE, magazine):
             raise PermissionDeniedError(Command.DECLARE.name, magazine.removesuffix(SIDELINE_SUFFIX)) from None
@@ -114,7 +67,7 @@ def _declare(asked: Asked) -> Reply:
                 f"magazine {magazine!r} has {shards} shards{durability}; asked for {head.shards} and {head.durability!r}, "
                 "which is for those who may manage it"
             )
-        return _value(None)
+        return value(None)
     if record is not None and head.shards < shards:
         raise QueueMismatchError(
             f"magazine {magazine!r} of queue {record.name!r} has {shards} shards and cannot be declared with {head.shards}: "
@@ -123,15 +76,15 @@ def _declare(asked: Asked) -> Reply:
     app.store.magazines.declare(magazine, head.shards, head.durability)
     if shards and head.shards != shards:
         log.warning("%s: %d shards instead of %d, by %s", magazine, head.shards, shards, asked.principal.name)
-    app.forget(magazine)
-    return _value(None)
+    app.facts.forget(magazine)
+    return value(None)
 
 
 def _reload(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Reload)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
-    return Reply(_RESULT, pack(count), lambda session: session.let_go(head.magazine, runs))
+    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.magazine, runs))
 
 
 def _fence(asked: Asked, fence: tuple[str, int] | None) -> Fence | None:
@@ -149,27 +102,27 @@ def _load_once(asked: Asked) -> Reply:
     done = asked.app.store.magazines.load_once(
         head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
     )
-    return _value(done)
+    return value(done)
 
 
 def _delete(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
-    return Reply(_RESULT, pack(count), lambda session: session.let_go(head.name, runs))
+    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.name, runs))
 
 
 def _delete_waiting(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
     runs = runs_in(asked.payload, at)
-    return _value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
+    return value(asked.app.store.magazines.delete_waiting(head.name, as_pointers(runs)))
 
 
 def _purge(asked: Asked) -> Reply:
     """One step. Whoever holds what was removed finds out when it acknowledges."""
     head, _ = unpack(asked.payload, PurgeRequest)
     limit = min(head.limit, PURGE_BATCH)
-    return _value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
+    return value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
 
 
 def _peek(asked: Asked) -> Reply:
@@ -177,7 +130,7 @@ def _peek(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
     found = asked.app.store.magazines.peek(head.name, as_pointers(runs_in(asked.payload, at)))
     rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
-    return _value(_fitting(rows, asked.bound))
+    return value(_fitting(rows, asked.bound))
 
 
 def _scan(asked: Asked) -> Reply:
@@ -186,7 +139,7 @@ def _scan(asked: Asked) -> Reply:
         head.magazine, after=head.after, limit=min(head.limit, 100_000), pending_only=head.pending_only
     )
     fitting, cut = _fitting(rows, asked.bound)
-    return _value((fitting, cut or (len(rows) == 100_000 and head.limit > 100_000)))
+    return value((fitting, cut or (len(rows) == 100_000 and head.limit > 100_000)))
 
 
 def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
@@ -204,7 +157,7 @@ def _transfer(asked: Asked) -> Reply:
     ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
     moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
-    return Reply(_RESULT, pack(moved), lambda session: session.let_go(head.source, gone))
+    return Reply(RESULT, pack(moved), lambda peer: peer.let_go(head.source, gone))
 
 
 def _abandoned(asked: Asked) -> Reply:
@@ -218,18 +171,18 @@ def _abandoned(asked: Asked) -> Reply:
         owner=head.owner,
     )
     # The owner is a name here: in a store of this process it carries the client's process.
-    return _value(_fitting([tuple(row._replace(owner=str(row.owner))) for row in rows], asked.bound))
+    return value(_fitting([tuple(row._replace(owner=str(row.owner))) for row in rows], asked.bound))
 
 
 def _expire(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Expire)
-    return _value(asked.app.store.magazines.expire(head.magazine, head.limit))
+    return value(asked.app.store.magazines.expire(head.magazine, head.limit))
 
 
 def _metadata(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
     states = asked.app.store.magazines.metadata(head.name)
-    return _value(
+    return value(
         [
             (
                 one.shard,
@@ -248,32 +201,32 @@ def _metadata(asked: Asked) -> Reply:
 
 def _oldest(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
-    return _value(asked.app.store.magazines.oldest_enqueued_at_us(head.name))
+    return value(asked.app.store.magazines.oldest_enqueued_at_us(head.name))
 
 
 def _wake(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
     asked.app.store.magazines.wake(head.name)
-    return _value(None)
+    return value(None)
 
 
 def _drop(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
     asked.app.store.magazines.drop(head.name)
-    asked.app.forget(head.name)
-    return Reply(_RESULT, pack(None), lambda _: asked.app.poke(head.name))
+    asked.app.facts.forget(head.name)
+    return Reply(RESULT, pack(None), lambda _: asked.app.poke(head.name))
 
 
 def _drop_empty(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
     dropped = asked.app.store.magazines.drop(head.name, only_empty=True)
-    asked.app.forget(head.name)
-    return Reply(_RESULT, pack(dropped), lambda _: asked.app.poke(head.name))
+    asked.app.facts.forget(head.name)
+    return Reply(RESULT, pack(dropped), lambda _: asked.app.poke(head.name))
 
 
 def _names(asked: Asked) -> Reply:
     names = asked.app.store.magazines.names()
-    return _value([name for name in names if asked.may(Command.NAMES, name)])
+    return value([name for name in names if asked.may(Command.NAMES, name)])
 
 
 # -- queues' settings
@@ -281,15 +234,15 @@ def _names(asked: Asked) -> Reply:
 
 def _queue_get(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
-    return _value(asked.app.store.queues.get(head.name))
+    return value(asked.app.store.queues.get(head.name))
 
 
 def _queue_put(asked: Asked) -> Reply:
     record, _ = unpack(asked.payload, QueueRecord)
     check_settings(record)
     asked.app.store.queues.put(record)
-    asked.app.forget(record.name)
-    return Reply(_RESULT, pack(None), lambda _: asked.app.look_at(record.name))
+    asked.app.facts.forget(record.name)
+    return Reply(RESULT, pack(None), lambda _: asked.app.look_at(record.name))
 
 
 def _queue_replace(asked: Asked) -> Reply:
@@ -312,118 +265,28 @@ def _queue_replace(asked: Asked) -> Reply:
         vars(record).update(vars(fresh))
 
     result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
-    asked.app.forget(known.name)
-    return Reply(_RESULT, pack(result), lambda _: asked.app.look_at(known.name))
+    asked.app.facts.forget(known.name)
+    return Reply(RESULT, pack(result), lambda _: asked.app.look_at(known.name))
 
 
 def _queue_list(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueList)
     records = asked.app.store.queues.list(head.active)
-    return _value([one for one in records if asked.may(Command.QUEUE_LIST, one.name)])
+    return value([one for one in records if asked.may(Command.QUEUE_LIST, one.name)])
 
 
 def _queue_remove(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, Named)
     removed = asked.app.store.queues.remove(head.name)
-    asked.app.forget(head.name)
-    return _value(removed)
-
-
-# -- locks and epochs
-
-
-def _lock_of(asked: Asked) -> tuple[LockRequest, LockTable, str]:
-    """(head, the table, the lock's name there)."""
-    head, _ = unpack(asked.payload, LockRequest)
-    locks = asked.app.store.locks
-    if head.table:
-        return head, locks.table(head.table, head.farm_id), head.name
-    return head, locks, own_lock(asked.principal, head.name)
-
-
-def _lock_value(head: LockRequest, record: LockRecord | None) -> Reply:
-    return _value(None if record is None else record._replace(name=head.name))
-
-
-def _lock_acquire(asked: Asked) -> Reply:
-    head, table, name = _lock_of(asked)
-    return _lock_value(head, table.acquire(name, head.owner, head.ttl_s))
-
-
-def _lock_renew(asked: Asked) -> Reply:
-    head, table, name = _lock_of(asked)
-    return _lock_value(head, table.renew(name, head.owner, head.ttl_s))
-
-
-def _lock_release(asked: Asked) -> Reply:
-    head, table, name = _lock_of(asked)
-    return _value(table.release(name, head.owner))
-
-
-def _lock_get(asked: Asked) -> Reply:
-    head, table, name = _lock_of(asked)
-    return _lock_value(head, table.get(name))
-
-
-def _lock_token(asked: Asked) -> Reply:
-    head, table, name = _lock_of(asked)
-    return _value(table.draw_token(name, head.owner))
-
-
-def _epoch_next(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, EpochRequest)
-    return _value(asked.app.store.locks.next_epoch(own_scope(asked.principal, head.scope)))
-
-
-def _epoch_get(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, EpochRequest)
-    return _value(asked.app.store.locks.epoch(own_scope(asked.principal, head.scope)))
-
-
-def _epoch_raise(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, EpochRequest)
-    scope = own_scope(asked.principal, head.scope)
-    asked.app.store.locks.raise_epoch(scope, head.epoch)
-    return _value(None)
-
-
-# -- array queues
-
-
-def _array_enqueue(asked: Asked) -> Reply:
-    name, bin_name, values = unpack_enqueued(asked.payload)
-    # With the checks of values that its clients make.
-    return _value(ArrayQueue(asked.app.store, name, bin_name).enqueue_many(values))
-
-
-def _limit(head: ArrayRequest) -> int:
-    if not 1 <= head.limit <= 1_000_000:
-        raise ConfigError(f"limit = {head.limit} is outside 1 to 1,000,000")
-    return head.limit
-
-
-def _array_dequeue(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, ArrayRequest)
-    return _value(asked.app.store.arrays.dequeue(head.name, head.bin_name, _limit(head)))
-
-
-def _array_peek(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, ArrayRequest)
-    return _value(asked.app.store.arrays.peek(head.name, head.bin_name, _limit(head)))
-
-
-def _array_size(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, ArrayRequest)
-    return _value(asked.app.store.arrays.size(head.name, head.bin_name))
+    asked.app.facts.forget(head.name)
+    return value(removed)
 
 
 def _stats(asked: Asked) -> Reply:
-    return _value(asked.app.store.stats())
+    return value(asked.app.store.stats())
 
 
-Call = Callable[[Asked], Reply]
-
-CALLS: dict[int, Call] = {
+STORE_CALLS: dict[int, Call] = {
     Command.DECLARE: _declare,
     Command.RELOAD: _reload,
     Command.DELETE: _delete,
@@ -446,22 +309,5 @@ CALLS: dict[int, Call] = {
     Command.QUEUE_REPLACE: _queue_replace,
     Command.QUEUE_LIST: _queue_list,
     Command.QUEUE_REMOVE: _queue_remove,
-    Command.LOCK_ACQUIRE: _lock_acquire,
-    Command.LOCK_RENEW: _lock_renew,
-    Command.LOCK_RELEASE: _lock_release,
-    Command.LOCK_GET: _lock_get,
-    Command.LOCK_TOKEN: _lock_token,
-    Command.EPOCH_NEXT: _epoch_next,
-    Command.EPOCH_GET: _epoch_get,
-    Command.EPOCH_RAISE: _epoch_raise,
-    Command.ARRAY_ENQUEUE: _array_enqueue,
-    Command.ARRAY_DEQUEUE: _array_dequeue,
-    Command.ARRAY_PEEK: _array_peek,
-    Command.ARRAY_SIZE: _array_size,
     Command.STATS: _stats,
 }
-
-BULKY = frozenset(
-    {Command.FIRE, Command.PEEK, Command.SCAN, Command.ABANDONED, Command.ARRAY_DEQUEUE, Command.ARRAY_PEEK}
-)
-"""Their answers may be large: few of them at a time per connection."""

@@ -8,7 +8,7 @@ the next turn, so that deliveries have left and other requests may join, one flu
 then the answers. Nothing is answered before it is as durable as its queue promises.
 
 What cannot be done at once (somebody else holds a lock, a file has to grow) and what is large goes to the store's threads,
-as everything does for stores that are not ``quick``. A magazine's loads keep their order: see `Inbox`.
+as everything does for stores that are not ``quick``. A magazine's loads keep their order: see `PublishBuffer`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from ignis.broker.server.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.server.context import ApplicationContext
 from ignis.storage.write_batch import PendingSync, WriteBatch
-
-if TYPE_CHECKING:
-    from ignis.broker.server.application import Application
-    from ignis.broker.server.publish_buffer import Loading, PublishBuffer
 
 __all__ = ["WriteBatcher"]
 
@@ -53,15 +50,47 @@ class _Deleting(NamedTuple):
     may_wait: bool
 
 
+class Loading(Protocol):
+    """A load that the event loop makes itself."""
+
+    magazine: str
+
+    @property
+    def writes(self) -> list[WriteBatch]: ...
+    @property
+    def given(self) -> bool:
+        """Whether a consumer has the messages already."""
+
+    def check(self) -> bool:
+        """Whether the writes were made."""
+
+    def to_thread(self) -> None:
+        """It could not be made at once."""
+
+    def finish(self, error: BaseException | None) -> None:
+        """It is durable, or ``error``."""
+
+
+class Loads(Protocol):
+    """Where what is to be loaded waits."""
+
+    def try_take(self) -> Loading | None:
+        """What waits, for a load by the event loop; None when there is nothing, or a thread has been given it."""
+
+
 class WriteBatcher:
     """Makes the small writes of one application in one transaction for each turn. Belongs to the event loop."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, context: ApplicationContext) -> None:
         self.at_once = 0
         """Writes that were made without a thread."""
-        self._application = application
-        self._broker = application.broker
-        self._inboxes: list[PublishBuffer] = []
+        self._magazines = context.magazines
+        self._poke = context.poke
+        self._said = context.said
+        self._loop = context.broker.loop
+        self._threads = context.broker.threads
+        self._flushes = context.broker.flushes
+        self._inboxes: list[Loads] = []
         self._deletes: list[_Deleting] = []
         self._planned = False
         self._unflushed: list[tuple[PendingSync, list[Callable[[BaseException | None], None]]]] = []
@@ -73,7 +102,7 @@ class WriteBatcher:
         """A thread is at it."""
         self._catching_up = False
 
-    def load(self, inbox: PublishBuffer) -> None:
+    def load(self, inbox: Loads) -> None:
         """At the end of this turn what waits in the inbox is loaded."""
         self._inboxes.append(inbox)
         self._plan()
@@ -98,7 +127,7 @@ class WriteBatcher:
         """
         if (
             len(runs) > _MOST_RUNS
-            or not self._application.quick
+            or not self._magazines.quick
             or sum(stop - start for _, start, stop in runs) > _MOST_MESSAGES
         ):
             self._delete_in_thread(magazine, runs, done, failed)
@@ -113,13 +142,13 @@ class WriteBatcher:
     def _plan(self) -> None:
         if not self._planned:
             self._planned = True
-            self._broker.loop.call_soon(self._run)
+            self._loop.call_soon(self._run)
 
     # -- the transaction
 
     def _run(self) -> None:
         self._planned = False
-        with self._broker.one_flush():
+        with self._flushes.one_flush():
             self._run_all()
 
     def _run_all(self) -> None:
@@ -135,9 +164,9 @@ class WriteBatcher:
         unflushed = None
         try:
             if writes:
-                unflushed = self._application.store.magazines.try_together(writes)
+                unflushed = self._magazines.try_together(writes)
         except Exception as exc:
-            self._application.said.error("writing at once failed; tried again in a thread", exc_info=exc)
+            self._said.error("writing at once failed; tried again in a thread", exc_info=exc)
         finishing: list[Callable[[BaseException | None], None]] = []
         for loading in loads:
             self._loaded(loading, finishing)
@@ -149,7 +178,7 @@ class WriteBatcher:
             self._plan_flush(of_loads, of_loads or not all(one.may_wait for one in deletes))
         if deletes and not self._catching_up:
             self._catching_up = True
-            self._broker.loop.call_later(_CATCH_UP_S, self._catch_up)
+            self._loop.call_later(_CATCH_UP_S, self._catch_up)
 
     def _loaded(self, loading: Loading, finishing: list[Callable[[BaseException | None], None]]) -> None:
         if not loading.check():
@@ -158,7 +187,7 @@ class WriteBatcher:
         self.at_once += len(loading.writes)
         if not loading.given:
             # Before the flush: who handles a message earlier than its publisher is told takes nothing from anybody.
-            self._application.poke(loading.magazine)
+            self._poke(loading.magazine)
         if all(write.durable for write in loading.writes):
             loading.finish(None)
         else:
@@ -187,9 +216,9 @@ class WriteBatcher:
         self, magazine: str, runs: list[Run], done: Callable[[int], None], failed: Callable[[BaseException], None]
     ) -> None:
         def delete(runs: list[Run]) -> int:
-            return self._application.store.magazines.delete(magazine, as_pointers(runs))
+            return self._magazines.delete(magazine, as_pointers(runs))
 
-        self._broker.call(delete, done, runs, failed)
+        self._threads.call(delete, done, runs, failed)
 
     # -- the flush
 
@@ -205,9 +234,9 @@ class WriteBatcher:
             return
         self._flush_planned = True
         if now or now_s - self._loaded_at_s > _LOADS_GO_ON_S:
-            self._broker.loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush)
         else:
-            self._flush_timer = self._broker.loop.call_later(_SHARES_S, self._flush)
+            self._flush_timer = self._loop.call_later(_SHARES_S, self._flush)
 
     def _flush(self) -> None:
         self._flush_planned, self._flush_timer = False, None
@@ -227,7 +256,7 @@ class WriteBatcher:
             finish(None)
 
         def finish(error: BaseException | None) -> None:
-            with self._broker.one_flush():
+            with self._flushes.one_flush():
                 for _, waiting in unflushed:
                     for call in waiting:
                         call(error)
@@ -239,7 +268,7 @@ class WriteBatcher:
         if self._flush_s > _SLOW_FLUSH_S or len(unflushed) > _FEW_WAITING:
             # A disk that is slow, or busy, must not hold up everybody; and where many come, the loop has other things to do.
             self._flushing = True
-            self._broker.flush_call(flush, flushed, finish)
+            self._threads.flush_call(flush, flushed, finish)
             return
         try:
             took_s = flush(None)
@@ -250,13 +279,13 @@ class WriteBatcher:
 
     def _catch_up(self) -> None:
         def work(_: None) -> bool:
-            return self._application.store.magazines.catch_up()
+            return self._magazines.catch_up()
 
         def done(_: bool) -> None:
             self._catching_up = False
 
         def failed(exc: BaseException) -> None:
             self._catching_up = False
-            self._application.said.warning("tidying up behind acknowledgements failed: %s", exc)
+            self._said.warning("tidying up behind acknowledgements failed: %s", exc)
 
-        self._broker.call(work, done, None, failed)
+        self._threads.call(work, done, None, failed)

@@ -28,8 +28,8 @@ _CANCEL_S = 1.0
 class LoopFeeder(Protocol):
     """Who claims, on the event loop."""
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """That is the loop. It need not run yet."""
+    def attach(self, loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+        """That is the loop, and its worker. It need not run yet."""
 
 
 class _Call:
@@ -105,11 +105,14 @@ class _LoopWorker(Worker):
         part = chunk.part(start, stop)
         if chunk.nbytes > self._largest and (nbytes := sum(map(len, part[1]))) > self._largest:
             raise MessageTooLargeError(nbytes, self._largest)
-        if self.returning or self.stopping:
+        if self.returning or self.stopping or not self.concurrency:
             return False
         self.submitted += stop - start
         self._given.append(part)
-        self.kick()
+        if threading.get_ident() == self.thread.ident:
+            self._pump()  # who claims on the loop is a call of its own there: nothing of the pool is under way
+        else:
+            self.kick()
         return True
 
     def kick(self) -> None:
@@ -270,7 +273,7 @@ class CoroutinePool(Pool):
         worker.concurrency = count
         worker.kick()
         if fresh and self.feeder is not None:
-            self.feeder.attach(worker.loop)  # once it is counted: what is claimed is decided by who is there
+            self.feeder.attach(worker.loop, worker)  # once it is counted: what is claimed is decided by who is there
 
     def check(self, now_s: float) -> None:
         """Time-outs are the event loop's (``asyncio.wait_for``). Raises WorkerStartError when the loop has ended by itself."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
-from ignis.native import PackedBatch
+from ignis.native import PackedBatch, Watch
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -420,6 +420,15 @@ class EmbeddedMagazines(MagazineStore):
             if fired.expired:
                 self._expired_log.note(magazine, fired.expired)
         return number, fired
+
+    def watch(self, magazine: str, seen: int, watch: Watch, look_s: float) -> int | None:
+        self._store.waiting_gate.enter()
+        try:
+            found = self._catalogue.find(magazine)
+            self._waits.note(found.log, found.number)
+            return found.log.watch(found.number, seen, watch, look_s)
+        finally:
+            self._store.waiting_gate.leave()
 
     @guarded
     def on_load(self, magazine: str, seen: int, call: Callable[[], None]) -> Callable[[], None]:

@@ -142,7 +142,9 @@ def test_waits_share_threads(memory_url: str, tmp_path: Any, store: str) -> None
         seen = {number: client.ask(requests.wait(f"m{number}", -1, 0)) for number in range(40)}
         for number in range(40):
             wire.send(Command.WAIT, 100 + number, pack(Wait(f"m{number}", seen[number], 30_000)))
-        eventually(lambda: broker.on_loop(lambda: broker.broker.sessions) and broker.broker.watchers.threads == 4)
+        eventually(
+            lambda: broker.on_loop(lambda: broker.broker.sessions) and broker.broker.context.watchers.threads == 4
+        )
         assert watching_threads() == 4
         # Through the broker, and past it: by another user of its store.
         client.ask(requests.send("m39", encode_record(b"x"), ttl_s=None))

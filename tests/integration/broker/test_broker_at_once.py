@@ -337,7 +337,9 @@ def test_a_lone_message_is_stored_where_it_is_read(
     settle(store)
     planned: list[str] = []
     monkeypatch.setattr(type(turns), "_run", lambda self: planned.append("turn"))
-    monkeypatch.setattr(type(broker.broker), "_flush_planned_ones", lambda self: planned.append("flush"))
+    monkeypatch.setattr(
+        type(broker.broker.context.flushes), "_flush_planned_ones", lambda self: planned.append("flush")
+    )
     before = broker.on_loop(lambda: turns.at_once)
     with resting(store):
         placed = [

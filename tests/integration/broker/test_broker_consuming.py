@@ -262,7 +262,7 @@ def test_clients_that_send_to_a_queue_whose_record_went_are_refused(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the queue's own time to live, which is the default: nobody consumes what has no queue."""
-    monkeypatch.setattr("ignis.broker.server.application._RECORD_S", 0.05)
+    monkeypatch.setattr("ignis.broker.server.queue_facts._RECORD_S", 0.05)
     publish(client, "a")
     with ignis.Ignis(broker.broker.url) as behind:
         behind.store.queues.remove("q")
@@ -309,8 +309,8 @@ def test_a_pause_that_another_process_stored_is_found_out(
     broker: RunningBroker, client: SyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the broker: in the store behind it."""
-    for name in ("_RECORD_S", "_PAUSES_S"):
-        monkeypatch.setattr(f"ignis.broker.server.application.{name}", 0.05)
+    for name in ("queue_facts._RECORD_S", "application._PAUSES_S"):
+        monkeypatch.setattr(f"ignis.broker.server.{name}", 0.05)
     with ignis.Ignis(broker.broker.url) as behind, broker.client(timeout_s=WAIT_S) as other:
         subscription = other.subscribe("q")
         behind.queue("q", bytes).pause()
@@ -353,7 +353,7 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
             client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         go, names, under_way = threading.Event(), 1 << 20, []
         magazines = broker.broker.applications[0].store.magazines
-        renew, call = magazines.renew_claims, broker.broker.call
+        renew, call = magazines.renew_claims, broker.broker.context.threads.call
 
         def held_up(magazine: str, pointers: Pointers, owner: str, **how: Any) -> dict[int, Sequence[int]]:
             assert go.wait(WAIT_S)
@@ -365,7 +365,7 @@ def test_looks_for_what_is_not_held_come_one_after_the_other(memory_url: str, mo
             call(work, done, *rest)
 
         monkeypatch.setattr(magazines, "renew_claims", held_up)
-        monkeypatch.setattr(broker.broker, "call", counted)
+        monkeypatch.setattr(broker.broker.context.threads, "call", counted)
         with Wire(broker.port) as wire:
             wire.greet()
             under_way.clear()

@@ -12,8 +12,7 @@ import pytest
 
 from ignis.broker.client import requests
 from ignis.broker.client.sync_client import SyncClient
-from ignis.broker.server import application
-from ignis.broker.server.redelivery import _BATCH
+from ignis.broker.server.redelivery import _BATCH, Redelivery
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import Message
 from ignis.native import PackedBatch, Record, encode_record
@@ -221,7 +220,7 @@ def test_whatever_counting_raises_the_messages_come_back(
 
     with broker.client(timeout_s=WAIT_S) as client:
         create(client, b"a", b"b")
-        monkeypatch.setattr(application, "count_crash", broken)
+        monkeypatch.setattr(Redelivery, "count_crash", broken)
         assert lose(broker) == 2
         eventually(lambda: settled(client))
         assert [(one.body, one.crashes) for one in messages(client, "q")] == [(b"a", 0), (b"b", 0)]

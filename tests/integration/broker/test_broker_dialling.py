@@ -113,7 +113,7 @@ def test_credentials_that_are_refused(ask: Ask) -> None:
     with RunningBroker("memory://nobody", authenticator=Nobody()) as broker:
         with pytest.raises(UnauthenticatedError, match="token"):
             ask(broker.port, token="wrong")
-        assert broker.broker.denied == 1, "one attempt"
+        assert broker.broker.state.denied == 1, "one attempt"
 
 
 def test_something_else_listens(ask: Ask, files: TlsFiles) -> None:

@@ -336,10 +336,10 @@ def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
     ask = requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
         sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
-        assert broker.on_loop(lambda: broker.broker.backlog_bytes) <= (1 << 20) + (512 << 10)
+        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + (512 << 10)
         wire.send_nothing_more()
         go_on.set()
-        eventually(lambda: broker.on_loop(lambda: broker.broker.backlog_bytes) == 0)
+        eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
 
 
 def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
@@ -351,11 +351,11 @@ def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
         with stuck_store(broker) as go_on:
             for wire in wires:
                 sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
-            assert broker.on_loop(lambda: broker.broker.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
+            assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + 8 * (512 << 10)
             for wire in wires:
                 wire.send_nothing_more()
             go_on.set()
-            eventually(lambda: broker.on_loop(lambda: broker.broker.backlog_bytes) == 0)
+            eventually(lambda: broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0)
 
 
 def test_what_all_leave_unread_together(memory_url: str) -> None:
@@ -380,7 +380,7 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
         assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
         for wire in greedy:
             wire.close()
-        eventually(lambda: not broker.on_loop(lambda: broker.broker.unread.crowded))
+        eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.crowded))
         eventually(lambda: len(client.ask(requests.scan("q", {}, 100, False))[0]) == 100)
 
 
@@ -427,7 +427,7 @@ def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) ->
             with contextlib.suppress(OSError):
                 for number in range(200):
                     wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
-            eventually(lambda: broker.broker.timeouts == 1)
+            eventually(lambda: broker.broker.state.timeouts == 1)
         assert client.ask(requests.names())
 
 
@@ -562,7 +562,7 @@ def test_a_denied_request_is_answered_before_it_has_come(memory_url: str) -> Non
         for wire in (none, web):
             wire.send(Command.PING, 99)
             assert wire.receive()[:2] == (Command.PONG, 99)
-        assert broker.on_loop(lambda: broker.broker.backlog_bytes) == 0
+        assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) == 0
         remembered = [key for user in users.users.values() for key in user._permissions._remembered]
         assert all(len(queue) <= 512 for _, queue in remembered)
 

@@ -89,7 +89,7 @@ def test_silence_ends_a_connection(broker: RunningBroker) -> None:
         for wire in (silent, slow):
             assert "handshake_timeout_s" in wire.failure().message
             assert wire.closed()
-    assert broker.broker.timeouts == 2
+    assert broker.broker.state.timeouts == 2
 
 
 def test_connections_are_counted(memory_url: str) -> None:
@@ -214,7 +214,7 @@ def test_one_that_reads_nothing_is_closed(memory_url: str) -> None:
         with contextlib.suppress(BlockingIOError):
             for number in range(2_000):
                 wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
-        eventually(lambda: broker.broker.timeouts == 1)
+        eventually(lambda: broker.broker.state.timeouts == 1)
         wire.close()
         assert client.ask(requests.names())
 

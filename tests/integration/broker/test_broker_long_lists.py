@@ -11,8 +11,7 @@ import pytest
 from ignis.broker.client import requests
 from ignis.broker.client.requests import ClientRequest
 from ignis.broker.protocol.commands import Command
-from ignis.broker.server.in_flight import InFlight, Run
-from ignis.broker.server.long_work import MOST_RUNS
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
 from ignis.native import encode_record
 from ignis.native.wire import pack_pointers
 from tests.support import WAIT_S
@@ -70,7 +69,7 @@ def test_a_list_of_very_many_runs_is_looked_up_in_pieces(
         assert wire.receive()[:2] == (Command.RESULT, 4)
         assert sum(passes.runs) >= len(SCATTERED)
         assert max(passes.runs) <= MOST_RUNS
-        assert broker.on_loop(lambda: broker.broker.steps.idle)
+        assert broker.on_loop(lambda: broker.broker.context.steps.idle)
 
 
 def test_another_connection_is_answered_while_a_long_list_is_looked_up(

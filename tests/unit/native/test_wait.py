@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import threading
@@ -12,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from ignis import errors
-from ignis.native import EventBoard, ProcessMutex, process_alive, process_start_time
+from ignis.native import (
+    EventBoard,
+    PackedBatch,
+    ProcessMutex,
+    Watch,
+    encode_record,
+    new_id,
+    process_alive,
+    process_start_time,
+)
+from ignis.native.store import Log
 from tests.unit.native.native_support import finish, in_child, start
 
 
@@ -222,3 +233,39 @@ def test_process_identity() -> None:
         assert time.monotonic() < until
     assert process_start_time(child.pid) == 0  # a zombie has stopped to exist
     child.wait(5)
+
+
+def test_a_watch_tells_of_loads_and_of_nothing_else(tmp_path: Path) -> None:
+    try:
+        watch = Watch()
+    except OSError as exc:
+        pytest.skip(f"this kernel has no such descriptors, or refuses them: {exc}")
+    log = Log(str(tmp_path))
+    one, other = (log.declare(name, 1, 0) for name in ("one", "other"))
+    assert one is not None and other is not None
+    poll = select.poll()
+    poll.register(watch.fileno(), select.POLLIN)
+    for _ in range(50):
+        seen = log.wait(one, -1, 0)
+        assert log.watch(one, seen, watch, 0) == seen
+        log.load(other, [(0, PackedBatch.pack([encode_record(b"x", id=new_id())]))], durable=False)
+        assert not poll.poll(0)
+        log.load(one, [(0, PackedBatch.pack([encode_record(b"x", id=new_id())]))], durable=False)
+        while not (poll.poll(10_000) and watch.take()):
+            pass
+        assert log.watch(one, seen, watch, 0) == seen + 1
+    with pytest.raises(ValueError, match="timeout"):
+        log.watch(one, 0, watch, -1)
+
+    def refused() -> None:
+        for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch, 0)):
+            with pytest.raises(errors.ForkedHandleError):
+                call()
+
+    in_child(refused)
+    watch.close()
+    watch.close()
+    for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch, 0)):
+        with pytest.raises(errors.ClosedError):
+            call()
+    log.close()

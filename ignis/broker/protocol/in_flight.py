@@ -5,12 +5,14 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
-from ignis.broker.server.long_work import MOST_RUNS
 from ignis.native.wire import count_runs, pack_pointers, runs_between, unpack_runs
 from ignis.storage.runs import Runs
 from ignis.storage.runs import runs_of as pairs_of
 
-__all__ = ["InFlight", "Run", "as_pointers", "runs_in", "runs_of"]
+__all__ = ["MOST_RUNS", "InFlight", "Run", "as_pointers", "runs_in", "runs_of"]
+
+MOST_RUNS = 4_096
+"""Of a list that is taken apart at once: a longer one would keep everybody else waiting."""
 
 Run = tuple[int, int, int]
 """(shard, first pointer, behind the last)."""

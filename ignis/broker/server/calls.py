@@ -1,0 +1,70 @@
+"""Requests that are one call of the store: what such a call is given, and what it gives.
+
+The calls run in a thread of the store's. What a request changes about the connection itself (which claims it holds) is left to
+the event loop, as ``after`` of the `Reply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ignis.broker.auth.principal import Principal
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.payloads import pack
+from ignis.broker.server.application import Application
+from ignis.broker.server.peer import Peer
+from ignis.broker.server.permission_check import check_queue
+from ignis.magazine import SIDELINE_SUFFIX
+from ignis.native.wire import ClaimsFrame
+from ignis.storage.base import Owner
+
+__all__ = ["RESULT", "Asked", "Call", "Reply", "value"]
+
+RESULT = int(Command.RESULT)
+
+
+class Reply(NamedTuple):
+    """An answer, and what the event loop does with the session when it is given."""
+
+    command: int
+    payload: bytes
+    after: Callable[[Peer], object] | None = None
+    claims: ClaimsFrame | None = None
+    """What follows the payload."""
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.payload) + (0 if self.claims is None else self.claims.nbytes)
+
+
+class Asked(NamedTuple):
+    """One request, whose sender may make it.
+
+    Attributes:
+        owner: in whose name its claims are made.
+        bound: bytes that the answer may take.
+    """
+
+    app: Application
+    principal: Principal
+    owner: Owner
+    payload: bytes
+    bound: int
+
+    def may(self, command: Command, queue: str) -> bool:
+        """Whether the sender may do something else as well."""
+        return self.principal.allows(command.name, queue.removesuffix(SIDELINE_SUFFIX))
+
+    def check(self, command: Command, queue: str) -> None:
+        """Raises PermissionDeniedError unless the sender may do that as well."""
+        check_queue(self.principal, self.app.context.broker.state, command.name, queue)
+
+
+def value(result: Any) -> Reply:
+    """The answer that is one value."""
+    return Reply(RESULT, pack(result))
+
+
+Call = Callable[[Asked], Reply]
+"""Carries out one command, in a thread of the store's. Raises what is to be answered."""

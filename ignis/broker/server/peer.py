@@ -1,0 +1,91 @@
+"""A connection as those see it who deliver to it, renew for it, and look after what it holds. `Session` is one."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from ignis.broker.protocol.in_flight import InFlight, Run
+from ignis.broker.server.context import ApplicationContext
+from ignis.native.wire import FrameReader
+from ignis.storage.base import Owner
+
+__all__ = ["Peer"]
+
+
+class Peer(Protocol):
+    """One connection. Belongs to the event loop; ``owner`` never changes once the client is known."""
+
+    owner: Owner
+    """In whose name its claims are made."""
+    held: InFlight
+    """What it was given and has not accounted for."""
+    closed: bool
+
+    def uses(self, application: ApplicationContext) -> bool:
+        """Whether its client is one of this application's."""
+
+    # -- out
+
+    @property
+    def takes_deliveries(self) -> bool:
+        """Whether it reads what it is sent."""
+
+    def answer(self, command: int, request_id: int, payload: bytes) -> None:
+        """The answer to one pending request."""
+
+    def answer_run(self, count: int, frames: bytes | memoryview) -> None:
+        """Ready-made frames that end so many pending requests."""
+
+    def result(self, request_id: int, value: Any) -> None:
+        """`answer` with a value."""
+
+    def refuse(self, request_id: int, exc: BaseException) -> None:
+        """The error that answers one pending request."""
+
+    def deliver(self, frame: memoryview) -> None:
+        """Messages for a subscription: no pending request ends with them."""
+
+    def fail_stream(self, request_id: int, exc: BaseException) -> None:
+        """The end of a subscription by the broker."""
+
+    def flush(self) -> None:
+        """What was written goes out now."""
+
+    def abort(self) -> None:
+        """Closes the connection now."""
+
+    # -- in
+
+    @property
+    def arriving(self) -> FrameReader:
+        """What was read and is no frame yet."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether it is not read, on purpose."""
+
+    def pause(self, reason: str) -> None:
+        """It is not read any more, until every reason for that is gone."""
+
+    def resume(self, reason: str) -> None:
+        """One reason is gone."""
+
+    # -- what it holds
+
+    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
+        """It was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
+
+    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
+        """It holds these of the magazine, and nothing else."""
+
+    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
+        """It holds these no longer; returns what it did hold of them."""
+
+    def take_up(self, magazine: str, runs: list[Run]) -> None:
+        """Its client held these on an earlier connection."""
+
+    def let_go(self, magazine: str, runs: list[Run]) -> None:
+        """Its client accounted for these."""
+
+    def delivered(self, magazine: str) -> list[Run]:
+        """What it holds of the magazine and did not claim by itself."""

@@ -1,0 +1,37 @@
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from typing_extensions import disjoint_base
+
+WENT_ON: int
+ANSWERED: int
+RAISED: int
+UNREADABLE: int
+
+@final
+class Progress:
+    at_id: int
+    returning: bool
+
+@disjoint_base
+class Delivery:
+    _messages: Any
+    body: Any
+    queue: str
+    attempt: int
+    resources: Mapping[str, Any]
+    _items: dict[str, Any] | None
+    def __init__(self, messages: Any, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]) -> None: ...
+
+def handle_records(
+    fn: Callable[..., Any],
+    decode: Callable[[bytes], Any] | None,
+    kind: type[Delivery] | None,
+    queue: str,
+    resources: Mapping[str, Any],
+    records: Sequence[bytes],
+    at: int,
+    first_id: int,
+    progress: Progress,
+    until_s: float,
+) -> tuple[int, int, Any, float]: ...

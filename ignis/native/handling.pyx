@@ -1,0 +1,142 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, auto_pickle=False, annotation_typing=False
+"""The innermost loop of a worker: from one record to the next while nothing happens that somebody must be told of."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uint8_t, uint64_t
+
+from ignis.native.record cimport Record, ign_record, ign_record_decode
+from ignis.native.wait cimport ign_now_ns
+
+include "_errors.pxi"
+
+cdef extern from *:
+    """
+    /* The exception that was raised, with its traceback, which no frame of this file is added to: the handler's come first. */
+    static PyObject *ignis_raised(void)
+    {
+    #if PY_VERSION_HEX >= 0x030C0000
+        return PyErr_GetRaisedException();
+    #else
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (trace != NULL)
+            PyException_SetTraceback(value, trace);
+        Py_XDECREF(trace);
+        Py_XDECREF(type);
+        return value;
+    #endif
+    }
+    static PyObject *ignis_new(PyObject *type, PyObject *nothing)
+    {
+        return ((PyTypeObject *)type)->tp_new((PyTypeObject *)type, nothing, NULL);
+    }
+    """
+    object ignis_raised()
+    object ignis_new(object type, object nothing)
+
+cdef extern from "Python.h":
+    const size_t PY_VECTORCALL_ARGUMENTS_OFFSET
+    PyObject *Py_None
+    PyObject *Py_True
+    PyObject *PyObject_Vectorcall(PyObject *call, PyObject **arguments, size_t count, PyObject *names)
+
+WENT_ON = 0
+ANSWERED = 1
+RAISED = 2
+UNREADABLE = 3
+
+cdef tuple _NOTHING = ()
+
+
+@cython.final
+@cython.no_gc
+cdef class Progress:
+    """Where a worker is, for other threads to read, and what they want of it."""
+
+    def __reduce__(self):
+        raise TypeError("a Progress cannot be pickled or copied")
+
+
+cdef class Delivery:
+    """What a call of a handler is told: the base of `ignis.Context`, made without a call of the interpreter's."""
+
+    def __init__(self, messages, body, queue, attempt, resources):
+        self._messages = messages
+        self.body = body
+        self.queue = queue
+        self.attempt = attempt
+        self.resources = resources
+        self._items = None
+
+
+cdef inline Delivery delivery_of(type kind, bytes data, object body, object queue, object resources):
+    cdef Delivery made = <Delivery?>ignis_new(kind, _NOTHING)
+    made._messages = Record.__new__(Record, data)
+    made.body = body
+    made.queue = queue
+    made.attempt = 1
+    made.resources = resources
+    made._items = None
+    return made
+
+
+def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, long long first_id, Progress progress not None,
+                   double until_s):
+    """Calls the handler for the records from ``at`` on, until there is something to tell.
+
+    Args:
+        decode: from a body's bytes to the body; None = it is the bytes. May raise UnreadableMessageError.
+        kind: the class of contexts, a subclass of `Delivery`; None for a handler that takes the body alone.
+        records: a list of bytes.
+        first_id: the id of the first record of the list; ``progress.at_id`` is always that of the record that is being handled.
+        until_s: monotonic time; it is looked at behind each call.
+
+    Returns (place, what, value, monotonic time at which that call began): `WENT_ON`: the place is that of the next record, for the time is
+    over, ``progress.returning`` was set, or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
+    True, whose call `RAISED` the value, or that is `UNREADABLE` and was not handed to the handler.
+    """
+    cdef list held = records if type(records) is list else list(records)
+    cdef Py_ssize_t count = len(held)
+    cdef uint64_t now = ign_now_ns(), until = <uint64_t>(until_s * 1e9)
+    cdef PyObject *arguments[3]
+    cdef PyObject *answer
+    cdef size_t given = (1 if kind is None else 2) | PY_VECTORCALL_ARGUMENTS_OFFSET
+    cdef ign_record record
+    cdef bytes data
+    cdef object body, context = None, value
+    arguments[0] = NULL
+    while at < count and not progress.returning:
+        progress.at_id = first_id + at
+        data = held[at]
+        if data is None:
+            raise TypeError("a record is bytes, not None")
+        if ign_record_decode(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), &record) != IGN_OK:
+            return at, UNREADABLE, None, now / 1e9
+        body = PyBytes_FromStringAndSize(<const char *>record.body, <Py_ssize_t>record.body_len)
+        if decode is not None:
+            try:
+                body = decode(body)
+            except _errors.UnreadableMessageError:
+                return at, UNREADABLE, None, now / 1e9
+        arguments[1] = <PyObject *>body
+        if kind is not None:
+            context = delivery_of(kind, data, body, queue, resources)
+            arguments[2] = <PyObject *>context
+        answer = PyObject_Vectorcall(<PyObject *>fn, &arguments[1], given, NULL)
+        body = context = None  # they end with the call
+        if answer == NULL:
+            return at, RAISED, ignis_raised(), now / 1e9
+        if answer != Py_None and answer != Py_True:
+            value = <object>answer
+            Py_DECREF(value)
+            return at, ANSWERED, value, now / 1e9
+        Py_DECREF(<object>answer)
+        at += 1
+        now = ign_now_ns()
+        if now >= until:
+            break
+    return at, WENT_ON, None, now / 1e9
