@@ -136,7 +136,7 @@ def drain_with_consumers(address: str, consumers: int, result: Result) -> None:
         calls = app.store.connection.calls
         before, began = calls.total(), time.perf_counter()
         app.start()
-        while queue.consumer.counts["handled"] < MESSAGES and time.perf_counter() - began < _LIMIT_S:
+        while queue.consumer.counts.handled < MESSAGES and time.perf_counter() - began < _LIMIT_S:
             time.sleep(0.001)
         elapsed, used = time.perf_counter() - began, calls.total() - before
         left = queue.main.pending() + queue.main.in_flight()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import queue as queues_
@@ -27,17 +26,18 @@ from ignis.config import (
     check_text,
     check_timeout,
     check_whole,
-    given_names,
     load_file,
     naming,
     resolve,
     shown,
     url_named,
 )
-from ignis.consumer import PROCESS, REMOVAL, Consumer
+from ignis.consumer import PROCESS, REMOVAL
 from ignis.consumer.handler import Middleware
 from ignis.consumer.handler_form import check_callable
 from ignis.consumer.handler_pattern import HandlerTemplate
+from ignis.context import AppContext
+from ignis.control.redelivery import take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
 from ignis.control.sweeper import Sweeper, SweepResult
 from ignis.errors import (
@@ -57,6 +57,7 @@ from ignis.message import MAX_HEADERS_BYTES, BodyCodec
 from ignis.native import pool_classes
 from ignis.publisher import end_publishers, pending_messages
 from ignis.queue import Queue
+from ignis.queue_table import QueueTable
 from ignis.stop_signals import stop_signals
 from ignis.storage import open_store
 from ignis.storage.os_errors import without_means
@@ -130,9 +131,7 @@ class Ignis:
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
-        self.refresher = Refresher(self, self.refresher_settings, clock)
         self.hooks = Hooks()
-        self.templates: list[HandlerTemplate] = []
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
         self._publisher_given = dict(publisher)
@@ -146,7 +145,6 @@ class Ignis:
         self._store: Store | None = None
         self._magazines: MagazineManager | None = None
         self._codecs: dict[tuple[Any, str, bool], BodyCodec[Any]] = {}
-        self._queues: dict[str, Queue[Any]] = {}
         self._sweeper: Sweeper | None = None
         self._deciders: Deciders | None = None
         self._running = False
@@ -162,6 +160,40 @@ class Ignis:
         self._stop_asked = False
         self._signals_seen = 0
         self._failure: BaseException | None = None
+        self.context = self._make_context()
+        """What queues need of this application."""
+        self._table = QueueTable(self.context)
+        self.refresher = Refresher(
+            self._table,
+            lambda: self.store,
+            lambda: self._running,
+            self.refresher_settings,
+            stop_timeout_s=self.consumer_settings.stop_timeout_s,
+            schedule=lambda: self.clock,
+            clock=clock,
+        )
+
+    def _make_context(self) -> AppContext:
+        refresher = self.refresher_settings
+        return AppContext(
+            app=self,
+            file=self.file,
+            hooks=self.hooks,
+            layers=self.layers,
+            resources=self.resources,
+            consumer_settings=self.consumer_settings,
+            look_s=refresher.watch_s or refresher.interval_s,
+            store=lambda: self.store,
+            magazines=lambda: self.magazines,
+            clock=lambda: self.clock,
+            publisher_settings=self.publisher_settings,
+            paused=lambda: self.paused,
+            take_back=self._take_back,
+            sweep=self.sweep_queue,
+            start_late=self._start_late,
+            failed=self._consumer_failed,
+            close=self.close_quietly,
+        )
 
     # -- parts
 
@@ -208,30 +240,16 @@ class Ignis:
             InvalidNameError, ConfigError; QueueMismatchError when asked for again with another type or settings, unless
                 the application was closed in between.
         """
-        name = check_name(name)
-        with self._lock:
-            known = self._queues.get(name)
-            if known is None:
-                known = self._queues[name] = Queue(self, name, type, settings)
-            elif (type is not None and type is not known.type) or settings:
-                fresh: Queue[Any] = Queue(self, name, type if type is not None else known.type, settings)
-                if known.opened and "message_expiry_s" not in given_names(
-                    QueueSettings, settings, self.file, name=name
-                ):
-                    # Where nobody says, the store does, once the queue is open.
-                    fresh.take_expiry_of(known)
-                if fresh.type is not known.type or (settings and fresh.settings != known.settings):
-                    if known.unused:
-                        known.reset(fresh)
-                        return known
-                    raise QueueMismatchError(
-                        f"queue {name!r} was made before with {_differences(known, fresh, bool(settings))}"
-                    )
-            return known
+        return self._table.get(name, type, settings)
 
     def queues(self) -> list[Queue[Any]]:
         """The queues made in this process."""
-        return list(self._queues.values())
+        return self._table.all()
+
+    @property
+    def templates(self) -> Sequence[HandlerTemplate]:
+        """The handlers that were registered with `handler`."""
+        return self._table.templates
 
     def remove_queue(self, name: str, *, force: bool = False) -> None:
         """Removes a queue from the store: settings, messages and sideline. Durable on return. Thread-safe.
@@ -251,7 +269,7 @@ class Ignis:
             StoreUnreachableError.
         """
         name = check_queue_name(name)
-        queue = self._queues.get(name)
+        queue = self._table.find(name)
         consumer = None if queue is None else queue.consumer
         if consumer is not None:
             consumer.pause(REMOVAL)
@@ -264,7 +282,7 @@ class Ignis:
         if queue is not None:
             queue.note_removed()
             queue.stop(self.consumer_settings.stop_timeout_s)
-            self.discard(queue)
+            self._table.discard(queue)
         for magazine in (name, name + SIDELINE_SUFFIX):
             self.magazines.forget(magazine)
 
@@ -312,7 +330,7 @@ class Ignis:
             )
         most_bytes, most_headers_bytes = 1 << 20, MAX_HEADERS_BYTES
         if record is not None:
-            queue = self._queues.get(of)
+            queue = self._table.find(of)
             settings = queue.settings if queue is not None else resolve(QueueSettings, {}, self.file, name=of)
             most_bytes, most_headers_bytes = settings.max_message_bytes, settings.max_headers_bytes
             _same(of, "durability", record.durability, durability)
@@ -382,36 +400,36 @@ class Ignis:
         check_text(handler_type, "handler_type")
 
         def register(fn: F) -> F:
-            self.templates.append(
-                HandlerTemplate(self, fn, pattern=pattern, handler_type=handler_type, type=type, options=options)
+            most = self.consumer_settings.max_consumers
+            self._table.add_template(
+                HandlerTemplate(
+                    fn, pattern=pattern, handler_type=handler_type, type=type, options=options, max_consumers=most
+                )
             )
-            self.start_late()
+            self._start_late()
             return fn
 
         return register
 
-    def start_late(self, queues: Sequence[Queue[Any]] = ()) -> None:
-        """Runs what was registered while the application runs: these queues, or without any those that a pattern fits."""
+    def _start_late(self, name: str | None = None) -> None:
+        """Runs what was registered while the application runs: the queue of that name, or those that a pattern fits."""
         if not self._running:
             return
-        names = ", ".join(queue.name for queue in queues) or "a pattern of queues"
         log.warning(
-            "a handler of %s was registered after the start: it runs from now on; register before app.start()", names
+            "a handler of %s was registered after the start: it runs from now on; register before app.start()",
+            name or "a pattern of queues",
         )
-        if not queues:
+        if name is None:
             try:
                 self.refresh()
             except IgnisError as exc:
                 log.warning("the queues that it fits are found by the refresher's next pass: %s", exc)
-        for queue in queues:
-            if self.refresher.may_run(queue.name):
-                queue.start()
+        elif self.refresher.may_run(name) and (queue := self._table.find(name)) is not None:
+            queue.start()
 
-    def discard(self, queue: Queue[Any]) -> None:
-        """Forgets a queue object that was made for a found queue."""
-        with self._lock:
-            if self._queues.get(queue.name) is queue:
-                del self._queues[queue.name]
+    def _take_back(self, name: str) -> None:
+        if self.sweeper_settings.dead_owners:
+            take_back(self.store, name)
 
     def after_publish(self, fn: AfterPublish) -> AfterPublish:
         """Decorator: ``fn(queue, count)`` after so many messages became durable, in the thread that stored them. What it
@@ -470,7 +488,7 @@ class Ignis:
             except TypeError:
                 raise ConfigError(f"queues = {shown(queues)} is not a list of names") from None
         with self._lock:
-            chosen = [queue for queue in self._queues.values() if queue.spec is not None]
+            chosen = [queue for queue in self._table.all() if queue.spec is not None]
             if queues is not None:
                 wanted = set(queues)
                 missing = wanted - {queue.name for queue in chosen}
@@ -587,8 +605,8 @@ class Ignis:
             os._exit(130)
         self.request_stop()
 
-    def consumer_failed(self, consumer: Consumer, exc: BaseException) -> None:
-        """Called by a consumer that cannot go on."""
+    def _consumer_failed(self, exc: BaseException) -> None:
+        """A consumer cannot go on."""
         self._failure = exc
         self.request_stop()
 
@@ -642,9 +660,7 @@ class Ignis:
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
             deciders, self._deciders = self._deciders, None
-            self._queues = {name: queue for name, queue in self._queues.items() if queue.template is None}
-            for queue in self._queues.values():
-                queue.reset()
+            self._table.reset()
             self.refresher.reset()
             self.paused = False
             if deciders is not None:
@@ -708,17 +724,3 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _differences(known: Queue[Any], fresh: Queue[Any], of_settings: bool) -> str:
-    """What the first has and the second asks for, where they are not the same."""
-    found = [("type", known.type, fresh.type)] if fresh.type is not known.type else []
-    for spec in dataclasses.fields(fresh.settings) if of_settings else ():
-        old, new = getattr(known.settings, spec.name), getattr(fresh.settings, spec.name)
-        if old != new:
-            found.append((spec.name, old, new))
-    return ", ".join(f"{name} = {_said(old)}, now asked for with {_said(new)}" for name, old, new in found)
-
-
-def _said(value: Any) -> str:
-    return value.__qualname__ if isinstance(value, type) else shown(value)

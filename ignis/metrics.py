@@ -19,58 +19,24 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector as BaseCollector
 
+from ignis.figures import CONSUMER, QUEUE, SHOVEL, Figure
 from ignis.message import REASONS
 
 __all__ = ["Collector", "Exposition", "FigureCollector"]
 
 Stats = Mapping[str, Any]
-Figure = tuple[str, Mapping[str, str], float]
+Labelled = tuple[str, Mapping[str, str], float]
 """(name, labels, value)."""
 
-# name, where it is in a queue's figures, what it says
-_GAUGES = (
-    ("ignis_queue_pending", ("pending",), "Messages that wait in the queue."),
-    ("ignis_queue_sideline", ("sideline",), "Messages that wait in the sideline."),
+# (where it is in a queue's figures, what it is)
+_FIGURES = (
+    *(((one.name,), one) for one in QUEUE if one.metric),
+    *((("shovel", one.name), one) for one in SHOVEL if one.metric),
+    *((("consumer", one.name), one) for one in CONSUMER if one.metric),
     (
-        "ignis_sideline_waiting",
-        ("shovel", "waiting"),
-        "Messages in the sideline that only a person brings back, at the last pass here.",
-    ),
-    ("ignis_inflight_count", ("in_flight",), "Messages claimed and not finished, by anybody."),
-    ("ignis_oldest_age_seconds", ("oldest_age_s",), "Age of the oldest waiting message; 0 when none waits."),
-    ("ignis_queue_paused", ("paused",), "1 while the fleet's consumers are paused."),
-    ("ignis_consumers", ("consumer", "concurrency"), "Workers asked for here."),
-    ("ignis_lost_threads", ("consumer", "lost_threads"), "Threads given up that still run here."),
-    ("ignis_failed_starts", ("consumer", "failed_starts"), "Worker processes in a row that could not start here."),
-    (
-        "ignis_direct_used_bytes",
-        ("consumer", "in_flight_bytes"),
-        "Bytes of messages in memory here, claimed, not finished.",
-    ),
-    (
-        "ignis_timeout_count",
         ("consumer", "sidelined_timeout"),
-        "Handler calls here that overran their time; only rises.",
+        Figure("", False, "ignis_timeout_count", "Handler calls here that overran their time; only rises."),
     ),
-)
-_COUNTERS = (
-    ("ignis_published", ("published",), "Messages made durable here."),
-    ("ignis_consumed", ("consumer", "handled"), "Messages handled or dropped here, and acknowledged."),
-    ("ignis_shovelled", ("shovel", "moved"), "Messages brought back from the sideline here."),
-    ("ignis_returned", ("shovel", "returned"), "Of these: by the schedule."),
-    ("ignis_swept", ("swept",), "Abandoned messages that any sweeper recovered."),
-    ("ignis_expired", ("expired",), "Messages that ran out of time in the queue, whoever retired them."),
-    ("ignis_sideline_expired", ("sideline_expired",), "Messages that ran out of time in the sideline, likewise."),
-    ("ignis_claims", ("consumer", "claims"), "Claims that found something here."),
-    ("ignis_claimed_messages", ("consumer", "fetched"), "Messages in those claims."),
-    (
-        "ignis_late_acknowledgements",
-        ("consumer", "late_acks"),
-        "Messages taken away while they were being handled here.",
-    ),
-    ("ignis_acknowledgement_errors", ("consumer", "ack_errors"), "Acknowledgements that the store refused at first."),
-    ("ignis_claim_errors", ("consumer", "fetch_errors"), "Claims that the store refused at first."),
-    ("ignis_worker_deaths", ("consumer", "worker_deaths"), "Worker processes of pool=process that died."),
 )
 _SIDELINED = "sidelined_"
 
@@ -117,7 +83,7 @@ class FigureCollector(BaseCollector):
         says: what each name means.
     """
 
-    def __init__(self, figures: Callable[[], Iterable[Figure]], says: Mapping[str, str]) -> None:
+    def __init__(self, figures: Callable[[], Iterable[Labelled]], says: Mapping[str, str]) -> None:
         self._figures = figures
         self._says = says
 
@@ -162,14 +128,14 @@ def _value(figures: Stats, path: tuple[str, ...]) -> float | None:
 
 
 def _of_queues(queues: list[Stats]) -> Iterable[Metric]:
-    for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for name, path, says in rows:
-            family = kind(name, says, labels=["queue"])
-            for one in queues:
-                value = _value(one, path)
-                if value is not None:
-                    family.add_metric([one["queue"]], value)
-            yield family
+    for path, figure in _FIGURES:
+        kind = CounterMetricFamily if figure.rises else GaugeMetricFamily
+        family = kind(figure.metric, figure.says, labels=["queue"])
+        for one in queues:
+            value = _value(one, path)
+            if value is not None:
+                family.add_metric([one["queue"]], value)
+        yield family
     sidelined = CounterMetricFamily("ignis_sidelined", "Messages set aside here.", labels=["queue", "reason"])
     spent = SummaryMetricFamily("ignis_handler_duration_seconds", "Time in handlers here.", labels=["queue"])
     for one in queues:

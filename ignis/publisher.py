@@ -8,7 +8,6 @@ that is far away a few transactions are on their way at a time, in order.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import itertools
 import logging
 import threading
@@ -25,6 +24,7 @@ from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
+from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
 from ignis.storage.pending_load import PendingLoad
 
@@ -87,6 +87,7 @@ class Publisher(Generic[M]):
         self._hurry = threading.Event()
         self._awaited = 0  # the last message that somebody waits for: up to there no lingering
         self._flusher: threading.Thread | None = self._start_flusher()
+        at_exit(_flush_at_exit)
         _open.add(self)
 
     def _open_outbox(self) -> Outbox:
@@ -400,7 +401,6 @@ def end_publishers(magazines: MagazineStore, timeout: float | None = None) -> No
             log.error("%d message(s) for %s: %s", publisher.pending, publisher.magazine.name, exc)
 
 
-@atexit.register
 def _flush_at_exit() -> None:
     """A publisher that nobody closed still gets its messages stored when the interpreter ends normally."""
     for publisher in list(_open):

@@ -10,7 +10,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
 from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
@@ -26,8 +26,11 @@ from ignis.config import (
 from ignis.consumer import FLEET, PROCESS, START, Consumer
 from ignis.consumer.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
 from ignis.consumer.handler_form import check_callable
-from ignis.control.redelivery import Recovered, recover_dead
-from ignis.errors import ConfigError, IgnisError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
+from ignis.consumer.handler_pattern import HandlerTemplate
+from ignis.consumer.registered import Registered, note_handler
+from ignis.context import AppContext, QueueContext
+from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
+from ignis.figures import depths
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
@@ -36,11 +39,7 @@ from ignis.registration import Registration
 from ignis.shovel import Shovel
 from ignis.storage.base import QueueRecord, QueueStore
 from ignis.storage.os_errors import without_means
-
-if TYPE_CHECKING:
-    from ignis.app import Ignis
-    from ignis.consumer.handler_pattern import HandlerTemplate
-    from ignis.control.sweeper import SweepResult
+from ignis.sweep_result import SweepResult
 
 __all__ = ["DECLARED", "Queue"]
 
@@ -60,8 +59,8 @@ class Queue(Generic[M]):
     In a child after ``fork`` every call raises ForkedHandleError: make a new application object there.
     """
 
-    def __init__(self, app: Ignis, name: str, type: Any, settings: dict[str, Any]) -> None:
-        self.app = app
+    def __init__(self, app: AppContext, name: str, type: Any, settings: dict[str, Any]) -> None:
+        self._app = app
         self.name = check_queue_name(name)
         self.type = type
         self._given = {key: value for key, value in settings.items() if value is not None}
@@ -75,7 +74,7 @@ class Queue(Generic[M]):
         self._middleware: list[Middleware] = []
         self.spec: HandlerSpec | None = None
         self.consumer: Consumer | None = None
-        self.shovel = Shovel(self)
+        self.shovel = Shovel(self.name, self.context)
         self.published = 0
         self._past: Counter[str] = Counter()
         self._awaited: AsyncPublisher[M] | None = None
@@ -87,6 +86,25 @@ class Queue(Generic[M]):
         """What made this queue when it was found in the store; None for one that the code names."""
 
     # -- what it is made of
+
+    @property
+    def app(self) -> Any:
+        """The application that made it."""
+        return self._app.app
+
+    def context(self) -> QueueContext[M]:
+        """What its consumer and its shovel work with, as it is now. Opens the queue."""
+        main, sideline = self.main, self.sideline
+        return QueueContext(
+            self.name,
+            main,
+            sideline,
+            self._codec,
+            self._settings,
+            self._app.store(),
+            self._app.clock(),
+            self._app.hooks,
+        )
 
     @property
     def settings(self) -> QueueSettings:
@@ -125,12 +143,12 @@ class Queue(Generic[M]):
                 if not self._registration.removed:
                     return
                 for name in (self.name, self.name + SIDELINE_SUFFIX):
-                    self.app.magazines.forget(name)
-            queues = self.app.store.queues
+                    self._app.magazines().forget(name)
+            queues = self._app.store().queues
             stored = queues.get(self.name)
             if stored is not None:
                 self._settings = resolve(
-                    QueueSettings, self._given, self.app.file, name=self.name, stored=_settings_of(stored)
+                    QueueSettings, self._given, self._app.file, name=self.name, stored=_settings_of(stored)
                 )
                 if self._settings.durability != stored.durability:
                     raise QueueMismatchError(
@@ -148,16 +166,16 @@ class Queue(Generic[M]):
                     )
                 if self._codec.name != stored.codec:
                     self._codec = BodyCodec(self._type_for(stored.codec), stored.codec, self._settings.strict)
-            elif "message_expiry_s" not in given_names(QueueSettings, self._given, self.app.file, name=self.name):
+            elif "message_expiry_s" not in given_names(QueueSettings, self._given, self._app.file, name=self.name):
                 # As the store has it: where others share the queue they count on it.
-                expiry_s = min(self.app.store.message_expiry_s, self._settings.queue_expiry_s)
+                expiry_s = min(self._app.store().message_expiry_s, self._settings.queue_expiry_s)
                 self._settings = dataclasses.replace(self._settings, message_expiry_s=expiry_s)
             magazines = self._declared()
             if stored is not None:
                 self._warn_of_changes(stored)
             record = self._register(queues, stored)
             if self.spec is not None:
-                self.spec.concurrency = min(record.concurrency, self.app.consumer_settings.max_consumers)
+                self.spec.concurrency = min(record.concurrency, self._app.consumer_settings.max_consumers)
             self._main, self._sideline = magazines
             self._main.registration = self._registration
             self._registration.opened()
@@ -170,10 +188,10 @@ class Queue(Generic[M]):
         try:
             return self._magazine(self.name), self._magazine(self.name + SIDELINE_SUFFIX)
         except QueueMismatchError as exc:
-            if "shards" in given_names(QueueSettings, self._given, self.app.file, name=self.name):
+            if "shards" in given_names(QueueSettings, self._given, self._app.file, name=self.name):
                 raise QueueMismatchError(f"{exc}; {self._remedy('shards')}") from exc
             names = (self.name, self.name + SIDELINE_SUFFIX)
-            shards = max(self.app.magazines.stored_shards(name) or 0 for name in names)
+            shards = max(self._app.magazines().stored_shards(name) or 0 for name in names)
             if shards <= self._settings.shards:
                 raise
             log.warning("queue %s has %d shards, its record says %d", self.name, shards, self._settings.shards)
@@ -199,7 +217,7 @@ class Queue(Generic[M]):
 
     def _magazine(self, name: str) -> Magazine[M]:
         settings = self._settings
-        return self.app.magazines.get(
+        return self._app.magazines().get(
             name,
             self._codec,
             shards=settings.shards,
@@ -220,8 +238,7 @@ class Queue(Generic[M]):
         return self._main is not None
 
     def _new_registration(self) -> Registration:
-        settings = self.app.refresher_settings
-        return Registration(lambda: self.app.store.queues, self.name, settings.watch_s or settings.interval_s)
+        return Registration(lambda: self._app.store().queues, self.name, self._app.look_s)
 
     def note_removed(self) -> None:
         """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
@@ -262,9 +279,9 @@ class Queue(Generic[M]):
     ) -> QueueRecord:
         """Stores what this process knows of the queue; ``describe`` says what that is of a queue that is there: all."""
         if stored is None:
-            record = QueueRecord(self.name, created_at_ms=int(self.app.clock() * 1000))
+            record = QueueRecord(self.name, created_at_ms=int(self._app.clock()() * 1000))
             self._describe(record)
-            queues.chosen(self.name, given_names(QueueSettings, self._given, self.app.file, name=self.name))
+            queues.chosen(self.name, given_names(QueueSettings, self._given, self._app.file, name=self.name))
             queues.put(record)
             return record
         describe = describe or self._describe
@@ -363,8 +380,8 @@ class Queue(Generic[M]):
         """After every batch that was made durable, by whatever way it came."""
         with self._counting:
             self.published += count
-        if self.app.hooks.after_publish:
-            self.app.hooks.published(self.name, count)
+        if self._app.hooks.after_publish:
+            self._app.hooks.published(self.name, count)
 
     def apublish(
         self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
@@ -420,8 +437,8 @@ class Queue(Generic[M]):
         return self._new_publisher(settings)
 
     def _new_publisher(self, settings: dict[str, Any], on_placed: OnPlaced | None = None) -> Publisher[M]:
-        main, chosen = self.main, self.app.publisher_settings(settings)
-        own: Publisher[M] | None = self.app.store.open_publisher(main, chosen)
+        main, chosen = self.main, self._app.publisher_settings(settings)
+        own: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
         if own is not None:
             return own
         with without_means(f"publisher of queue {self.name!r}"):
@@ -479,7 +496,7 @@ class Queue(Generic[M]):
 
         def register(target: F) -> F:
             self.add_handler(target, options)
-            self.app.start_late([self])
+            self._app.start_late(self.name)
             return target
 
         return register if fn is None else register(fn)
@@ -489,7 +506,7 @@ class Queue(Generic[M]):
         with self._lock:
             if self.spec is not None:
                 raise ConfigError(f"queue {self.name!r} has a handler already: {self.spec.name}")
-            spec = make_spec(fn, self.name, self.type, options, self.app.consumer_settings.max_consumers)
+            spec = make_spec(fn, self.name, self.type, options, self._app.consumer_settings.max_consumers)
             spec.check_middleware(self.layers)
             if not declares:
                 spec.declared = None
@@ -497,19 +514,14 @@ class Queue(Generic[M]):
             if self._main is not None:
                 # It was used before it had a handler: what is stored since then does not know what the code asks for.
                 try:
-                    queues = self.app.store.queues
+                    queues = self._app.store().queues
                     record = self._register(queues, queues.get(self.name), self._describe_handler)
                 except BaseException:
                     self.spec = None
                     raise
                 spec.concurrency = min(record.concurrency, spec.max_consumers)
             if spec.pool == "process":
-                self._leave_note(fn, spec)
-
-    def _leave_note(self, fn: Callable[..., Any], spec: HandlerSpec) -> None:
-        """Tells a worker process, which imports the function, to which queue it belongs and how it is to be run."""
-        notes: dict[str, tuple[Queue[Any], HandlerSpec]] = vars(fn).setdefault("__ignis_handlers__", {})
-        notes[self.name] = (self, spec)
+                note_handler(fn, Registered(spec, lambda codec: self.make_runner(spec, codec), self._app.close))
 
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
@@ -517,7 +529,7 @@ class Queue(Generic[M]):
         handler runs already: its workers would not know of the layer."""
         check_callable(layer, "middleware", "ctx, call_next")
         self.check_not_running(layer)
-        self.check_middleware(self.app.layers, layer)
+        self.check_middleware(self._app.layers, layer)
         self._middleware.append(layer)
         return layer
 
@@ -537,7 +549,7 @@ class Queue(Generic[M]):
     @property
     def layers(self) -> list[Middleware]:
         """The middleware round the handler, the outermost first: the application's, then the queue's."""
-        return [*self.app.layers, *self._middleware]
+        return [*self._app.layers, *self._middleware]
 
     def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
         """What calls the handler: the application's middleware outside, the queue's within.
@@ -549,7 +561,7 @@ class Queue(Generic[M]):
         if codec is not None and codec != self._codec.name:
             self._codec = BodyCodec(self._type_for(codec), codec, self._settings.strict)
         spec.middleware = [*outermost, *self.layers]
-        return Runner(spec, self._codec, self.app.resources)
+        return Runner(spec, self._codec, self._app.resources)
 
     @property
     def consumers(self) -> int:
@@ -569,7 +581,7 @@ class Queue(Generic[M]):
     def _change_consumers(self, by: int) -> int:
         if self.spec is None:
             raise ConfigError(f"queue {self.name!r} has no handler here")
-        limit = self.app.consumer_settings.max_consumers
+        limit = self._app.consumer_settings.max_consumers
         if self._main is None:
             count = check_consumers(self.spec.concurrency + by, limit)
             self.spec.declared = count  # nothing is stored yet: this is what the code asks for
@@ -578,7 +590,7 @@ class Queue(Generic[M]):
             def change(record: QueueRecord) -> None:
                 record.concurrency = check_consumers(record.concurrency + by, limit)
 
-            count = self.app.store.queues.update(self.name, change).concurrency
+            count = self._app.store().queues.update(self.name, change).concurrency
         self.set_local_consumers(count)
         return count
 
@@ -587,7 +599,7 @@ class Queue(Generic[M]):
         count = check_whole(count, "count", 0)
         if self.spec is None:
             return
-        limit = self.app.consumer_settings.max_consumers
+        limit = self._app.consumer_settings.max_consumers
         if count > limit:
             log.warning(
                 "%s is to have %d consumers, here are at most %d (consumer.max_consumers)", self.name, count, limit
@@ -606,15 +618,15 @@ class Queue(Generic[M]):
         """
         with self._life:
             if self.opened and not self._registration.removed:
-                stored = self.app.store.queues.get(self.name)
+                stored = self._app.store().queues.get(self.name)
                 self.set_local_pause(stored is not None and PAUSED in stored.extra)
             self.open()
             if self.consumer is None and self.spec is not None:
-                self._take_back()
-                consumer = Consumer(self, self.spec, self.app.consumer_settings)
+                self._app.take_back(self.name)
+                consumer = self._new_consumer(self.spec)
                 if held:
                     consumer.pause(START)
-                if self.app.paused:
+                if self._app.paused():
                     consumer.pause(PROCESS)
                 if self.paused:
                     consumer.pause(FLEET)
@@ -628,22 +640,10 @@ class Queue(Generic[M]):
         if consumer is not None:
             consumer.resume(START)
 
-    def _take_back(self) -> None:
-        """What provably dead processes had claimed goes to the sideline now: nobody need wait for the sweeper's first pass."""
-        if not self.app.sweeper_settings.dead_owners:
-            return
-        store = self.app.store
-        try:
-            record = store.queues.get(self.name)
-            found = Recovered() if record is None else recover_dead(store, record)
-        except IgnisError as exc:
-            log.warning("what dead processes held of %s is left to the sweeper: %s", self.name, exc)
-            return
-        if found.sidelined or found.returned:
-            log.warning(
-                "dead processes held messages of %s: %d are in its sideline now, %d back there",
-                self.name, found.sidelined, found.returned,
-            )  # fmt: skip
+    def _new_consumer(self, spec: HandlerSpec) -> Consumer:
+        return Consumer(
+            self.context(), spec, self._app.consumer_settings, lambda: self.make_runner(spec), self._app.failed
+        )
 
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
@@ -654,7 +654,7 @@ class Queue(Generic[M]):
             if consumer is not None:
                 clean = consumer.stop(timeout)
                 self.consumer = None
-                self._past.update(consumer.totals())
+                self._past.update(consumer.figures().counted())
             return clean
 
     def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
@@ -672,7 +672,7 @@ class Queue(Generic[M]):
     def sweep(self) -> SweepResult:
         """Recovers at once, by hand, what dead or stuck workers hold of this queue. Raises LockHeldError when another
         instance leads the sweeping: call it there."""
-        return self.app.sweep_queue(self.name)
+        return self._app.sweep(self.name)
 
     # -- pausing
 
@@ -695,7 +695,7 @@ class Queue(Generic[M]):
         if not self.opened:
             self.open()
         try:
-            record = store_pause(self.app.store.queues, self.name, paused)
+            record = store_pause(self._app.store().queues, self.name, paused)
         except QueueNotFoundError as exc:
             raise self._registration.explain(exc) from exc
         self.set_local_pause(PAUSED in record.extra)
@@ -766,13 +766,8 @@ class Queue(Generic[M]):
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            "pending": sum(one.pending for one in main),
-            "in_flight": sum(one.in_flight for one in main),
-            "sideline": sum(one.pending for one in sideline),
-            "sideline_in_flight": sum(one.in_flight for one in sideline),
-            "expired": sum(one.expired for one in main),
-            "sideline_expired": sum(one.expired for one in sideline),
-            "oldest_age_s": None if oldest is None else max(0.0, self.app.clock() - oldest / 1e6),
+            **depths(main, sideline),
+            "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}
 

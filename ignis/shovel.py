@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.config import check_number, check_timeout, check_whole, shown
+from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
 from ignis.log_limit import LimitedLog
@@ -22,9 +23,6 @@ from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
 from ignis.storage.parts import in_parts
 from ignis.storage.records import group_pointers
 from ignis.upkeep import Timer, timers_of
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["Shovel", "ShovelResult", "waits"]
 
@@ -77,9 +75,14 @@ class Shovel:
     The schedule brings a message back ``max_returns`` times, each of which is counted in its envelope; then it waits for a
     person, and so does one whose envelope cannot be counted in. What a person calls, `run_once`, `run_until_done` and
     `start_once`, brings back whatever fits and begins the count anew.
+
+    Args:
+        name: of the queue.
+        queue: gives the queue as it is now; opens it where it is not.
     """
 
-    def __init__(self, queue: Queue[Any]) -> None:
+    def __init__(self, name: str, queue: Callable[[], QueueContext[Any]]) -> None:
+        self._name = name
         self._queue = queue
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -135,7 +138,7 @@ class Shovel:
 
     def run_scheduled(self) -> ShovelResult:
         """A pass of the schedule: what has not come back ``max_returns`` times. Where nothing may, nothing is claimed."""
-        limit = self._queue.settings.max_returns
+        limit = self._queue().settings.max_returns
         waiting = self._all_waiting(limit)
         if waiting is None:
             result = self._pass(None, None, None, None, limit)
@@ -146,7 +149,7 @@ class Shovel:
         if result.waiting > self.waiting:
             log.warning(
                 "%d message(s) in the sideline of %s do not come back by themselves any more (max_returns = %d): they wait "
-                "for a person, see 'ignis sideline'", result.waiting, self._queue.name, limit,
+                "for a person, see 'ignis sideline'", result.waiting, self._name, limit,
             )  # fmt: skip
         self.waiting = result.waiting
         return result
@@ -156,7 +159,7 @@ class Shovel:
 
         Claims nothing. What is counted is what was read: a message that fails meanwhile is the next pass's."""
         if limit <= 0:
-            return self._queue.sideline.pending()
+            return self._queue().sideline.pending()
         seen = 0
         for _, _, record in self._pending():
             if _coming_back(record, None, limit) is not None:
@@ -174,15 +177,17 @@ class Shovel:
     ) -> ShovelResult:
         """``max_returns``: of the schedule; None = by hand."""
         self._give_back()
-        pending = self._queue.sideline.pending()
+        pending = self._queue().sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else _Pace(rate, self._stop)
-        workers = 1 if rate is not None else min(self._queue.settings.shovel_concurrency, max(1, budget.left // BATCH))
+        workers = (
+            1 if rate is not None else min(self._queue().settings.shovel_concurrency, max(1, budget.left // BATCH))
+        )
         try:
             if workers <= 1:
                 results = [self._work(budget, where, pace, progress, max_returns)]
             else:
-                with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._queue.name}") as pool:
+                with ThreadPoolExecutor(workers, thread_name_prefix=f"ignis-shovel-{self._name}") as pool:
                     with roomy_stacks():
                         futures = [
                             pool.submit(self._work, budget, where, pace, progress, max_returns) for _ in range(workers)
@@ -212,12 +217,12 @@ class Shovel:
                     return result
                 log.warning(
                     "%d message(s) of %s were refused, trying again in %g s",
-                    one.refused, self._queue.name, ONE_SHOT_RETRY_S,
+                    one.refused, self._name, ONE_SHOT_RETRY_S,
                 )  # fmt: skip
             except IgnisError as exc:
                 if not exc.retryable or time.monotonic() + ONE_SHOT_RETRY_S > deadline:
                     raise
-                log.warning("shovel of %s failed, trying again in %g s: %s", self._queue.name, ONE_SHOT_RETRY_S, exc)
+                log.warning("shovel of %s failed, trying again in %g s: %s", self._name, ONE_SHOT_RETRY_S, exc)
             if self._stop.wait(ONE_SHOT_RETRY_S):
                 return result
 
@@ -238,7 +243,7 @@ class Shovel:
             if not self._running:
                 self._stop.clear()
             self._once = threading.Thread(
-                target=self._run_once_logged, args=(timeout, options), name=f"ignis-shovel-once-{self._queue.name}",
+                target=self._run_once_logged, args=(timeout, options), name=f"ignis-shovel-once-{self._name}",
                 daemon=True,
             )  # fmt: skip
             start_thread(self._once)
@@ -247,9 +252,9 @@ class Shovel:
     def _run_once_logged(self, timeout: float, options: dict[str, Any]) -> None:
         try:
             result = self.run_until_done(timeout, **options)
-            log.info("one-shot shovel of %s moved %d message(s)", self._queue.name, result.moved)
+            log.info("one-shot shovel of %s moved %d message(s)", self._name, result.moved)
         except Exception as exc:
-            log.error("one-shot shovel of %s gave up: %s", self._queue.name, exc, exc_info=exc)
+            log.error("one-shot shovel of %s gave up: %s", self._name, exc, exc_info=exc)
 
     # -- the schedule
 
@@ -281,9 +286,9 @@ class Shovel:
     def _plan(self) -> None:
         """The next pass. Interval 0 = by hand only."""
         self._unplan()
-        interval_s = self._queue.settings.shovel_interval_s
+        interval_s = self._queue().settings.shovel_interval_s
         if interval_s:
-            self._timer = timers_of(self._queue.app.clock).after(interval_s, self._scheduled)
+            self._timer = timers_of(self._queue().clock).after(interval_s, self._scheduled)
 
     def _unplan(self) -> None:
         if self._timer is not None:
@@ -298,9 +303,9 @@ class Shovel:
         try:
             result = self.run_scheduled()
             if result.moved:
-                log.info("shovelled %d message(s) of %s", result.moved, self._queue.name)
+                log.info("shovelled %d message(s) of %s", result.moved, self._name)
         except Exception as exc:
-            log_safely(log, logging.ERROR, "shovel pass of %s failed", self._queue.name, exc_info=exc)
+            log_safely(log, logging.ERROR, "shovel pass of %s failed", self._name, exc_info=exc)
         finally:
             with self._lock:
                 self._passing = False
@@ -311,7 +316,7 @@ class Shovel:
     # -- one pass
 
     def _count(self, limit: int | None, where: Where | None, progress: Progress | None) -> ShovelResult:
-        sideline, result = self._queue.sideline, ShovelResult()
+        sideline, result = self._queue().sideline, ShovelResult()
         for _, _, record in itertools.islice(self._pending(), limit):
             wanted = record is not None and _wanted(record, where)
             result.moved += wanted
@@ -322,7 +327,7 @@ class Shovel:
         return result
 
     def _pending(self) -> Iterator[tuple[int, int, bytes | None]]:
-        sideline = self._queue.sideline
+        sideline = self._queue().sideline
         after: dict[int, int] = {}
         while page := sideline.store.scan(sideline.name, after=after, limit=BATCH, pending_only=True):
             yield from page
@@ -336,7 +341,8 @@ class Shovel:
         progress: Progress | None,
         max_returns: int | None,
     ) -> ShovelResult:
-        sideline, result = self._queue.sideline, ShovelResult()
+        queue, result = self._queue(), ShovelResult()
+        sideline, owner = queue.sideline, queue.store.owner
         staying: list[tuple[int, int]] = []
         most = BATCH if pace is None else pace.batch
         fruitless = 0
@@ -345,7 +351,7 @@ class Shovel:
                 size = budget.take(most)
                 if not size:
                     break
-                fired = sideline.store.fire(sideline.name, size, self._queue.app.store.owner)
+                fired = sideline.store.fire(sideline.name, size, owner)
                 if not fired.claims:
                     fruitless += 1
                     if not fired.more or fruitless > MOST_FRUITLESS:
@@ -380,7 +386,7 @@ class Shovel:
             owed, self._owed = self._owed, []
         if not owed:
             return
-        sideline = self._queue.sideline
+        sideline = self._queue().sideline
         try:
             sideline.store.reload(sideline.name, group_pointers(owed))
         except BaseException as exc:
@@ -396,7 +402,8 @@ class Shovel:
         self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
     ) -> list[tuple[int, int]]:
         """Moves what is to be moved; returns (shard, pointer) of what stays."""
-        main, sideline = self._queue.main, self._queue.sideline
+        queue = self._queue()
+        main, sideline = queue.main, queue.sideline
         moving: list[Transfer] = []
         staying: list[tuple[int, int]] = []
         for pointer, record in zip(claim.pointers, claim.records, strict=True):
@@ -414,7 +421,7 @@ class Shovel:
                     for item in part:
                         left.pop((item.shard, item.pointer), None)
             except IgnisError as exc:
-                self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._queue.name, exc)
+                self._said.warning("%d message(s) of %s stay in the sideline: %s", len(left), self._name, exc)
                 result.refused += len(left)
                 staying += left
         return staying

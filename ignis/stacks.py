@@ -7,19 +7,22 @@ musl's has not (128 KiB, or what the interpreter was linked with), nor has glibc
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from ignis.process_hooks import FORKS
 
 __all__ = ["STACK_BYTES", "roomy_stacks", "start_thread"]
 
 STACK_BYTES = 8 << 20
 """Address space; memory is taken only for what a thread uses of it."""
 
-_lock = threading.RLock()
+_locks: dict[int, Any] = {}
+"""By the count of forks: in a child another thread of the parent may have held it."""
 
 
 def _default_has_room() -> bool:
@@ -38,7 +41,7 @@ def roomy_stacks() -> Iterator[None]:
     if _default_has_room():
         yield
         return
-    with _lock:
+    with _locks.setdefault(FORKS[0], threading.RLock()):
         # The only way to ask is to set: the answer is what was set before.
         given = threading.stack_size(STACK_BYTES)
         if given:
@@ -53,10 +56,3 @@ def start_thread(thread: threading.Thread) -> None:
     """``thread.start()``, with the room."""
     with roomy_stacks():
         thread.start()
-
-
-def _in_child() -> None:
-    globals()["_lock"] = threading.RLock()  # another thread may have held it
-
-
-os.register_at_fork(after_in_child=_in_child)

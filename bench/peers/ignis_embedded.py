@@ -101,7 +101,7 @@ class IgnisSession(Session):
         try:
             # The consumer counts what it has retired, after the store has said so. Asking the store itself that often
             # would steal from what is measured.
-            while self.queue.consumer.counts["handled"] < before and time.monotonic() < deadline:
+            while self.queue.consumer.counts.handled < before and time.monotonic() < deadline:
                 time.sleep(0.002)
             self.drained_at = time.monotonic()
             left = self.waiting()

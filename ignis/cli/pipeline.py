@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state
+from ignis.progress import Progress, make_progress
 
 if TYPE_CHECKING:
     from ignis.spark.pipeline import (
         Description,
         ExportSummary,
         IngestSummary,
-        Progress,
         SidelineReport,
-        Step,
         Target,
     )
 
@@ -69,11 +62,11 @@ def ingest_command(
     Rows that do not fit the schema go to the quarantine folder. An unfinished run is taken up first; files that were read
     by a finished run are passed over.
     """
-    from ignis.spark.pipeline import ingest, load_description
+    from ignis.spark.pipeline import Shown, ingest, load_description
 
     described = load_description(file)
     described.wanted("ingest")
-    with _session(state, described, master) as spark, _progress(state) as progress:
+    with _session(state, described, master) as spark, _progress(state) as display:
         summary = ingest(
             spark,
             described,
@@ -82,7 +75,7 @@ def ingest_command(
             everything=everything,
             new_run=new_run,
             accept_changes=accept_changes,
-            progress=progress,
+            progress=Shown(display),
         )
     _show(state, summary, "nothing new to read: every file was read by an earlier run (--all reads them again)")
     return exit_codes.OK
@@ -99,12 +92,12 @@ def export_command(state: State, file: Path, run_id: str | None, master: str) ->
 
     Messages whose body does not fit the schema go to the quarantine folder. An unfinished run is taken up first.
     """
-    from ignis.spark.pipeline import export, load_description
+    from ignis.spark.pipeline import Shown, export, load_description
 
     described = load_description(file)
     described.wanted("export")
-    with _session(state, described, master) as spark, _progress(state) as progress:
-        summary = export(spark, described, target=_target(state), run_id=run_id, progress=progress)
+    with _session(state, described, master) as spark, _progress(state) as display:
+        summary = export(spark, described, target=_target(state), run_id=run_id, progress=Shown(display))
     _show(state, summary, f"nothing is pending in {described.queue.name}")
     return exit_codes.OK
 
@@ -218,90 +211,5 @@ def _show_report(report: SidelineReport, keys: int) -> None:
         output.table(["key", "messages"], rows, title="keys with the most failures", right=["messages"])
 
 
-@contextlib.contextmanager
-def _progress(state: State) -> Iterator[Progress | None]:
-    """Bars on a terminal, lines elsewhere, nothing with ``--json``."""
-    if state.json:
-        yield None
-        return
-    console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        yield _as_progress(_Lines())
-        return
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[tasks]}")]
-    with Bars(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
-        yield _as_progress(_Bars(bars))
-
-
-def _as_progress(shown: _Lines | _Bars) -> Progress:
-    """As the pipeline wants it: the class is there only where Spark is installed."""
-    from ignis.spark.pipeline import Progress
-
-    class Shown(Progress):
-        def begin(self, step: Step) -> None:
-            shown.begin(step)
-
-        def tasks(self, step: Step, done: int, total: int) -> None:
-            shown.tasks(step, done, total)
-
-        def end(self, step: Step) -> None:
-            shown.end(step)
-
-        def note(self, text: str) -> None:
-            shown.note(text)
-
-    return Shown()
-
-
-def _ended(step: Step) -> str:
-    count = "" if step.count is None else f" {step.count:,}"
-    return f"{step.title}:{count} in {step.seconds:.1f} s"
-
-
-class _Lines:
-    """A line at the end of each step, and for a long one every ten seconds."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def note(self, text: str) -> None:
-        output.remark(text)
-
-    def begin(self, step: Step) -> None:
-        self._next = time.monotonic() + _LINE_EVERY_S
-
-    def tasks(self, step: Step, done: int, total: int) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_EVERY_S
-            output.remark(f"{step.title}: {done:,} of {total:,} tasks")
-
-    def end(self, step: Step) -> None:
-        output.remark(_ended(step))
-
-
-class _Bars:
-    """One live bar, and a line for each step that is done."""
-
-    def __init__(self, bars: Bars) -> None:
-        self._bars = bars
-        self._task: TaskID | None = None
-
-    def note(self, text: str) -> None:
-        self._bars.console.print(output.plain(text, keep="\n"), highlight=False, soft_wrap=True, markup=False)
-
-    def begin(self, step: Step) -> None:
-        self._remove()
-        self._task = self._bars.add_task(step.title, total=None, tasks="")
-
-    def tasks(self, step: Step, done: int, total: int) -> None:
-        if self._task is not None:
-            self._bars.update(self._task, completed=done, total=total, tasks=f"{done:,} of {total:,} tasks")
-
-    def end(self, step: Step) -> None:
-        self._remove()
-        self._bars.console.print(f"[green]done[/green] {_ended(step)}", highlight=False, soft_wrap=True)
-
-    def _remove(self) -> None:
-        if self._task is not None:
-            self._bars.remove_task(self._task)
-            self._task = None
+def _progress(state: State) -> contextlib.AbstractContextManager[Progress]:
+    return make_progress(quiet=state.json, line_every_s=_LINE_EVERY_S)

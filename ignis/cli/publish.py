@@ -14,14 +14,13 @@ from typing import Any, BinaryIO
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.config import check_name
 from ignis.errors import ConfigError, IgnisError, InvalidMessageError, PublishError, QueueNotFoundError
+from ignis.progress import make_progress
 from ignis.queue import Queue
 
 __all__ = ["publish"]
@@ -220,12 +219,10 @@ def _bar(state: State) -> Iterator[Show | None]:
         yield None
         return
     total = _file_bytes()
-    columns: list[ProgressColumn] = [TextColumn("{task.fields[sent]:>12,} published"), BarColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
-        task = progress.add_task("", total=total, sent=0)
+    with make_progress(quiet=False) as progress, progress.bar("publishing", total) as phase:
 
         def show(source: BinaryIO, sent: int) -> None:
-            progress.update(task, completed=0 if total is None else source.tell(), sent=sent)
+            phase.done(0 if total is None else source.tell(), says=f"{sent:,} published")
 
         yield show
 

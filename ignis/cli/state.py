@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from ignis.app import Ignis
 from ignis.config import check_name, check_sections, load_file, naming, url_named
 from ignis.errors import ConfigError, PermissionDeniedError, QueueNotFoundError
 from ignis.escaping import PlainFormatter
+from ignis.progress import make_progress
 from ignis.storage import open_store
 from ignis.storage.base import QueueRecord, Store
 from ignis.urls import redacted
@@ -118,10 +117,8 @@ def queue_record(store: Store, name: str) -> QueueRecord:
 @contextlib.contextmanager
 def counted(state: State, doing: str) -> Iterator[Callable[[int], None]]:
     """Shows on a terminal how many messages something has done; gives what it is to call with the number of more."""
-    shown = not state.json and sys.stderr.isatty()
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not shown) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda count: progress.advance(task, count)
+    with make_progress(quiet=state.json or not sys.stderr.isatty()) as progress, progress.bar(doing) as phase:
+        yield lambda more: phase.done((phase.count or 0) + more)
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

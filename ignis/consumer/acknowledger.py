@@ -9,23 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
 from ignis.consumer.sideline_items import sideline_items
+from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
+from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
 from ignis.upkeep import Timer, run_soon, timers_of
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["Acknowledger"]
 
@@ -55,10 +54,10 @@ class Acknowledger:
 
     def __init__(
         self,
-        queue: Queue[Any],
+        queue: QueueContext[Any],
         handler: str,
         settings: ConsumerSettings,
-        counts: Counter[str],
+        counts: ConsumerFigures,
         on_room: Callable[[], None],
         long_held: Callable[[], list[tuple[int, Sequence[int]]]],
     ) -> None:
@@ -193,7 +192,7 @@ class Acknowledger:
                 except (ClosedError, ForkedHandleError, StoreFailedError):
                     raise
                 except IgnisError as exc:
-                    self._counts["ack_errors"] += 1
+                    self._counts.ack_errors += 1
                     self._failing = True
                     self._said.warning("acknowledgement on %s failed, trying again: %s", self._queue.name, exc)
                     self._retry_at = time.monotonic() + self._settings.ack_retry_s
@@ -218,17 +217,17 @@ class Acknowledger:
         since: a living owner is not swept. What it has lost track of is not renewed."""
         queue = self._queue
         try:
-            record = queue.app.store.queues.get(queue.name)  # it may have been changed by others
+            record = queue.store.queues.get(queue.name)  # it may have been changed by others
             stuck_after_s = queue.settings.stuck_after_s if record is None else record.stuck_after_s
             period_s = max(stuck_after_s, 1.0) / RENEWALS
             pointers: dict[int, list[int]] = {}
             for shard, some in self._long_held() + (self._unstored() if self._failing else []):
                 pointers.setdefault(shard, []).extend(some)
             if pointers:
-                self._magazines.renew_claims(queue.main.name, pointers, queue.app.store.owner)
-                self._counts["renewals"] += 1
+                self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
+                self._counts.renewals += 1
         except IgnisError as exc:
-            self._counts["renew_errors"] += 1
+            self._counts.renew_errors += 1
             self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)
             period_s = self._settings.ack_retry_s
         self._renew_at = time.monotonic() + period_s
@@ -277,10 +276,10 @@ class Acknowledger:
         with self._lock:
             self.unacked -= asked
         self._on_room()
-        self._counts["handled"] += asked
-        self._counts["late_acks"] += asked - gone
-        if self._queue.app.hooks.after_handling:
-            self._queue.app.hooks.handled(self._queue.name, gone, 0)
+        self._counts.handled += asked
+        self._counts.late_acks += asked - gone
+        if self._queue.hooks.after_handling:
+            self._queue.hooks.handled(self._queue.name, gone, 0)
 
     def _settle_failed(self) -> None:
         queue = self._queue
@@ -324,14 +323,14 @@ class Acknowledger:
         """``left``: the numbers of those that were not transferred, failures first."""
         settled = [failure for number, (_, _, failure) in enumerate(failures) if number not in left]
         for failure in settled:
-            self._counts[f"sidelined_{failure.reason}"] += 1
+            self._counts.sidelined_by[failure.reason] += 1
         aside = sum(number + len(failures) not in left for number in range(len(corrupt)))
         if aside:
-            self._counts[f"sidelined_{REASON_CORRUPT}"] += aside
-        self._counts["sidelined"] += moved
-        self._counts["late_acks"] += len(settled) + aside - moved
+            self._counts.sidelined_by[REASON_CORRUPT] += aside
+        self._counts.sidelined += moved
+        self._counts.late_acks += len(settled) + aside - moved
         with self._lock:
             self.unacked -= len(settled)
         self._on_room()
-        if self._queue.app.hooks.after_handling and settled:
-            self._queue.app.hooks.handled(self._queue.name, 0, moved)
+        if self._queue.hooks.after_handling and settled:
+            self._queue.hooks.handled(self._queue.name, 0, moved)

@@ -10,24 +10,22 @@ import contextlib
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Worker
 from ignis.consumer.pools.leading import Leading, Tray
+from ignis.context import QueueContext
 from ignis.errors import IgnisError
+from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.native import set_spin
 from ignis.native.store import Recall
 from ignis.stacks import start_thread
 from ignis.storage.base import FireResult
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["Claims", "ThreadClaims"]
 
@@ -52,11 +50,11 @@ class Claims:
 
     def __init__(
         self,
-        queue: Queue[Any],
+        queue: QueueContext[Any],
         settings: ConsumerSettings,
         dispatcher: Dispatcher,
         in_hand: InHand,
-        counts: Counter[str],
+        counts: ConsumerFigures,
         on_error: Callable[[BaseException], None],
     ) -> None:
         self.stopping = threading.Event()
@@ -67,7 +65,7 @@ class Claims:
         self._on_error = on_error
         self._name = queue.main.name
         self._magazines = queue.main.store
-        self._owner = queue.app.store.owner
+        self._owner = queue.store.owner
         self._said = LimitedLog(log)
         self._lock = threading.Lock()  # over _pauses and _parked
         self._pauses: set[str] = set()  # who wants it paused
@@ -145,9 +143,9 @@ class Claims:
         """Hands out what a claim brought. ``seen``: the sequence number before it."""
         self._idled = False
         if result.expired:
-            self._counts["expired"] += result.expired
+            self._counts.expired += result.expired
         if result.claims:
-            self._counts["claims"] += 1
+            self._counts.claims += 1
             self._dispatcher.dispatch(result.claims)
         if not result.more:
             self._empty_at = seen
@@ -162,7 +160,7 @@ class Claims:
         """What may pass is counted; anything else is raised."""
         if not exc.retryable:
             raise exc
-        self._counts["fetch_errors"] += 1
+        self._counts.fetch_errors += 1
         self._said.warning("claim on %s failed, trying again: %s", self._name, exc)
 
 

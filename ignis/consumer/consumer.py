@@ -8,25 +8,25 @@ when it was handled, dropped, or accepted by the sideline; whatever goes wrong i
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.claims import Claims, ThreadClaims
 from ignis.consumer.dispatcher import Dispatcher
-from ignis.consumer.handler import Failure, HandlerSpec, check_consumers, message_name
+from ignis.consumer.handler import Failure, HandlerSpec, Runner, check_consumers, message_name
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.pools import make_pool
+from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
+from ignis.figures import ConsumerFigures
 from ignis.upkeep import Timer, run_soon, timers_of
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
 
@@ -35,12 +35,6 @@ PROCESS, FLEET, REMOVAL, START = "process", "fleet", "removal", "start"
 of which another part may still fail."""
 
 log = logging.getLogger("ignis.consumer")
-
-_COUNTED = (
-    "handled", "sidelined", "fetched", "claims", "late_acks", "ack_errors", "fetch_errors", "renewals", "renew_errors",
-    "reloaded", "expired", "timed",
-)  # fmt: skip
-"""What there is from the start: a figure that appears with its first event shows no rise."""
 
 _CHECK_S = 0.05
 _SELDOM_CHECK_S = 0.5
@@ -51,19 +45,28 @@ class Consumer:
     """Runs one handler on one queue. Thread-safe. Started and stopped by the application object.
 
     Args:
-        queue: the queue.
+        queue: the queue, opened.
         spec: the handler and how to run it.
         settings: see ``ignis.config``.
+        make_runner: makes what calls the handler, one for each worker.
+        on_failure: called with what made this consumer end by itself, unless that is the queue's removal.
     """
 
-    def __init__(self, queue: Queue[Any], spec: HandlerSpec, settings: ConsumerSettings) -> None:
-        self.queue = queue
+    def __init__(
+        self,
+        queue: QueueContext[Any],
+        spec: HandlerSpec,
+        settings: ConsumerSettings,
+        make_runner: Callable[[], Runner],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._queue = queue
+        self._on_failure = on_failure
         self.spec = spec
         self.settings = settings
-        self.counts: Counter[str] = Counter()
+        self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
         self._lock = threading.Lock()  # over times and the check
-        self._timed_s = 0.0
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
         self._dispatcher = Dispatcher(
@@ -75,7 +78,7 @@ class Consumer:
         self._pool = make_pool(
             spec,
             self,
-            lambda: queue.make_runner(spec),
+            make_runner,
             codec=queue.codec.name,
             max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
             give_back_s=max(10 * settings.chunk_target_s, 0.25),
@@ -106,7 +109,7 @@ class Consumer:
                 raise
         self._started = True
         if isinstance(self._claims, ThreadClaims) and self.spec.pool == "process":
-            self._claims.start_thread(f"ignis-fetch-{self.queue.name}")
+            self._claims.start_thread(f"ignis-fetch-{self._queue.name}")
             self._plan_check()
 
     def stop(self, timeout: float | None = None) -> bool:
@@ -132,7 +135,7 @@ class Consumer:
         clean = drained and stored and not left
         if not clean:
             log.warning(
-                "consumer of %s stopped with %d message(s) left to the sweeper", self.queue.name, self.in_flight
+                "consumer of %s stopped with %d message(s) left to the sweeper", self._queue.name, self.in_flight
             )
         return clean
 
@@ -208,25 +211,24 @@ class Consumer:
             workers.append(one)
         return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
 
-    def totals(self) -> dict[str, Any]:
-        """What only rises, since the start."""
-        deaths = getattr(self._pool, "deaths", 0)
-        return {"timed_s": self._timed_s, "worker_deaths": deaths, **dict.fromkeys(_COUNTED, 0), **self.counts}
+    def figures(self) -> ConsumerFigures:
+        """Counts since the start, and what is in flight now."""
+        now = copy.copy(self.counts)
+        now.concurrency = self.concurrency
+        now.workers = len(self._pool.workers)
+        now.in_flight = self.in_flight
+        now.in_flight_bytes = self._in_hand.nbytes
+        now.paused = self.paused
+        now.handle_s = self._dispatcher.handle_s
+        now.lost_threads = getattr(self._pool, "lost_threads", 0)
+        now.failed_starts = getattr(self._pool, "failed_starts", 0)
+        now.start_error = getattr(self._pool, "start_error", None)
+        now.worker_deaths = getattr(self._pool, "deaths", 0)
+        return now
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and what is in flight now."""
-        return {
-            "concurrency": self.concurrency,
-            "workers": len(self._pool.workers),
-            "in_flight": self.in_flight,
-            "in_flight_bytes": self._in_hand.nbytes,
-            "paused": self.paused,
-            "handle_s": self._dispatcher.handle_s,
-            "lost_threads": getattr(self._pool, "lost_threads", 0),
-            "failed_starts": getattr(self._pool, "failed_starts", 0),
-            "start_error": getattr(self._pool, "start_error", None),
-            **self.totals(),
-        }
+        """`figures`, by name."""
+        return self.figures().all()
 
     # -- the workers' reports (any thread)
 
@@ -249,8 +251,8 @@ class Consumer:
 
     def on_timing(self, messages: int, elapsed_s: float) -> None:
         with self._lock:
-            self._timed_s += elapsed_s
-            self.counts["timed"] += messages
+            self.counts.timed_s += elapsed_s
+            self.counts.timed += messages
         self._dispatcher.measured(elapsed_s / messages)
 
     def _name_of(self, first_id: int, count: int) -> str:
@@ -269,7 +271,7 @@ class Consumer:
             for shard, some in chunk.places(start, stop):
                 pointers.setdefault(shard, []).extend(some)
         if pointers:
-            self.counts["reloaded"] += self.queue.main.store.reload(self.queue.main.name, pointers)
+            self.counts.reloaded += self._queue.main.store.reload(self._queue.main.name, pointers)
             for chunk, start, stop in returned:
                 self._in_hand.forget(chunk, stop - start)
             returned.clear()
@@ -326,6 +328,6 @@ class Consumer:
     def _fail(self, exc: BaseException) -> None:
         self.failed = exc
         self._claims.fail()
-        log.error("consumer of %s failed and stopped claiming: %s", self.queue.name, exc, exc_info=exc)
+        log.error("consumer of %s failed and stopped claiming: %s", self._queue.name, exc, exc_info=exc)
         if not isinstance(exc, QueueNotFoundError):  # removed by somebody: the other queues go on
-            self.queue.app.consumer_failed(self, exc)
+            self._on_failure(exc)

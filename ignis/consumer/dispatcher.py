@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from ignis.config import ConsumerSettings
@@ -13,6 +13,7 @@ from ignis.consumer.in_hand import InHand
 from ignis.consumer.pools import Chunk, Pool, Worker
 from ignis.consumer.pools.base import CHUNK_BYTES
 from ignis.errors import MessageTooLargeError
+from ignis.figures import ConsumerFigures
 from ignis.message import REASON_UNREADABLE
 from ignis.storage.base import Claim
 
@@ -41,7 +42,7 @@ class Dispatcher:
         pool: Callable[[], Pool],
         in_hand: InHand,
         acker: Acknowledger,
-        counts: Counter[str],
+        counts: ConsumerFigures,
         on_failed: Callable[[int, Failure], None],
     ) -> None:
         self.returned: deque[tuple[Chunk, int, int]] = deque()
@@ -99,7 +100,7 @@ class Dispatcher:
         if len(claims) == 1 and self._is_for_leader(claims[0]):
             return
         total = sum(len(claim.pointers) for claim in claims)
-        self._counts["fetched"] += total
+        self._counts.fetched += total
         size, _ = self._window()
         idle = sum(worker.outstanding == 0 for worker in self._pool().workers)
         if idle > 1 and self._spec.batch_size is None:
@@ -132,7 +133,7 @@ class Dispatcher:
         record = records[0]
         if record is None or len(record) > CHUNK_BYTES:
             return False
-        self._counts["fetched"] += 1
+        self._counts.fetched += 1
         self._submit(self._in_hand.add([(claim.shard, claim.pointers)], [record], len(record)), 0, 1, leader)
         return True
 

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ignis.consumer.handler import Middleware, make_spec
 from ignis.consumer.handler_form import check_handler
 from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.storage.base import QueueRecord
 
-if TYPE_CHECKING:
-    from ignis.app import Ignis
-    from ignis.queue import Queue
-
 __all__ = ["HandlerTemplate"]
 
 
 class HandlerTemplate:
-    """Made by ``app.handler(...)``. Thread-safe.
+    """A handler and the queues that it fits. Made by ``app.handler(...)``. Thread-safe.
 
     Args:
-        app: whose queues it makes.
         fn: the handler.
         pattern: of queue names, as in a shell (``orders.*``); empty = none.
         handler_type: also takes queues whose stored handler type is this; empty = the function's name.
         type: of the messages, see ``app.queue``.
         options: see ``queue.handler``; without ``concurrency`` the stored one counts.
+        max_consumers: most workers of a queue.
+
+    Raises ConfigError, ConsumerLimitError: here, and not by the first queue that is found.
     """
 
     def __init__(
-        self, app: Ignis, fn: Callable[..., Any], *, pattern: str, handler_type: str, type: Any, options: dict[str, Any]
+        self,
+        fn: Callable[..., Any],
+        *,
+        pattern: str,
+        handler_type: str,
+        type: Any,
+        options: Mapping[str, Any],
+        max_consumers: int,
     ) -> None:
         check_handler(fn, f"handler of queues {pattern!r}")
-        # Said here, and not by the first queue that is found.
-        make_spec(fn, pattern or "*", type, options, app.consumer_settings.max_consumers)
-        self._app = app
+        self.pool = make_spec(fn, pattern or "*", type, options, max_consumers).pool
         self.fn = fn
         self.pattern = pattern
         self.handler_type = handler_type or getattr(fn, "__qualname__", "")
         self.type = type
+        self.declares = "concurrency" in options
+        """Whether the code asks for a number of workers; else what is stored stays."""
         self._options = options
-        self.check_middleware(app.layers)
-        if options.get("pool") == "process":
-            vars(fn).setdefault("__ignis_templates__", []).append(self)
+        self._max_consumers = max_consumers
 
     def check_middleware(self, layers: Sequence[Middleware]) -> None:
         """Raises ConfigError where the handler would not run within these layers."""
@@ -55,17 +58,9 @@ class HandlerTemplate:
         by_name = bool(self.pattern) and fnmatch.fnmatchcase(record.name, self.pattern)
         return by_name or (bool(record.handler_type) and record.handler_type == self.handler_type)
 
-    def adopt(self, name: str, record: QueueRecord | None = None) -> Queue[Any]:
-        """The queue of that name with this handler on it. Raises QueueMismatchError, ConfigError, ConsumerLimitError."""
-        queue = self._app.queue(name, self.type)
+    def options_for(self, record: QueueRecord | None) -> dict[str, Any]:
+        """The handler's options for a stored queue; None stands for one of which only the name is known."""
         options = dict(self._options)
-        if "concurrency" not in options and record is not None:
-            options["concurrency"] = min(record.concurrency, self._app.consumer_settings.max_consumers)
-        queue.template = self
-        try:
-            # Without a concurrency the code asks for none: what is stored stays.
-            queue.add_handler(self.fn, options, declares="concurrency" in self._options)
-        except BaseException:
-            queue.template = None
-            raise
-        return queue
+        if not self.declares and record is not None:
+            options["concurrency"] = min(record.concurrency, self._max_consumers)
+        return options

@@ -260,6 +260,6 @@ class LoopClaims(Claims):
             pointers.setdefault(claim.shard, []).extend(claim.pointers)
         if pointers:
             try:
-                self._counts["reloaded"] += self._magazines.reload(self._name, pointers)
+                self._counts.reloaded += self._magazines.reload(self._name, pointers)
             except IgnisError as exc:
                 log.warning("messages of %s are left to the sweeper: %s", self._name, exc)

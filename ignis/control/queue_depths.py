@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ignis.errors import QueueNotFoundError
+from ignis.figures import depths
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.storage.base import QueueRecord, ShardState, Store
@@ -28,13 +29,8 @@ def queue_depths(store: Store, record: QueueRecord) -> dict[str, Any]:
     oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
     return {
         "queue": record.name,
-        "pending": sum(one.pending for one in main),
-        "in_flight": sum(one.in_flight for one in main),
-        "sideline": sum(one.pending for one in sideline),
-        "sideline_in_flight": sum(one.in_flight for one in sideline),
+        **depths(main, sideline),
         "swept": record.swept_count,
-        "expired": sum(one.expired for one in main),
-        "sideline_expired": sum(one.expired for one in sideline),
         "paused": PAUSED in record.extra,
         "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),
     }

@@ -6,18 +6,21 @@ the same for deaths that it can prove or has to wait out.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ignis.errors import QueueNotFoundError
+from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import REASON_ABANDONED, corrupt_record, failed_record
 from ignis.storage.base import Abandoned, Fence, QueueRecord, Store, Transfer
 from ignis.storage.parts import transfer_in_parts
 from ignis.storage.records import group_pointers
 
-__all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside"]
+__all__ = ["Recovered", "recover_dead", "recover_owner", "set_aside", "take_back"]
+
+log = logging.getLogger("ignis.control.redelivery")
 
 _BATCH = 1_000
 
@@ -60,6 +63,22 @@ def recover_dead(store: Store, queue: QueueRecord) -> Recovered:
     for owner in _dead(store, queue.name + SIDELINE_SUFFIX):
         result.returned += _return_held(store, queue, owner)
     return result
+
+
+def take_back(store: Store, name: str) -> None:
+    """`recover_dead` before a consumer of the queue starts: nobody need wait for the sweeper's first pass. What it did, or
+    could not do, is in the log."""
+    try:
+        record = store.queues.get(name)
+        found = Recovered() if record is None else recover_dead(store, record)
+    except IgnisError as exc:
+        log.warning("what dead processes held of %s is left to the sweeper: %s", name, exc)
+        return
+    if found.sidelined or found.returned:
+        log.warning(
+            "dead processes held messages of %s: %d are in its sideline now, %d back there",
+            name, found.sidelined, found.returned,
+        )  # fmt: skip
 
 
 def _dead(store: Store, magazine: str) -> list[str]:

@@ -17,18 +17,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ignis.clock import Clock
 from ignis.config import RefresherSettings
 from ignis.errors import IgnisError, QueueNotFoundError
 from ignis.hooks import log_safely
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
+from ignis.queue import Queue
+from ignis.queue_table import QueueTable
 from ignis.storage.base import QueueRecord, Store
-
-if TYPE_CHECKING:
-    from ignis.app import Ignis
-    from ignis.queue import Queue
 
 __all__ = [
     "EXPIRED",
@@ -76,14 +75,32 @@ class Refresher:
     """One application's refresher. Thread-safe: passes never overlap.
 
     Args:
-        app: whose queues it keeps in step.
+        queues: what it keeps in step.
+        store: gives the application's store; opens it on first use.
+        running: whether the application runs: else nothing is started.
         settings: see ``ignis.config``.
+        stop_timeout_s: for a consumer whose queue is gone.
+        schedule: gives the clock by which it waits.
         clock: seconds since the epoch, None = the store's; injectable for tests.
     """
 
-    def __init__(self, app: Ignis, settings: RefresherSettings, clock: Callable[[], float] | None = None) -> None:
-        self._app = app
+    def __init__(
+        self,
+        queues: QueueTable,
+        store: Callable[[], Store],
+        running: Callable[[], bool],
+        settings: RefresherSettings,
+        *,
+        stop_timeout_s: float,
+        schedule: Callable[[], Clock],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._queues = queues
+        self._store = store
+        self._running = running
         self.settings = settings
+        self._stop_timeout_s = stop_timeout_s
+        self._schedule = schedule
         self._clock = clock
         self._only: frozenset[str] | None = None
         self._pass = threading.Lock()
@@ -121,17 +138,17 @@ class Refresher:
     def run_once(self) -> RefreshResult:
         """One pass over all queues. Raises the store's error when it cannot be asked at all."""
         with self._pass:
-            store, result = self._app.store, RefreshResult()
+            store, result = self._store(), RefreshResult()
             records = {record.name: record for record in store.queues.list()}
             for record in records.values():
                 if self._stop.is_set() and self._thread is not None:
                     return result
                 self._guarded(record.name, result, lambda one=record: self._look(store, one, result))  # type: ignore[misc]
-            for queue in self._app.queues():
+            for queue in self._queues.all():
                 if queue.opened and queue.name not in records:
                     # Registered since the list was made, or gone.
                     self._guarded(queue.name, result, lambda one=queue: self._missing(store, one, result))  # type: ignore[misc]
-            known = {*records, *(queue.name for queue in self._app.queues())}
+            known = {*records, *(queue.name for queue in self._queues.all())}
             self.states = {name: state for name, state in self.states.items() if name in known}
             self.passes += 1
             return result
@@ -140,8 +157,8 @@ class Refresher:
         """Reconciles the queues that run here, and looks whether those that were declared here and had expired have
         messages again: one or two reads each."""
         with self._pass:
-            store, result = self._app.store, RefreshResult()
-            for queue in self._app.queues():
+            store, result = self._store(), RefreshResult()
+            for queue in self._queues.all():
                 if queue.consumer is None and self.states.get(queue.name) != INACTIVE:
                     continue
                 record = store.queues.get(queue.name)
@@ -188,7 +205,7 @@ class Refresher:
         if queue is None or queue.spec is None:
             self._note_no_handler(record)
             return
-        if self._app.running and queue.consumer is None and self.may_run(record.name):
+        if self._running() and queue.consumer is None and self.may_run(record.name):
             if not self._start(queue):
                 return
             # What is stored may have been changed by the start: by what the code asks for.
@@ -199,18 +216,18 @@ class Refresher:
 
     def _start(self, queue: Queue[Any]) -> bool:
         queue.start()
-        if self._app.running:
+        if self._running():
             return True
         queue.stop(0)  # the application was stopped meanwhile
         return False
 
     def _known(self, record: QueueRecord) -> Queue[Any] | None:
         """The queue's object here, made when a template fits."""
-        known = next((queue for queue in self._app.queues() if queue.name == record.name), None)
+        known = self._queues.find(record.name)
         if (known is None or known.spec is None) and self.may_run(record.name):
-            template = next((one for one in self._app.templates if one.fits(record)), None)
+            template = next((one for one in self._queues.templates if one.fits(record)), None)
             if template is not None:
-                return template.adopt(record.name, record)
+                return self._queues.adopt(template, record.name, record)
         return known
 
     def may_run(self, name: str) -> bool:
@@ -242,18 +259,18 @@ class Refresher:
     def _drop(self, name: str, state: str, result: RefreshResult) -> None:
         """Stops what runs here. A queue that the code declared is kept, to be started again; a found one is not."""
         self.states[name] = state
-        queue = next((queue for queue in self._app.queues() if queue.name == name), None)
+        queue = self._queues.find(name)
         if queue is None:
             return
         if queue.consumer is not None:
-            queue.stop(self._app.consumer_settings.stop_timeout_s)
+            queue.stop(self._stop_timeout_s)
             log.info("queue %s is %s: it does not run here any more", name, state)
             result.stopped.append(name)
         queue.shovel.stop()
         if state == REMOVED:
             queue.note_removed()
         if queue.template is not None:
-            self._app.discard(queue)
+            self._queues.discard(queue)
 
     # -- use and expiry
 
@@ -311,7 +328,7 @@ class Refresher:
     # -- the schedule
 
     def _loop(self) -> None:
-        clock = self._app.clock
+        clock = self._schedule()
         next_pass = clock.steady_s() + self.settings.initial_delay_s
         watch_s = self.settings.watch_s or float("inf")
         next_watch = clock.steady_s() + watch_s

@@ -12,16 +12,15 @@ import os
 import time
 from pathlib import Path
 
-from ignis.app import Ignis
 from ignis.consumer.handler import Context
 from ignis.demo.data import Flight
 from ignis.demo.results import Entry, ResultsWriter
-from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, QUEUE, QUEUE_SETTINGS, stop_with_parent
+from ignis.demo.settings import COUNT_CANCELLED, DIRECTORY_VARIABLE, QUEUE, QUEUE_SETTINGS, WorkerApp
 from ignis.errors import ConfigError
 
 __all__ = ["FlightCancelledError", "app", "on_flight"]
 
-app = Ignis()
+app = WorkerApp()
 flights = app.queue(QUEUE, Flight, **QUEUE_SETTINGS)
 
 
@@ -59,6 +58,3 @@ def on_flight(flight: Flight, ctx: Context) -> None:
             message.failures,
         )
     )
-
-
-stop_with_parent(app)

@@ -15,13 +15,13 @@ from pathlib import Path
 from ignis.app import Ignis
 from ignis.demo.data import Flight, FlightData, load_flights
 from ignis.demo.processes import MemoryPeak, WorkerProcess
-from ignis.demo.progress import Progress, make_progress
 from ignis.demo.report import Report, show
 from ignis.demo.results import count_entries
 from ignis.demo.settings import COUNT_CANCELLED, QUEUE, QUEUE_SETTINGS
 from ignis.errors import ConfigError, IgnisError
 from ignis.magazine import Magazine
 from ignis.message import Message
+from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 
 __all__ = ["Options", "run_demo"]

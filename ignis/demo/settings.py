@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-if TYPE_CHECKING:
-    from ignis.app import Ignis
+from ignis.app import Ignis
 
-__all__ = ["COUNT_CANCELLED", "DIRECTORY_VARIABLE", "PARENT_VARIABLE", "QUEUE", "QUEUE_SETTINGS", "stop_with_parent"]
+__all__ = ["COUNT_CANCELLED", "DIRECTORY_VARIABLE", "PARENT_VARIABLE", "QUEUE", "QUEUE_SETTINGS", "WorkerApp"]
 
 DIRECTORY_VARIABLE = "IGNIS_DEMO_DIR"
 """Environment variable: the directory in which workers note their results and look for `COUNT_CANCELLED`."""
@@ -23,11 +23,15 @@ COUNT_CANCELLED = "count-cancelled"
 """While this file is missing from the directory, cancelled flights fail."""
 
 
-def stop_with_parent(app: Ignis) -> None:
-    """Makes a worker drain and end when the process that `PARENT_VARIABLE` names is no longer its parent."""
-    parent_pid = os.environ.get(PARENT_VARIABLE, "")
-    if parent_pid.isdigit():
-        threading.Thread(target=_watch_parent, args=(app, int(parent_pid)), daemon=True).start()
+class WorkerApp(Ignis):
+    """An application that drains and ends when the process that `PARENT_VARIABLE` names is no longer its parent."""
+
+    def start(self, queues: Iterable[str] | None = None) -> None:
+        """As `Ignis.start`."""
+        parent_pid = os.environ.get(PARENT_VARIABLE, "")
+        if parent_pid.isdigit():
+            threading.Thread(target=_watch_parent, args=(self, int(parent_pid)), daemon=True).start()
+        super().start(queues)
 
 
 def _watch_parent(app: Ignis, parent_pid: int) -> None:

@@ -25,9 +25,9 @@ from rich.table import Table
 from ignis.app import Ignis
 from ignis.demo.data import data_directory
 from ignis.demo.processes import WorkerProcess
-from ignis.demo.progress import Progress, make_progress
 from ignis.demo.spark_app import QUEUE, RESULTS
 from ignis.errors import IgnisError
+from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 from ignis.spark.pipeline import (
     Description,
@@ -41,8 +41,7 @@ from ignis.spark.pipeline import (
     sideline_report,
     write_page,
 )
-from ignis.spark.pipeline import Progress as PipelineProgress
-from ignis.spark.pipeline.progress import Step
+from ignis.spark.pipeline.progress import Shown
 
 __all__ = ["Options", "run_spark_demo"]
 
@@ -120,25 +119,6 @@ def run_spark_demo(options: Options) -> bool:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Shown(PipelineProgress):
-    """A pipeline's steps among the demo's."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._open = contextlib.ExitStack()
-
-    def begin(self, step: Step) -> None:
-        self._open.close()
-        self._phase = self._open.enter_context(self._progress.phase(step.title, 1))
-
-    def tasks(self, step: Step, done: int, total: int) -> None:
-        self._phase.done(done, total)
-
-    def end(self, step: Step) -> None:
-        self._phase.done(step.count or 0, step.count)  # rows, no longer tasks
-        self._open.close()
-
-
 @dataclass
 class _Demo:
     options: Options
@@ -150,7 +130,7 @@ class _Demo:
         began = time.monotonic()
         described = {name: self._description(name) for name in (QUEUE, RESULTS)}
         target = Target(f"embedded://{self.directory / 'store'}", _CLIENT_ID, _FARM_ID)
-        shown = _Shown(self.progress)
+        shown = Shown(self.progress)
         with contextlib.ExitStack() as stack:
             with self.progress.phase("starting Spark"):
                 part = described[QUEUE].spark

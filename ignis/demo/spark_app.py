@@ -9,9 +9,8 @@ from typing import Any, Optional
 
 import msgspec
 
-from ignis.app import Ignis
 from ignis.consumer.handler import Failure
-from ignis.demo.settings import stop_with_parent
+from ignis.demo.settings import WorkerApp
 
 __all__ = ["CANCELLED", "QUEUE", "RESULTS", "app", "on_flights"]
 
@@ -44,7 +43,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     distance: int
 
 
-app = Ignis()
+app = WorkerApp()
 flights = app.queue(QUEUE, Flight)
 results = app.queue(RESULTS, Result)
 
@@ -60,6 +59,3 @@ def on_flights(batch: list[Flight]) -> list[Any]:
 def _result(flight: Flight, dep_delay: int) -> Result:
     made_up = None if flight.arr_delay is None else dep_delay - flight.arr_delay
     return Result(flight.month, flight.carrier, flight.flight, dep_delay, flight.arr_delay, made_up, flight.distance)
-
-
-stop_with_parent(app)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import os
 import threading
 import time
 import weakref
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ignis.errors import LockHeldError
+from ignis.process_hooks import on_fork
 from ignis.storage.base import Fence, Store
 
 __all__ = ["LeaderStatus", "Leadership", "SoleLeader", "forget_after_fork"]
@@ -195,6 +195,7 @@ _holders: weakref.WeakSet[Leadership] = weakref.WeakSet()
 def forget_after_fork(leader: Leadership, holds: bool = True) -> None:
     """Whether a child has to be told that what this one holds is not the child's."""
     if holds:
+        on_fork(in_child=_in_child)
         _holders.add(leader)
     else:
         _holders.discard(leader)
@@ -204,6 +205,3 @@ def _in_child() -> None:
     for leader in list(_holders):
         leader.forget()
     _holders.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import secrets
 import threading
@@ -18,6 +17,7 @@ from ignis.errors import ClosedError, ConfigError, LockError
 from ignis.locks.calls import LockCalls, now_s
 from ignis.locks.lock import Lock, LockLevel
 from ignis.locks.renewal import BY_HAND_S, Renewer
+from ignis.process_hooks import on_fork
 from ignis.storage.base import LockRecord, LockTable, Store
 from ignis.storage.checks import MAX_LOCK_ID_BYTES, check_printable
 from ignis.urls import redacted
@@ -79,6 +79,7 @@ class LockManager:
             LockLevel.XDC: store.locks.table(f"XDC#{suffix}", farm_id),
         }
         self.begin()
+        on_fork(in_child=_in_child)
         _managers.add(self)
 
     def begin(self) -> None:
@@ -192,6 +193,3 @@ _managers: weakref.WeakSet[LockManager] = weakref.WeakSet()
 def _in_child() -> None:
     for manager in list(_managers):
         manager.forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_in_child)

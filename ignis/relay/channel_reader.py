@@ -54,7 +54,7 @@ class Inlet:
         if self._magazine is None:
             label = self.label
             kind = bytes if label.codec == "raw" else None
-            queue: Queue[Any] = Queue(app, label.queue, kind, {"codec": label.codec, **label.settings})
+            queue: Queue[Any] = Queue(app.context, label.queue, kind, {"codec": label.codec, **label.settings})
             queue.open()
             self._magazine = queue.main
         return self._magazine

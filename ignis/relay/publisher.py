@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from typing import Any, Protocol, TypeVar
@@ -13,6 +12,7 @@ from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishErr
 from ignis.hooks import log_safely
 from ignis.magazine import Magazine
 from ignis.native import Outbox, Receipt
+from ignis.process_hooks import on_fork
 from ignis.publisher import Publisher
 
 __all__ = ["Channels", "ReceiptWatcher", "RelayPublisher"]
@@ -54,6 +54,8 @@ class RelayPublisher(Publisher[M]):
         self._channels = channels
         self.receipt_timeout_s = channels.settings.timeout_s
         super().__init__(magazine, settings)
+        # After the store's own, whose locks the first message in the child needs: the store was there first.
+        on_fork(in_child=_in_child)
         _all.add(self)
 
     def _open_outbox(self) -> Outbox:
@@ -158,7 +160,3 @@ class ReceiptWatcher:
 def _in_child() -> None:
     for publisher in list(_all):
         publisher.begin_in_child()
-
-
-# Registered after the store's own, whose locks the first message in the child needs.
-os.register_at_fork(after_in_child=_in_child)

@@ -29,6 +29,7 @@ from ignis.errors import (
 )
 from ignis.magazine import Magazine
 from ignis.native import Outbox, PackedBatch, process_alive
+from ignis.process_hooks import on_fork
 from ignis.relay.channel_label import VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
 from ignis.relay.publish_only import NoArrays, NoLocks, NoReading, refuse
@@ -96,6 +97,7 @@ class RelayStore(Store):
         self.magazines: RelayMagazines = RelayMagazines(self)
         self.locks = NoLocks(self.url)
         self.arrays = NoArrays(self.url)
+        on_fork(in_child=_in_child)
         _stores.add(self)
 
     # -- channels
@@ -317,6 +319,3 @@ def _number(value: object) -> int:
 def _in_child() -> None:
     for store in list(_stores):
         store.begin_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import os
 import threading
@@ -17,6 +16,7 @@ from ignis.errors import ConfigError, IgnisError, QueueMismatchError, QueueNotFo
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
 from ignis.near_names import meant
+from ignis.process_hooks import at_exit, on_fork
 from ignis.spark._pyspark import TaskContext
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
 from ignis.storage.base import QueueRecord, Store
@@ -69,6 +69,8 @@ class Place:
 
 
 def _open(url: str, client_id: str, farm_id: str) -> Store:
+    on_fork(before=_lock.acquire, in_parent=_lock.release, in_child=_lock.release)
+    at_exit(close_stores)
     key = (os.getpid(), url, client_id, farm_id)
     with _lock:
         known = _stores.get(key)
@@ -86,7 +88,6 @@ def _open(url: str, client_id: str, farm_id: str) -> Store:
         return known
 
 
-@atexit.register
 def close_stores() -> None:
     """Closes what this process has opened. Whoever needs a store later opens it again."""
     with _lock:
@@ -97,9 +98,6 @@ def _close_mine() -> None:
     for key in [key for key in _stores if key[0] == os.getpid()]:
         with suppress(IgnisError):
             _stores.pop(key).close(5)
-
-
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,22 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ignis.figures import CONSUMER
 from ignis.native import sum_classes
 
 __all__ = ["Totals"]
 
-_GAUGES = frozenset(
-    (
-        "concurrency",
-        "workers",
-        "in_flight",
-        "in_flight_bytes",
-        "paused",
-        "handle_s",
-        "lost_threads",
-        "failed_starts",
-    )
-)
+_GAUGES = frozenset(one.name for one in CONSUMER if not one.rises)
 
 
 class Totals:

@@ -19,6 +19,7 @@ from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middl
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
+from ignis.figures import ConsumerFigures
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
 from ignis.publisher import flush_publishers
 from ignis.queue import Queue
@@ -132,7 +133,7 @@ def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool
     if not isinstance(target, (Ignis, Queue)):
         raise ConfigError(f"{shown(target)} is neither an application nor a queue")
     check_whole(limit, "limit", 1)
-    app = target if isinstance(target, Ignis) else target.app
+    app: Ignis = target if isinstance(target, Ignis) else target.app
     if app.running:
         raise ConfigError("the application runs: its own threads handle the messages; stop it before drain()")
     total: Counter[str] = Counter()
@@ -216,7 +217,6 @@ class _QueueDrain:
         self.caught: BaseException | None = None
         """What the last messages went to the sideline for."""
         self._raised: BaseException | None = None
-        self._counts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._spec = dataclasses.replace(spec)
         self._needs_loop = _needs_loop(queue)
@@ -224,7 +224,9 @@ class _QueueDrain:
         self._runner: Runner = queue.make_runner(self._spec, None, layer)
         if self._runner.leave_awaiting():
             self._spec.timeout_s = None  # of a plain function it is not kept
-        self._acker = Acknowledger(queue, spec.name, queue.app.consumer_settings, self._counts, lambda: None, list)
+        self._context = queue.context()
+        settings = queue.app.consumer_settings
+        self._acker = Acknowledger(self._context, spec.name, settings, ConsumerFigures(), lambda: None, list)
 
     def _note(self, ctx: Context, call_next: Any) -> Any:
         """The outermost layer: the runner makes text of what a handler raises."""
@@ -243,7 +245,7 @@ class _QueueDrain:
             raise
 
     def claim(self) -> list[Claim]:
-        main, store = self.queue.main, self.queue.app.store
+        main, store = self._context.main, self._context.store
         for _ in range(MOST_FRUITLESS):
             result = main.store.fire(main.name, self._spec.batch_size or 1, store.owner)
             if result.claims or not result.more:

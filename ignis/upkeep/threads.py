@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from ignis.hooks import call_user_code
+from ignis.process_hooks import FORKS
 from ignis.stacks import start_thread
 
 __all__ = ["SharedThreads", "shared_threads"]
@@ -70,16 +70,10 @@ class SharedThreads:
             return self._calls.popleft()
 
 
-_process = [SharedThreads()]
+_of_process: dict[int, SharedThreads] = {}
+"""By the count of forks: the threads of a parent are not in its child."""
 
 
 def shared_threads() -> SharedThreads:
     """Those of this process."""
-    return _process[0]
-
-
-def _in_child() -> None:
-    _process[0] = SharedThreads()
-
-
-os.register_at_fork(after_in_child=_in_child)
+    return _of_process.get(FORKS[0]) or _of_process.setdefault(FORKS[0], SharedThreads())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable
 
 from ignis.clock import Clock
+from ignis.process_hooks import FORKS
 from ignis.upkeep.threads import shared_threads
 
 __all__ = ["Timer", "Timers", "run_soon", "timers_of"]
@@ -96,19 +96,28 @@ class Timers:
                 heapq.heappush(self._heap, (self._clock.steady_s() + _RETRY_S, next(self._numbers), timer))
 
 
-_shared = [Timers(Clock())]
-_by_hand: weakref.WeakKeyDictionary[Clock, Timers] = weakref.WeakKeyDictionary()
-_making = [threading.Lock()]
+class _Process:
+    """The timers of one process."""
+
+    def __init__(self) -> None:
+        self.shared = Timers(Clock())
+        self.by_hand: weakref.WeakKeyDictionary[Clock, Timers] = weakref.WeakKeyDictionary()
+        self.making = threading.Lock()
+
+
+_processes: dict[int, _Process] = {}
+"""By the count of forks: the threads of a parent are not in its child."""
 
 
 def timers_of(clock: Clock | None) -> Timers:
     """Those that go by this clock; the process's own for None and for every clock that is not moved by hand."""
+    process = _processes.get(FORKS[0]) or _processes.setdefault(FORKS[0], _Process())
     if clock is None or not clock.by_hand:
-        return _shared[0]
-    with _making[0]:
-        found = _by_hand.get(clock)
+        return process.shared
+    with process.making:
+        found = process.by_hand.get(clock)
         if found is None:
-            found = _by_hand[clock] = Timers(clock)
+            found = process.by_hand[clock] = Timers(clock)
         return found
 
 
@@ -118,12 +127,3 @@ def run_soon(call: Callable[[], None]) -> None:
         shared_threads().submit(call)
     except RuntimeError:
         timers_of(None).after(_RETRY_S, call)
-
-
-def _in_child() -> None:
-    _making[0] = threading.Lock()
-    _shared[0] = Timers(Clock())
-    _by_hand.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-TIMEOUT_S = 120
+TIMEOUT_S = 270
+"""Beyond the bound of a test, which is shorter unless it says otherwise."""
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def test_a_claim_that_fails_is_made_again(quick: ignis.Ignis, monkeypatch: pytes
     quick.start()
     eventually(lambda: seen == [1])
     assert queue.consumer is not None
-    assert queue.consumer.counts["fetch_errors"] == 2
+    assert queue.consumer.counts.fetch_errors == 2
     assert quick.stop() is True
 
 
@@ -402,7 +402,7 @@ def test_a_loop_that_spins_looks_again_at_once_and_runs_its_tasks(
     app.start()
     queue.publish(1)
     eventually(lambda: beats)
-    eventually(lambda: queue.consumer is not None and queue.consumer.counts["handled"] == 1)
+    eventually(lambda: queue.consumer is not None and queue.consumer.counts.handled == 1)
     time.sleep(0.2)
     assert (len(looks) > 100) is (spin_us > 0)
     count = len(looks)

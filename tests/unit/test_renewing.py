@@ -93,7 +93,7 @@ def test_a_handler_longer_than_the_stuck_time_runs_once(
     wait_idle(queue)
     assert journal.counts() == {"start 1": 1, "end 1": 1}
     assert queue.consumer is not None
-    assert queue.consumer.counts["late_acks"] == 0
+    assert queue.consumer.counts.late_acks == 0
     assert app.stop() is True
 
 
@@ -209,8 +209,8 @@ def test_quick_messages_are_never_renewed(app: ignis.Ignis) -> None:
         queue.publish_many(range(50))
         wait_idle(queue)
     assert queue.consumer is not None
-    assert queue.consumer.counts["handled"] > 0
-    assert queue.consumer.counts["renewals"] <= 1, "a message that happened to be there at two looks"
+    assert queue.consumer.counts.handled > 0
+    assert queue.consumer.counts.renewals <= 1, "a message that happened to be there at two looks"
 
 
 def test_by_hand(app: ignis.Ignis, clock: Clock) -> None:
@@ -242,9 +242,9 @@ def handle(message):
     while not (folder / "go").exists():
         time.sleep(0.01)
 app.start()
-while not queue.consumer.counts["handled"]:
+while not queue.consumer.counts.handled:
     time.sleep(0.01)
-print(queue.consumer.counts["late_acks"], flush=True)
+print(queue.consumer.counts.late_acks, flush=True)
 app.close()
 """
 

@@ -11,6 +11,7 @@ import pytest
 
 import ignis
 from ignis.clock import Clock
+from ignis.process_hooks import FORKS
 from ignis.testing import ManualClock
 from ignis.upkeep import SharedThreads, Timers, run_soon, shared_threads, timers, timers_of
 from tests.conftest import MakeApp
@@ -87,10 +88,12 @@ def no_threads(monkeypatch: pytest.MonkeyPatch, often: int) -> list[int]:
 def test_without_a_thread_to_be_had_the_call_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ran = Timers(Clock()), threading.Event()
     clock.after(0, lambda: None)  # its own thread runs
-    monkeypatch.setattr(timers, "_shared", [clock])
-    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    process = timers._Process()
+    process.shared = clock
+    monkeypatch.setattr(timers, "_processes", {FORKS[0]: process})
+    monkeypatch.setattr("ignis.upkeep.threads._of_process", {})
     time.sleep(0.05)
-    monkeypatch.setattr("ignis.upkeep.threads._process", [SharedThreads()])
+    monkeypatch.setattr("ignis.upkeep.threads._of_process", {})
     refused = no_threads(monkeypatch, 2)
     run_soon(ran.set)
     assert ran.wait(WAIT_S)
@@ -109,13 +112,14 @@ def test_a_thread_too_few_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_timers_go_off_in_the_order_of_their_times() -> None:
-    clock, made, last = Timers(Clock()), [], threading.Event()
+    by_hand, made = ManualClock(), []
+    clock = Timers(by_hand)
     for number in (5, 1, 3, 2, 4):
-        clock.after(number * 0.05, lambda number=number: made.append(number))  # type: ignore[misc]
-    clock.after(0.05, lambda: made.append(0)).cancel()
-    clock.after(0.35, last.set)
-    assert last.wait(WAIT_S)
-    assert made == [1, 2, 3, 4, 5]
+        clock.after(number * 60, lambda number=number: made.append(number))  # type: ignore[misc]
+    clock.after(60, lambda: made.append(0)).cancel()
+    for last in range(1, 6):
+        by_hand.advance(60)
+        eventually(lambda: made == list(range(1, last + 1)))  # noqa: B023
 
 
 def test_timers_of_a_clock_by_hand_go_by_it() -> None:
@@ -179,6 +183,6 @@ def test_outcomes_of_a_queue_that_was_idle_are_stored(app: ignis.Ignis, monkeypa
     app.start()
     for number in range(40):
         queue.publish(number)
-        eventually(lambda: queue.consumer is not None and queue.consumer.counts["handled"] == number + 1)  # noqa: B023
+        eventually(lambda: queue.consumer is not None and queue.consumer.counts.handled == number + 1)  # noqa: B023
         time.sleep(0.003 * (number % 3))
     assert app.stop() is True

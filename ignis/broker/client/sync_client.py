@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import ssl
@@ -34,21 +33,12 @@ from ignis.errors import (
     StoreUnreachableError,
 )
 from ignis.native.wire import pack_pointers
+from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["Subscription", "SyncClient"]
 
 T = TypeVar("T")
-
-_forks = [0]
-"""How often this process and its ancestors were forked off. Quicker to ask for than the process's number."""
-
-
-def _in_child() -> None:
-    _forks[0] += 1
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class SyncClient:
@@ -67,7 +57,7 @@ class SyncClient:
         self.connects = 0
         self.late_answers = 0
         self._tracking = ClaimTracker(self, keeps=False)
-        self._forks = _forks[0]
+        self._forks = FORKS[0]
         self._connecting = threading.Lock()
         self._link: SyncConnection | None = None
         self._closed = False
@@ -215,11 +205,11 @@ class SyncClient:
     @property
     def forked(self) -> bool:
         """Whether this is a child of the process that made the client."""
-        return self._forks != _forks[0]
+        return self._forks != FORKS[0]
 
     def check(self) -> None:
         """Raises ForkedHandleError, ClosedError."""
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             raise ForkedHandleError("this client was made before fork(); make another in the child")
         if self._closed:
             raise ClosedError("the client is closed")

@@ -47,7 +47,7 @@ def _create(asked: Asked) -> Reply:
     settings = dict(head.settings)
     kind = bytes if settings.get("codec") == "raw" else None
     # A queue object of its own: that of another request may have been made with other settings.
-    queue: Queue[Any] = Queue(asked.app.app, head.name, kind, settings)
+    queue: Queue[Any] = Queue(asked.app.app.context, head.name, kind, settings)
     queue.open()
     asked.app.forget(head.name)
     return Reply(_RESULT, pack(_described(_record(asked.app, head.name))))

@@ -16,11 +16,11 @@ import threading
 import time
 import traceback
 from multiprocessing import resource_tracker, spawn
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from ignis.consumer.handler import Failure, HandlerSpec, Runner, failure_of
+from ignis.consumer.handler import Failure, failure_of
 from ignis.consumer.handler_log import cut
 from ignis.consumer.outcome import attempts_of
 from ignis.consumer.pools.base import (
@@ -32,15 +32,13 @@ from ignis.consumer.pools.base import (
     COMMAND_STARTED,
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
+from ignis.consumer.registered import Registered, registered
 from ignis.errors import ConfigError, MainGuardError, PeerDiedError
 from ignis.escaping import escape_uncaught
 from ignis.history import extended, type_name
 from ignis.main_guard import running_again
 from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
-
-if TYPE_CHECKING:
-    from ignis.queue import Queue
 
 __all__ = [
     "NOTE_COUNT",
@@ -138,7 +136,8 @@ def entry(spec: ChildSpec) -> None:
     outbox = Channel.open(spec.outbox, role="producer")
     try:
         _prepare(spec)
-        queue, runner, handler = find_handler(spec.module, spec.name, spec.queue, spec.codec)
+        found = find_handler(spec.module, spec.name, spec.queue)
+        runner, handler = found.make_runner(spec.codec), found.spec
     except BaseException as exc:
         # Said in the parent's log, in its form: what stands on stderr beside it no collector of logs can read.
         said = (logging.ERROR, "start", cut(f"worker process of {spec.queue} cannot start\n{_trace(exc)}"))
@@ -180,7 +179,7 @@ def entry(spec: ChildSpec) -> None:
     try:
         loop.run()
     finally:
-        queue.app.close_quietly()
+        found.close()
         inbox.close()
         outbox.close()
     sys.exit(0)
@@ -225,22 +224,16 @@ def _watch_parent(parent_pid: int) -> None:
     os._exit(1)
 
 
-def find_handler(module: str, name: str, queue_name: str, codec: str) -> tuple[Queue[Any], Runner, HandlerSpec]:
+def find_handler(module: str, name: str, queue: str) -> Registered:
     """Imports the module that registered the handler, as the parent did, and looks the handler up by its own name:
     a name from a message is never imported."""
     target: Any = importlib.import_module(module)
     for part in name.split("."):
         target = getattr(target, part)
-    registered = vars(target).setdefault("__ignis_handlers__", {})
-    if queue_name not in registered:
-        # A handler of many queues: which of them there are is the store's knowledge, which the parent has looked at.
-        for template in getattr(target, "__ignis_templates__", ()):
-            template.adopt(queue_name)
-            break
-    if queue_name not in registered:
-        raise ConfigError(f"{module}.{name} is not registered as the handler of queue {queue_name!r} when imported")
-    queue, spec = registered[queue_name]
-    return queue, queue.make_runner(spec, codec), spec
+    found = registered(target, queue)
+    if found is None:
+        raise ConfigError(f"{module}.{name} is not registered as the handler of queue {queue!r} when imported")
+    return found
 
 
 class _ChildSink:

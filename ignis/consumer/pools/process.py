@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import shutil
@@ -39,6 +38,7 @@ from ignis.exit_status import ending
 from ignis.history import parsed
 from ignis.message import REASON_CRASH
 from ignis.native import Channel, process_start_time
+from ignis.process_hooks import at_exit
 from ignis.stacks import start_thread
 
 __all__ = ["ProcessPool"]
@@ -281,6 +281,7 @@ class ProcessPool(Pool):
         """Processes in a row that ended before they were ready."""
         self.start_error: str | None = None
         """Why the last of them did."""
+        at_exit(_kill_at_exit)
         _open.add(self)
 
     @property
@@ -435,7 +436,6 @@ class ProcessPool(Pool):
 _open: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
-@atexit.register
 def _kill_at_exit() -> None:
     # They would notice that their parent is gone, but not before they have finished what they are at.
     for pool in list(_open):

@@ -17,7 +17,7 @@ from ignis.spark.pipeline.export import ExportSummary, export
 from ignis.spark.pipeline.folders import read_exported
 from ignis.spark.pipeline.ingest import IngestSummary, ingest
 from ignis.spark.pipeline.page import write_page
-from ignis.spark.pipeline.progress import Progress, Step
+from ignis.spark.pipeline.progress import Progress, Shown, Step
 from ignis.spark.pipeline.report import SidelineReport, sideline_report, write_csv
 from ignis.spark.pipeline.session import session
 from ignis.spark.pipeline.target import Target
@@ -27,6 +27,7 @@ __all__ = [
     "ExportSummary",
     "IngestSummary",
     "Progress",
+    "Shown",
     "SidelineReport",
     "Step",
     "Target",

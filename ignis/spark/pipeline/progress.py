@@ -7,13 +7,13 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from ignis import errors
 from ignis.errors import IgnisError
 from ignis.spark._pyspark import Py4JJavaError, PySparkException, SparkSession
 
-__all__ = ["Progress", "Step", "watched"]
+__all__ = ["Progress", "Shown", "Step", "watched"]
 
 _LOOK_S = 0.25
 _OURS = re.compile(r"(?:ignis\.errors\.)?([A-Za-z]+): (.*)")
@@ -47,6 +47,43 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Something that is about to be done otherwise than may be expected, in words."""
+
+
+class _Part(Protocol):
+    def done(self, count: int, total: int | None = None, says: str | None = None) -> None: ...
+
+    def end(self, count: int | None) -> None: ...
+
+
+class _Display(Protocol):
+    def phase(self, title: str, total: int | None = None) -> contextlib.AbstractContextManager[_Part]: ...
+
+    def note(self, text: str) -> None: ...
+
+
+class Shown(Progress):
+    """Shows the steps on a display for people: `ignis.progress.Progress`."""
+
+    def __init__(self, display: _Display) -> None:
+        self._display = display
+        self._open = contextlib.ExitStack()
+        self._part: _Part | None = None
+
+    def begin(self, step: Step) -> None:
+        self._open.close()
+        self._part = self._open.enter_context(self._display.phase(step.title))
+
+    def tasks(self, step: Step, done: int, total: int) -> None:
+        if self._part is not None:
+            self._part.done(done, total, f"{done:,} of {total:,} tasks")
+
+    def end(self, step: Step) -> None:
+        if self._part is not None:
+            self._part.end(step.count)
+        self._open.close()
+
+    def note(self, text: str) -> None:
+        self._display.note(text)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from tenacity import Retrying, retry_if_exception, retry_if_result, stop_after_a
 
 from ignis.config import check_file
 from ignis.errors import IgnisError, NamespaceNotFoundError, RecordTooLargeError, StoreUnreachableError
+from ignis.process_hooks import on_fork
 from ignis.storage.aerospike.options import AerospikeOptions
 from ignis.storage.aerospike.status_codes import (
     AUTHENTICATION,
@@ -136,6 +136,7 @@ class Connection:
             self.close()
             raise NamespaceNotFoundError(namespace, tuple(sorted(known)))
 
+        on_fork(in_child=_in_child)
         _connections.add(self)
 
     def keep_for_ever(self) -> None:
@@ -484,6 +485,3 @@ def _in_child() -> None:
     for connection in list(_connections):
         connection.keep_for_ever()
     _connections.clear()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ignis.errors import ClosedError, ForkedHandleError, WaitTimeoutError
+from ignis.process_hooks import FORKS
 from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.layout import SetNames
 
 __all__ = ["StoreContext"]
-
-_forks = [0]
-
-
-def _in_child() -> None:
-    _forks[0] += 1
-
-
-os.register_at_fork(after_in_child=_in_child)
 
 
 class StoreContext:
@@ -42,16 +33,16 @@ class StoreContext:
         self._changed = threading.Condition(self._mutex)
         self._inside = 0
         self._closed = False
-        self._forks = _forks[0]
+        self._forks = FORKS[0]
 
     @property
     def forked(self) -> bool:
         """Whether this process is a child of the one that opened the store."""
-        return self._forks != _forks[0]
+        return self._forks != FORKS[0]
 
     def enter(self) -> None:
         """Begins a call. Raises ForkedHandleError, ClosedError."""
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             raise ForkedHandleError("this store was opened before fork(); open another in the child")
         with self._mutex:
             if self._closed:

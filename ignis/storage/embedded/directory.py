@@ -5,7 +5,6 @@ After ``fork`` the child has none of it: it opens its own.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
 from ignis.native.store import Log
+from ignis.process_hooks import at_exit, on_fork
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.atomic_files import sync_directory
 from ignis.storage.embedded.clock import open_clock
@@ -242,6 +242,8 @@ def fork_generation() -> int:
 def open_directory(path: Path, options: StoreOptions) -> Directory:
     """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`."""
     key = path.resolve()
+    on_fork(before=_before_fork, in_parent=_in_parent, in_child=_in_child)
+    at_exit(_at_exit)
     process = _process[0]
     with process.lock:
         directory = process.opened.get(key)
@@ -292,12 +294,6 @@ def _in_child() -> None:
         directory.abandon()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-
-
 def _at_exit() -> None:
     for directory in list(_process[0].opened.values()):
         directory.flush_interval()
-
-
-atexit.register(_at_exit)

@@ -71,6 +71,11 @@ class NothingWritten(FileDamaged):
     """There is no header: whoever began the file is at it, or died before anything in it counted."""
 
 
+def _swapped(value: int, width_bytes: int) -> int:
+    """As a machine of the other byte order reads it."""
+    return int.from_bytes(value.to_bytes(width_bytes, "little"), "big")
+
+
 class FileOfAnotherVersion(Exception):
     """A file is whole, and of a version that this one does not read."""
 
@@ -301,10 +306,10 @@ class Checkpoint:
                 raise FileDamaged(f"it has {len(head)} bytes, less than a header")
             magic, version, order, generation, position, store, size, image_crc, _ = _CHECKPOINT.unpack_from(head)
             (crc,) = struct.unpack_from("=I", head, _CHECKPOINT.size)
-            if magic != _CHECKPOINT_MAGIC:
-                raise FileDamaged("it does not begin as a checkpoint does")
-            if order != _BYTE_ORDER_MARK:
+            if (magic, order) == (_swapped(_CHECKPOINT_MAGIC, 8), _swapped(_BYTE_ORDER_MARK, 4)):
                 raise FileOfAnotherVersion(f"it was made on a machine of another byte order than {sys.byteorder}")
+            if (magic, order) != (_CHECKPOINT_MAGIC, _BYTE_ORDER_MARK):
+                raise FileDamaged("it does not begin as a checkpoint does")
             if crc != crc32c(head[: _CHECKPOINT.size]):
                 raise FileDamaged("the checksum of its header does not hold")
             if version != _CHECKPOINT_VERSION:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ignis.errors import ClosedError, ForkedHandleError, WaitTimeoutError
+from ignis.process_hooks import FORKS, on_fork
 from ignis.storage.checks import check_epoch, check_scope, draw_incarnation
 from ignis.storage.clock import StoreClock
 from ignis.storage.expired_log import ExpiredLog
@@ -116,20 +116,11 @@ class Content:
 
 _named: dict[str, Content] = {}
 _named_lock = threading.Lock()
-_forks = [0]
 
 
 def _in_child() -> None:
-    _forks[0] += 1
     _named.clear()
     _named_lock.release()
-
-
-os.register_at_fork(
-    before=_named_lock.acquire,
-    after_in_parent=_named_lock.release,
-    after_in_child=_in_child,
-)
 
 
 class StoreContext:
@@ -143,6 +134,7 @@ class StoreContext:
 
     def __init__(self, name: str, scope: str, clock: StoreClock) -> None:
         if name:
+            on_fork(before=_named_lock.acquire, in_parent=_named_lock.release, in_child=_in_child)
             with _named_lock:
                 self.content = _named.setdefault(name, Content())
         else:
@@ -153,12 +145,12 @@ class StoreContext:
         self.expired_log = ExpiredLog()
         self.closed = False
         self.waiting = 0
-        self._forks = _forks[0]
+        self._forks = FORKS[0]
 
     @contextmanager
     def open_content(self) -> Iterator[Content]:
         """The content, locked. Raises ForkedHandleError, ClosedError."""
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             raise ForkedHandleError("this store was opened before fork(); open another in the child")
         with self.content.changed:
             if self.closed:
@@ -173,7 +165,7 @@ class StoreContext:
 
     def close(self, timeout: float) -> None:
         """Ends what waits. Idempotent; nothing in the child of a fork. Raises WaitTimeoutError."""
-        if self._forks != _forks[0]:
+        if self._forks != FORKS[0]:
             return
         with self.content.changed:
             self.closed = True

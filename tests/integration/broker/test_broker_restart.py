@@ -48,7 +48,7 @@ while not (folder / "stop").exists():
     time.sleep(0.02)
 consumer = queue.consumer
 app.stop()
-print(consumer.counts["late_acks"], flush=True)
+print(consumer.counts.late_acks, flush=True)
 app.close()
 """
 

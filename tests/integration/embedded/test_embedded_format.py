@@ -8,6 +8,7 @@ import pytest
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
 from ignis.storage import open_store
+from ignis.storage.embedded.check import check_store
 from tests.support.embedded import Child
 
 pytestmark = pytest.mark.integration
@@ -69,6 +70,33 @@ def test_a_file_of_a_later_version_is_refused_and_not_touched(tmp_path: Path, ki
     for name in [name for name in before if name.startswith("control-")]:  # made anew at each opening
         del before[name], after[name]
     assert after == before
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["damaged", "of another machine"])
+def test_the_byte_order_of_a_checkpoint(tmp_path: Path, swapped: bool) -> None:
+    """A mark that is damaged costs the checkpoint, not the store; one of a machine of the other byte order is refused."""
+    from ignis.native.store import Log
+
+    path = tmp_path / "store"
+    open_store(f"embedded://{path}").close()
+    log = Log(str(path / "sync"))
+    log.checkpoint()
+    log.close()
+    [one] = (path / "sync").glob("checkpoint-*")
+    head = bytearray(one.read_bytes())
+    if swapped:
+        head[:8], head[12:16] = head[7::-1], head[15:11:-1]
+    else:
+        head[12] ^= 0x40
+    one.write_bytes(head)
+    if swapped:
+        with pytest.raises(StoreFormatError):
+            open_store(f"embedded://{path}")
+        with pytest.raises(StoreFormatError, match="another byte order"):
+            check_store(path)
+    else:
+        assert [problem.code for one in check_store(path).classes for problem in one.problems] == ["checkpoint-damaged"]
+        open_store(f"embedded://{path}").close()
 
 
 def test_a_directory_of_something_else(tmp_path: Path) -> None:

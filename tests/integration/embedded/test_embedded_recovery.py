@@ -348,7 +348,7 @@ def test_a_drop_is_whole(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["newest", "both", "gone"])
-@pytest.mark.parametrize("place", [5, 40, -1])
+@pytest.mark.parametrize("place", [5, 13, 40, -1])
 def test_a_damaged_checkpoint_costs_nothing(path: Path, which: str, place: int) -> None:
     with open_at(path) as store:
         store.magazines.declare("m", 1)

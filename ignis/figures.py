@@ -1,0 +1,124 @@
+"""Every figure of a queue: its name in `stats`, whether it only rises, and its metric.
+
+A figure is declared here and set where the thing happens. `Queue.stats`, the metrics and the sums over the processes of a
+supervisor follow from the declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ignis.storage.base import ShardState
+
+__all__ = ["CONSUMER", "QUEUE", "SHOVEL", "ConsumerFigures", "Figure", "depths"]
+
+
+class Figure(NamedTuple):
+    """One figure.
+
+    Attributes:
+        name: in ``stats``.
+        rises: whether it only rises, and stays when a process ends; else it is a state of the moment.
+        metric: its name for Prometheus, without ``_total``; empty = none.
+        says: what it is.
+    """
+
+    name: str
+    rises: bool
+    metric: str = ""
+    says: str = ""
+
+
+def _rises(metric: str = "", says: str = "", default: Any = 0) -> Any:
+    return dataclasses.field(default=default, metadata={"rises": True, "metric": metric, "says": says})
+
+
+def _now(metric: str = "", says: str = "", default: Any = 0) -> Any:
+    return dataclasses.field(default=default, metadata={"rises": False, "metric": metric, "says": says})
+
+
+@dataclasses.dataclass(slots=True)
+class ConsumerFigures:
+    """Of one consumer since its start. Each counter is written by one thread at a time.
+
+    Each is there from the start, with 0: what appears with its first event shows no rise.
+    """
+
+    concurrency: int = _now("ignis_consumers", "Workers asked for here.")
+    workers: int = _now()
+    in_flight: int = _now()
+    in_flight_bytes: int = _now("ignis_direct_used_bytes", "Bytes of messages in memory here, claimed, not finished.")
+    paused: bool = _now(default=False)
+    handle_s: float = _now(default=0.0)
+    lost_threads: int = _now("ignis_lost_threads", "Threads given up that still run here.")
+    failed_starts: int = _now("ignis_failed_starts", "Worker processes in a row that could not start here.")
+    start_error: str | None = _now(default=None)
+    timed_s: float = _rises(default=0.0)
+    worker_deaths: int = _rises("ignis_worker_deaths", "Worker processes of pool=process that died.")
+    handled: int = _rises("ignis_consumed", "Messages handled or dropped here, and acknowledged.")
+    sidelined: int = _rises()
+    fetched: int = _rises("ignis_claimed_messages", "Messages in those claims.")
+    claims: int = _rises("ignis_claims", "Claims that found something here.")
+    late_acks: int = _rises("ignis_late_acknowledgements", "Messages taken away while they were being handled here.")
+    ack_errors: int = _rises("ignis_acknowledgement_errors", "Acknowledgements that the store refused at first.")
+    fetch_errors: int = _rises("ignis_claim_errors", "Claims that the store refused at first.")
+    renewals: int = _rises()
+    renew_errors: int = _rises()
+    reloaded: int = _rises()
+    expired: int = _rises()
+    timed: int = _rises()
+    sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Of `sidelined`: by reason. In ``stats`` as ``sidelined_<reason>``, from the first on."""
+
+    def counted(self) -> dict[str, Any]:
+        """What only rises, by name."""
+        own = {one.name: getattr(self, one.name) for one in CONSUMER if one.rises}
+        return {**own, **{f"sidelined_{reason}": count for reason, count in dict(self.sidelined_by).items()}}
+
+    def all(self) -> dict[str, Any]:
+        """Every figure, by name."""
+        return {**{one.name: getattr(self, one.name) for one in CONSUMER if not one.rises}, **self.counted()}
+
+
+CONSUMER = tuple(Figure(one.name, **one.metadata) for one in dataclasses.fields(ConsumerFigures) if one.metadata)
+"""Of a consumer: ``stats()["consumer"]``."""
+
+SHOVEL = (
+    Figure("waiting", False, "ignis_sideline_waiting",
+           "Messages in the sideline that only a person brings back, at the last pass here."),
+    Figure("moved", True, "ignis_shovelled", "Messages brought back from the sideline here."),
+    Figure("returned", True, "ignis_returned", "Of these: by the schedule."),
+    Figure("kept", True),
+    Figure("refused", True),
+)  # fmt: skip
+"""Of a shovel: ``stats()["shovel"]``. Each process has seen the same sideline, so that what waits there is not summed."""
+
+QUEUE = (
+    Figure("pending", False, "ignis_queue_pending", "Messages that wait in the queue."),
+    Figure("sideline", False, "ignis_queue_sideline", "Messages that wait in the sideline."),
+    Figure("in_flight", False, "ignis_inflight_count", "Messages claimed and not finished, by anybody."),
+    Figure("sideline_in_flight", False),
+    Figure("oldest_age_s", False, "ignis_oldest_age_seconds",
+           "Age of the oldest waiting message; 0 when none waits."),
+    Figure("paused", False, "ignis_queue_paused", "1 while the fleet's consumers are paused."),
+    Figure("published", True, "ignis_published", "Messages made durable here."),
+    Figure("swept", True, "ignis_swept", "Abandoned messages that any sweeper recovered."),
+    Figure("expired", True, "ignis_expired", "Messages that ran out of time in the queue, whoever retired them."),
+    Figure("sideline_expired", True, "ignis_sideline_expired", "Messages that ran out of time in the sideline, likewise."),
+)  # fmt: skip
+"""Of a queue: ``stats()``. All but ``published`` and ``paused`` are the store's."""
+
+
+def depths(main: Sequence[ShardState], sideline: Sequence[ShardState]) -> dict[str, int]:
+    """What the store says of a queue's two magazines, summed over their shards."""
+    return {
+        "pending": sum(one.pending for one in main),
+        "in_flight": sum(one.in_flight for one in main),
+        "sideline": sum(one.pending for one in sideline),
+        "sideline_in_flight": sum(one.in_flight for one in sideline),
+        "expired": sum(one.expired for one in main),
+        "sideline_expired": sum(one.expired for one in sideline),
+    }
