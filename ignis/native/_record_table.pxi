@@ -1,4 +1,4 @@
-# The last part of record.pyx: many records as columns.
+# Many records as columns. The last part of record.pyx.
 
 cdef bytes new_bytes(size_t size):
     return PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size)
