@@ -25,10 +25,10 @@ SIDELINE = "q" + SIDELINE_SUFFIX
 
 CONSUMER = """
 import os, signal, sys
-from ignis.broker.endpoint import Endpoint
-from ignis.broker.sync_client import SyncClient
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.sync_client import SyncClient
 from ignis.native import Record
-client = SyncClient(Endpoint("127.0.0.1", int(sys.argv[1])), {"timeout_s": float(sys.argv[2])})
+client = SyncClient(BrokerAddress("127.0.0.1", int(sys.argv[1])), {"timeout_s": float(sys.argv[2])})
 while True:
     found = client.consume("q", 1, wait_s=float(sys.argv[2]))
     for claim in found.claims:

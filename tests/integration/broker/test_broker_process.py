@@ -135,9 +135,9 @@ def test_nothing_acknowledged_is_lost_when_it_is_killed(url: str) -> None:
 def test_a_killed_clients_messages_go_to_another(url: str) -> None:
     program = (
         "import sys, time\n"
-        "from ignis.broker.client.address import Endpoint\n"
+        "from ignis.broker.client.address import BrokerAddress\n"
         "from ignis.broker.client.sync_client import SyncClient\n"
-        "client = SyncClient(Endpoint('127.0.0.1', int(sys.argv[1])))\n"
+        "client = SyncClient(BrokerAddress('127.0.0.1', int(sys.argv[1])))\n"
         "print(client.consume('q', 10, wait_s=20).total(), flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -50,10 +50,10 @@ def test_every_request_is_answered_once(broker: RunningBroker) -> None:
     """In the order of the commands' numbers, which destroys nothing before it is used; what the store says to it is open."""
     left_out = {"CONNECT", "DISCONNECT"}
     tables = (by_hand.REQUESTS, by_hand.FEWEST, by_hand.OTHER_FORMS, by_hand.LATER_FIELDS)
-    requests = [(one, body) for table in tables for one, body in table.items() if one[0] not in left_out]
+    asked = [(one, body) for table in tables for one, body in table.items() if one[0] not in left_out]
     subscribed = 0
     with greeted(broker.port) as wire:
-        for number, ((name, command), body) in enumerate(requests, 100):
+        for number, ((name, command), body) in enumerate(asked, 100):
             wire.raw(by_hand.frame(command, number, body))
             answered, request_id, payload = wire.receive()
             while request_id == subscribed:  # a delivery, or its end when the queue is deleted
