@@ -135,12 +135,13 @@ class Shovel:
     def run_scheduled(self) -> ShovelResult:
         """A pass of the schedule: what has not come back ``max_returns`` times. Where nothing may, nothing is claimed."""
         limit = self._queue.settings.max_returns
-        if self._returning(limit):
+        waiting = self._all_waiting(limit)
+        if waiting is None:
             result = self._pass(None, None, None, None, limit)
             self.returned += result.moved
         else:
-            result = ShovelResult(kept=self._queue.sideline.pending())
-            result.waiting = result.kept
+            result = ShovelResult(kept=waiting)
+            result.waiting = waiting
         if result.waiting > self.waiting:
             log.warning(
                 "%d message(s) in the sideline of %s do not come back by themselves any more (max_returns = %d): they wait "
@@ -149,9 +150,18 @@ class Shovel:
         self.waiting = result.waiting
         return result
 
-    def _returning(self, limit: int) -> bool:
-        """Whether any message in the sideline may come back by the schedule. Reads until one is found, claims nothing."""
-        return limit > 0 and any(_coming_back(record, None, limit) is not None for _, _, record in self._pending())
+    def _all_waiting(self, limit: int) -> int | None:
+        """How many messages the sideline has when none of them may come back by the schedule; None when one may.
+
+        Claims nothing. What is counted is what was read: a message that fails meanwhile is the next pass's."""
+        if limit <= 0:
+            return self._queue.sideline.pending()
+        seen = 0
+        for _, _, record in self._pending():
+            if _coming_back(record, None, limit) is not None:
+                return None
+            seen += 1
+        return seen
 
     def _pass(
         self,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ignis.errors import ConfigError, QueueMismatchError
 from ignis.spark._pyspark import AnalysisException, SparkSession
-from ignis.spark.drain import owner_of
+from ignis.spark.drain_task import owner_of
 from ignis.spark.offsets import Offset, incarnations
 from ignis.spark.queue_path import find_place
 from ignis.spark.source import retire_batch

@@ -24,7 +24,7 @@ import pyarrow as pa
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.spark._pyspark import StructType
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.drain import Drained, struct_of
+from ignis.spark.drain_task import Drained, struct_of
 from ignis.spark.ids import ids_of_column
 from ignis.spark.parse_body import fields_of, parse_lines
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing

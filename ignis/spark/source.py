@@ -25,7 +25,7 @@ from ignis.spark._pyspark import (
     SupportsTriggerAvailableNow,
 )
 from ignis.spark.columns import MESSAGE_SCHEMA
-from ignis.spark.drain import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
+from ignis.spark.drain_task import COMMIT_AT_ONCE, claim_all, keep_renewing, owner_of, pieces, retire
 from ignis.spark.offsets import (
     Incarnations,
     Offset,

@@ -14,7 +14,7 @@ from typing import Any
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import Column, DataFrame, SparkSession, StructType
 from ignis.spark.columns import to_messages
-from ignis.spark.drain import Drained, new_job
+from ignis.spark.drain_task import Drained, new_job
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
 from ignis.spark.queue_path import find_place, make_place
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID

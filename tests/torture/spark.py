@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from ignis.errors import StoreFailedError
 from ignis.native import Record
-from ignis.spark import drain, publish, resume
+from ignis.spark import drain, drain_task, publish, resume
 from ignis.spark.columns import MESSAGE_SCHEMA, to_messages
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
 from ignis.spark.queue_path import close_stores, make_place
@@ -183,7 +183,7 @@ def commit_failed(spark: Any, directory: Path, at: int, late: bool) -> Found:
     url, out = f"embedded://{directory}/store", f"{directory}/out"
     publish(rows(spark, 600), url, QUEUE, id="id").collect()
     drained = drain(spark, url, QUEUE, schema="id long", job="job")
-    drained._to_retire = list(drain.pieces(drained.runs, 100))
+    drained._to_retire = list(drain_task.pieces(drained.runs, 100))
     drained.df.select("id").write.parquet(out)
     inner = drained._magazines
     drained._magazines = Failing(inner, at, late)  # type: ignore[assignment]

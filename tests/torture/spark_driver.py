@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ignis.spark import drain
+from ignis.spark import drain, drain_task
 from tests.support import spark as spark_support
 
 
@@ -40,7 +40,7 @@ def main(url: str, out: str, point: str, commits: int) -> None:
         drained.df.select("id").write.mode("overwrite").parquet(out)
         if point == "written":
             os.kill(os.getpid(), signal.SIGKILL)
-        drained._to_retire = list(drain.pieces(drained.runs, 100))
+        drained._to_retire = list(drain_task.pieces(drained.runs, 100))
         drained._magazines = Dying(drained._magazines, commits)  # type: ignore[assignment]
         drained.commit()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -263,6 +264,22 @@ def test_what_waits_does_not_hold_back_what_may_return(app: ignis.Ignis) -> None
     result = queue.shovel.run_scheduled()
     assert (result.moved, result.kept, result.waiting) == (2, 3, 3)
     assert sorted(one.message for one in queue.main.peek(9)) == [3, 4]
+
+
+def test_what_fails_while_the_schedule_looks_is_not_taken_for_waiting(
+    app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = app.queue("jobs", int, shards=1, shovel_interval=0, max_returns=2)
+    pending = queue.shovel._pending
+
+    def look() -> Iterator[tuple[int, int, bytes | None]]:
+        yield from pending()
+        fill(queue, 1)
+
+    monkeypatch.setattr(queue.shovel, "_pending", look)
+    assert queue.shovel.run_scheduled().waiting == 0
+    monkeypatch.undo()
+    assert queue.shovel.run_scheduled().moved == 1
 
 
 @pytest.mark.parametrize(

@@ -40,4 +40,4 @@ class BrokerAddress(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self.host}:{self.port} {self.farm_id}/{self.client_id} user={self.user!r}>"
+        return f"<BrokerAddress {self.host}:{self.port} {self.farm_id}/{self.client_id} user={self.user!r}>"

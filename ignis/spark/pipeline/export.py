@@ -18,7 +18,7 @@ import msgspec
 from ignis.errors import ConfigError, IgnisError
 from ignis.spark._pyspark import Column as Expression
 from ignis.spark._pyspark import DataFrame, SparkSession, functions
-from ignis.spark.drain import Drained, retire
+from ignis.spark.drain_task import Drained, retire
 from ignis.spark.offsets import check_incarnations, incarnations
 from ignis.spark.pipeline.checks import (
     PROBLEMS,

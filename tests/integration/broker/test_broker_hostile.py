@@ -80,7 +80,7 @@ def test_every_limit_of_the_page_has_a_test() -> None:
     rows = re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[2:]
     assert set(rows) == set(LIMITS)
     for module, name in LIMITS.values():
-        assert callable(getattr(importlib.import_module(f"tests.integration.{module}"), name))
+        assert callable(getattr(importlib.import_module(f"tests.integration.broker.{module}"), name))
 
 
 def greeted(port: int) -> Wire:

@@ -121,7 +121,7 @@ def test_a_commit_of_good_bodies_asks_nobody(
     spark: Any, embedded_url: str, new_app: MakeApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_app(embedded_url).queue("q", dict).publish_many([{"a": number} for number in range(1_000)])
-    monkeypatch.setattr("ignis.spark.drain.put_aside", None)
+    monkeypatch.setattr("ignis.spark.drain_task.put_aside", None)
     with drain(spark, embedded_url, "q", schema="a long", partition_rows=300) as drained:
         assert drained.df.count() == 1_000
         assert drained.df.groupBy().sum("a").first()[0] == 499_500

@@ -24,7 +24,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as F  # noqa: E402, N812
 
 from ignis.spark import Committed, drain, publish, resume  # noqa: E402
-from ignis.spark.drain import pieces  # noqa: E402
+from ignis.spark.drain_task import pieces  # noqa: E402
 from ignis.spark.read_task import cut_runs  # noqa: E402
 from ignis.storage.base import Run  # noqa: E402
 
