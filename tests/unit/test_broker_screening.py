@@ -24,7 +24,8 @@ from ignis.broker.protocol.payloads import (
     pack_send_batch,
     unpack,
 )
-from ignis.broker.protocol.screening import HEAD_BYTES, LARGE, name_at_head
+from ignis.broker.protocol.screening import HEAD_BYTES, name_at_head
+from ignis.broker.protocol.table import LARGE
 from ignis.errors import PermissionDeniedError
 from ignis.native import PackedBatch, decode_frames, encode_frame, encode_record
 from ignis.native.wire import ReadArea

@@ -64,7 +64,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.broker.protocol": (
         "commands in_flight",
         "payloads",
-        "errors screening table",
+        "errors table",
+        "screening",
         "machine",
     ),
     "ignis.broker.server": (
@@ -80,8 +81,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "dispatcher",
         "publish_buffer",
         "application",
-        "caller metrics",
-        "permission_check",
+        "held_claims metrics",
+        "caller",
+        "broker_commands permission_check",
         "calls publish_commands",
         "claim_commands lock_commands queue_commands store_commands",
         "command_table consumer_commands",

@@ -20,8 +20,9 @@ from ignis.broker.client.async_connection import AsyncConnection, Stream, answer
 from ignis.broker.client.pending_acks import MOST_OPEN
 from ignis.broker.client.reconnect import Telling, explained, retry_rules, speaks_tls
 from ignis.broker.client.requests import ClientRequest, Ttl
-from ignis.broker.protocol.commands import FINISHING, Command
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import Answer, State
+from ignis.broker.protocol.table import FINISHING
 from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
     ClosedError,
@@ -32,7 +33,6 @@ from ignis.errors import (
     StoreUnreachableError,
 )
 from ignis.native import ANY_SHARD, PackedBatch
-from ignis.native.wire import pack_pointers
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["AsyncClient", "AsyncSubscription"]
@@ -177,8 +177,7 @@ class AsyncClient:
 
     async def renew(self, queue: str, pointers: Pointers) -> int:
         """See `SyncClient.renew`."""
-        lost = await self.ask(requests.renew_claims(queue, pack_pointers(pointers), ""))
-        return sum(stop - start for _, start, stop in lost)
+        return await self.ask(requests.renew_own(queue, pointers))
 
     async def ack_soon(self, queue: str, pointers: Pointers) -> None:
         """`ack` that does not wait for the answer: the next request follows at once, in this order.

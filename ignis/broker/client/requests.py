@@ -11,11 +11,13 @@ from functools import lru_cache
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import OWN_TTL, Command
 from ignis.broker.protocol.machine import Undo
 from ignis.broker.protocol.payloads import pack, unpack, unpack_send_ack, unpack_value
+from ignis.broker.protocol.table import TABLE
 from ignis.config import MAX_EXPIRY_S, check_number, check_whole, shown
 from ignis.errors import ConfigError
 from ignis.message import MAX_ERROR_CHARS
@@ -96,13 +98,29 @@ def _nothing(payload: bytes) -> None:
     return None
 
 
+def _reader(answer: Any) -> Callable[[bytes], Any]:
+    """What reads the value of a RESULT."""
+    return _nothing if answer is None else lambda payload: unpack_value(payload, answer)
+
+
+_ROWS = {number: (row.payload, _reader(row.answer), row.repeats) for number, row in TABLE.items()}
+
+
+def _request(command: Command, *fields: Any, bulk: bytes = b"") -> ClientRequest[Any]:
+    """The request that the table of commands describes, of the fields of its head; its answer is the value that comes."""
+    kind, read, repeats = _ROWS[command]
+    return ClientRequest(command, pack(None if kind is None else kind(*fields), bulk), read, repeats)
+
+
+def _read_as(parse: Callable[[Any], T], request: ClientRequest[Any]) -> ClientRequest[T]:
+    """The same, whose answer is made of the value that comes."""
+    read = request.parse
+    return ClientRequest(request.command, request.payload, lambda payload: parse(read(payload)), request.repeatable)
+
+
 def count_of(payload: bytes) -> int:
     """How many an answer says it were. Raises BadRequestError."""
     return int(unpack_value(payload, int))
-
-
-def _truth(payload: bytes) -> bool:
-    return bool(unpack_value(payload, bool))
 
 
 def delivered(payload: bytes) -> FireResult:
@@ -180,26 +198,25 @@ def subscribe(queue: str, credit: int, max_bytes: int) -> ClientRequest[int]:
     def undo(request_id: int, command: int, payload: bytes) -> ClientRequest[Any] | None:
         return unsubscribe(request_id) if command == Command.RESULT else _given_back(queue, payload)
 
-    return ClientRequest(Command.SUBSCRIBE, pack(payloads.Subscribe(queue, credit, max_bytes)), count_of, undo=undo)
+    return replace(_request(Command.SUBSCRIBE, queue, credit, max_bytes), undo=undo)
 
 
 def unsubscribe(subscription: int) -> ClientRequest[bool]:
-    return ClientRequest(Command.UNSUBSCRIBE, pack(payloads.Unsubscribe(subscription)), _truth)
+    return _request(Command.UNSUBSCRIBE, subscription)
 
 
 def credit(subscription: int, count: int) -> ClientRequest[None]:
-    return ClientRequest(Command.CREDIT, pack(payloads.Credit(subscription, check_whole(count, "credit", 0))), _nothing)
+    return _request(Command.CREDIT, subscription, check_whole(count, "credit", 0))
 
 
 def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> ClientRequest[FireResult]:
     """Up to ``limit`` messages; waits up to ``wait_s`` seconds for the first."""
     check_whole(limit, "limit", 1)
     check_whole(max_bytes, "max_bytes", 1)
-    head = payloads.Consume(queue, limit, int(check_number(wait_s, "wait_s", 0, 86_400) * 1000), max_bytes)
-    return ClientRequest(
-        Command.CONSUME,
-        pack(head),
-        delivered,
+    timeout_ms = int(check_number(wait_s, "wait_s", 0, 86_400) * 1000)
+    return replace(
+        _request(Command.CONSUME, queue, limit, timeout_ms, max_bytes),
+        parse=delivered,
         extra_s=max(0.0, wait_s),
         undo=lambda request_id, command, payload: _given_back(queue, payload),
     )
@@ -213,7 +230,7 @@ def _given_back(queue: str, payload: bytes) -> ClientRequest[int] | None:
 
 def ack(queue: str, pointers: Pointers | Iterable[tuple[int, Iterable[int]]]) -> ClientRequest[int]:
     """Retires messages that this connection holds; answers how many it did hold."""
-    return ClientRequest(Command.ACK, pack(payloads.Named(queue), _packed(pointers)), count_of)
+    return _request(Command.ACK, queue, bulk=_packed(pointers))
 
 
 def nack(
@@ -227,10 +244,9 @@ def nack(
 ) -> ClientRequest[int]:
     """Gives messages back, after ``delay_s`` if that is above 0; or moves them to the sideline with a reason."""
     check_number(delay_s, "delay_s", 0, MAX_EXPIRY_S)
-    head = payloads.Nack(
-        queue, "sideline" if sideline else "requeue", int(delay_s * 1000), reason, error[:MAX_ERROR_CHARS]
-    )
-    return ClientRequest(Command.NACK, pack(head, _packed(pointers)), count_of)
+    how = "sideline" if sideline else "requeue"
+    text = error[:MAX_ERROR_CHARS]
+    return _request(Command.NACK, queue, how, int(delay_s * 1000), reason, text, bulk=_packed(pointers))
 
 
 # -- queues and the broker
@@ -239,33 +255,31 @@ def nack(
 def create_queue(name: str, settings: Mapping[str, Any]) -> ClientRequest[dict[str, Any]]:
     if not isinstance(settings, Mapping):
         raise ConfigError(f"settings = {shown(settings)} is not a mapping")
-    return ClientRequest(Command.CREATE_QUEUE, pack(payloads.CreateQueue(name, dict(settings))), unpack_value, True)
+    return _request(Command.CREATE_QUEUE, name, dict(settings))
 
 
 def delete_queue(name: str, force: bool) -> ClientRequest[bool]:
-    return ClientRequest(Command.DELETE_QUEUE, pack(payloads.DeleteQueue(name, force)), _truth)
+    return _request(Command.DELETE_QUEUE, name, force)
 
 
 def list_queues(active: bool | None) -> ClientRequest[list[dict[str, Any]]]:
-    return ClientRequest(Command.LIST_QUEUES, pack(payloads.QueueList(active)), unpack_value, True)
+    return _request(Command.LIST_QUEUES, active)
 
 
 def queue_info(name: str) -> ClientRequest[dict[str, Any]]:
-    return ClientRequest(Command.QUEUE_INFO, pack(payloads.Named(name)), unpack_value, True)
+    return _request(Command.QUEUE_INFO, name)
 
 
 def node_status() -> ClientRequest[dict[str, Any]]:
-    return ClientRequest(Command.NODE_STATUS, pack(None), unpack_value, True)
+    return _request(Command.NODE_STATUS)
 
 
 def cluster_status() -> ClientRequest[list[dict[str, Any]]]:
-    return ClientRequest(Command.CLUSTER_STATUS, pack(None), unpack_value, True)
+    return _request(Command.CLUSTER_STATUS)
 
 
 def metrics() -> ClientRequest[list[tuple[str, dict[str, str], float]]]:
-    return ClientRequest(
-        Command.METRICS, pack(None), lambda data: unpack_value(data, list[tuple[str, dict[str, str], float]]), True
-    )
+    return _request(Command.METRICS)
 
 
 def ping() -> ClientRequest[bytes]:
@@ -275,181 +289,158 @@ def ping() -> ClientRequest[bytes]:
 def disconnect(give_back: bool) -> ClientRequest[None]:
     """The orderly end: with ``give_back`` what this connection holds is pending again at once, else it stays
     claimed."""
-    return ClientRequest(Command.DISCONNECT, pack(give_back), _nothing)
+    return _request(Command.DISCONNECT, give_back)
 
 
 # -- magazines
 
 
 def declare(magazine: str, shards: int, durability: str) -> ClientRequest[None]:
-    return ClientRequest(Command.DECLARE, pack(payloads.Declare(magazine, shards, durability)), _nothing, True)
+    return _request(Command.DECLARE, magazine, shards, durability)
+
+
+def _shards(shards: Sequence[int] | None) -> list[int] | None:
+    return None if shards is None else list(shards)
 
 
 def fire(
     magazine: str, limit: int, owner: str, shards: Sequence[int] | None, max_bytes: int
 ) -> ClientRequest[FireResult]:
-    head = payloads.Fire(magazine, limit, owner, None if shards is None else list(shards), max_bytes)
-
     def undo(request_id: int, command: int, payload: bytes) -> ClientRequest[int] | None:
         pointers = pointers_of(delivered(payload))
         return reload(magazine, pack_pointers(pointers)) if pointers else None
 
-    return ClientRequest(Command.FIRE, pack(head), delivered, undo=undo)
+    return replace(
+        _request(Command.FIRE, magazine, limit, owner, _shards(shards), max_bytes), parse=delivered, undo=undo
+    )
 
 
 def load_once(
     magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
 ) -> ClientRequest[list[LoadedOnce]]:
-    head = payloads.LoadOnce(magazine, ttl_milliseconds(remember_s))
-
-    def parse(payload: bytes) -> list[LoadedOnce]:
-        return [LoadedOnce(*row) for row in unpack_value(payload, list[tuple[int, int, int]])]
-
     bulk = payloads.pack_send_batch(_encoded(magazine), _ms(ttl_s), batches)
-    return ClientRequest(Command.LOAD_ONCE, pack(head, bulk), parse)
+    request = _request(Command.LOAD_ONCE, magazine, ttl_milliseconds(remember_s), bulk=bulk)
+    return _read_as(lambda rows: [LoadedOnce(*row) for row in rows], request)
 
 
-def _runs(payload: bytes) -> list[Run]:
-    return [Run(*row) for row in unpack_value(payload, list[tuple[int, int, int, int]])]
+def _runs(rows: list[tuple[int, int, int, int]]) -> list[Run]:
+    return [Run(*row) for row in rows]
 
 
 def claim(magazine: str, limit: int, owner: str, shards: Sequence[int] | None) -> ClientRequest[list[Run]]:
-    head = payloads.ClaimRequest(magazine, limit, owner, None if shards is None else list(shards))
-    return ClientRequest(Command.CLAIM, pack(head), _runs)
+    return _read_as(_runs, _request(Command.CLAIM, magazine, limit, owner, _shards(shards)))
 
 
 def held(magazine: str, owner: str) -> ClientRequest[list[Run]]:
-    return ClientRequest(Command.HELD, pack(payloads.OwnerRequest(magazine, owner)), _runs, True)
+    return _read_as(_runs, _request(Command.HELD, magazine, owner))
 
 
 def renew(magazine: str, owner: str) -> ClientRequest[bool]:
-    return ClientRequest(Command.RENEW, pack(payloads.OwnerRequest(magazine, owner)), _truth, True)
+    return _request(Command.RENEW, magazine, owner)
 
 
 def renew_claims(
     magazine: str, runs: bytes, owner: str, to_owner: str = ""
 ) -> ClientRequest[list[tuple[int, int, int]]]:
     """Answers what that owner does not hold: (shard, first, behind the last)."""
-    return ClientRequest(
-        Command.RENEW_CLAIMS,
-        pack(payloads.RenewClaims(magazine, owner, to_owner), runs),
-        lambda data: unpack_value(data, list[tuple[int, int, int]]),
-        True,
-    )
+    return _request(Command.RENEW_CLAIMS, magazine, owner, to_owner, bulk=runs)
+
+
+def renew_own(queue: str, pointers: Pointers) -> ClientRequest[int]:
+    """Starts the stuck time of messages anew; answers how many of them this client does not hold (any more)."""
+    lost = renew_claims(queue, pack_pointers(pointers), "")
+    return _read_as(lambda runs: sum(stop - start for _, start, stop in runs), lost)
 
 
 def resume(magazine: str, runs: bytes, renews: bool = False) -> ClientRequest[int]:
     """What this client holds of the magazine; whatever else is claimed in its name goes back. Answers how many are held."""
-    return ClientRequest(Command.RESUME, pack(payloads.Resume(magazine, renews), runs), count_of, True)
+    return _request(Command.RESUME, magazine, renews, bulk=runs)
 
 
 def reload(magazine: str, runs: bytes, fence: Fence | None = None) -> ClientRequest[int]:
-    return ClientRequest(Command.RELOAD, pack(payloads.Reload(magazine, fence), runs), count_of)
+    return _request(Command.RELOAD, magazine, fence, bulk=runs)
 
 
 def delete(magazine: str, runs: bytes) -> ClientRequest[int]:
-    return ClientRequest(Command.DELETE, pack(payloads.Named(magazine), runs), count_of)
+    return _request(Command.DELETE, magazine, bulk=runs)
 
 
 def delete_waiting(magazine: str, runs: bytes) -> ClientRequest[int]:
-    return ClientRequest(Command.DELETE_WAITING, pack(payloads.Named(magazine), runs), count_of)
+    return _request(Command.DELETE_WAITING, magazine, bulk=runs)
 
 
 def purge(
     magazine: str, limit: int, in_flight: bool, left: Mapping[int, tuple[int, int]] | None
 ) -> ClientRequest[Purged]:
     """One step; see `MagazineStore.purge`."""
-    head = payloads.PurgeRequest(magazine, limit, in_flight, None if left is None else dict(left))
-
-    def parse(payload: bytes) -> Purged:
-        return Purged(*unpack_value(payload, tuple[int, int, dict[int, tuple[int, int]]]))
-
-    return ClientRequest(Command.PURGE, pack(head), parse)
-
-
-def _rows(payload: bytes) -> tuple[list[Row], bool]:
-    rows, cut = unpack_value(payload, tuple[list[tuple[int, int, bytes | None]], bool])
-    return rows, cut
+    request = _request(Command.PURGE, magazine, limit, in_flight, None if left is None else dict(left))
+    return _read_as(lambda row: Purged(*row), request)
 
 
 def peek(magazine: str, runs: bytes) -> ClientRequest[tuple[list[Row], bool]]:
     """Answers rows in shard and pointer order, and whether more were left out because the answer would be too large."""
-    return ClientRequest(Command.PEEK, pack(payloads.Named(magazine), runs), _rows, True)
+    return _request(Command.PEEK, magazine, bulk=runs)
 
 
 def scan(
     magazine: str, after: Mapping[int, int], limit: int, pending_only: bool
 ) -> ClientRequest[tuple[list[Row], bool]]:
-    return ClientRequest(Command.SCAN, pack(payloads.Scan(magazine, dict(after), limit, pending_only)), _rows, True)
+    return _request(Command.SCAN, magazine, dict(after), limit, pending_only)
 
 
 def transfer(
     source: str, target: str, items: Sequence[Transfer], ttl_s: float | None, fence: Fence | None
 ) -> ClientRequest[int]:
-    plain = [tuple(item) for item in items]
     ttl_ms = -1 if ttl_s == KEEP_TTL else _ms(ttl_s)
-    head = payloads.TransferRequest(source, target, plain, ttl_ms, fence)  # type: ignore[arg-type]
-    return ClientRequest(Command.TRANSFER, pack(head), count_of)
+    return _request(Command.TRANSFER, source, target, [tuple(item) for item in items], ttl_ms, fence)
 
 
 def abandoned(
     magazine: str, shard: int, fired_before_ms: int, limit: int, dead_owners: bool, owner: str | None
 ) -> ClientRequest[list[Abandoned]]:
-    head = payloads.AbandonedRequest(magazine, shard, fired_before_ms, limit, dead_owners, owner)
-
-    def parse(payload: bytes) -> list[Abandoned]:
-        rows, _ = unpack_value(payload, tuple[list[tuple[int, int, bytes | None, int, str, bool]], bool])
-        return [Abandoned(*row) for row in rows]
-
-    return ClientRequest(Command.ABANDONED, pack(head), parse, True)
+    request = _request(Command.ABANDONED, magazine, shard, fired_before_ms, limit, dead_owners, owner)
+    return _read_as(lambda found: [Abandoned(*row) for row in found[0]], request)
 
 
 def expire(magazine: str, limit: int) -> ClientRequest[int]:
-    return ClientRequest(Command.EXPIRE, pack(payloads.Expire(magazine, limit)), count_of)
+    return _request(Command.EXPIRE, magazine, limit)
 
 
 def metadata(magazine: str) -> ClientRequest[list[ShardState]]:
-    def parse(payload: bytes) -> list[ShardState]:
-        rows = unpack_value(payload, list[list[int]])
-        return [ShardState(*row[: len(dataclasses.fields(ShardState))]) for row in rows]
-
-    return ClientRequest(Command.METADATA, pack(payloads.Named(magazine)), parse, True)
+    count = len(dataclasses.fields(ShardState))
+    return _read_as(lambda rows: [ShardState(*row[:count]) for row in rows], _request(Command.METADATA, magazine))
 
 
 def oldest(magazine: str) -> ClientRequest[int | None]:
-    return ClientRequest(
-        Command.OLDEST, pack(payloads.Named(magazine)), lambda data: unpack_value(data, int | None), True
-    )
+    return _request(Command.OLDEST, magazine)
 
 
 def wait(magazine: str, seen: int, timeout_s: float) -> ClientRequest[int]:
-    head = payloads.Wait(magazine, seen, int(max(0.0, timeout_s) * 1000))
-    return ClientRequest(Command.WAIT, pack(head), count_of, True, max(0.0, timeout_s))
+    left_s = max(0.0, timeout_s)
+    return replace(_request(Command.WAIT, magazine, seen, int(left_s * 1000)), extra_s=left_s)
 
 
 def wake(magazine: str) -> ClientRequest[None]:
-    return ClientRequest(Command.WAKE, pack(payloads.Named(magazine)), _nothing, True)
+    return _request(Command.WAKE, magazine)
 
 
 def drop(magazine: str) -> ClientRequest[None]:
-    return ClientRequest(Command.DROP, pack(payloads.Named(magazine)), _nothing, True)
+    return _request(Command.DROP, magazine)
 
 
 def drop_empty(magazine: str) -> ClientRequest[bool]:
-    return ClientRequest(Command.DROP_EMPTY, pack(payloads.Named(magazine)), _truth, True)
+    return _request(Command.DROP_EMPTY, magazine)
 
 
 def names() -> ClientRequest[list[str]]:
-    return ClientRequest(Command.NAMES, pack(None), lambda data: unpack_value(data, list[str]), True)
+    return _request(Command.NAMES)
 
 
 # -- queues' settings
 
 
 def queue_get(name: str) -> ClientRequest[QueueRecord | None]:
-    return ClientRequest(
-        Command.QUEUE_GET, pack(payloads.Named(name)), lambda data: unpack_value(data, QueueRecord | None), True
-    )
+    return _request(Command.QUEUE_GET, name)
 
 
 def queue_put(record: QueueRecord) -> ClientRequest[None]:
@@ -457,74 +448,66 @@ def queue_put(record: QueueRecord) -> ClientRequest[None]:
 
 
 def queue_replace(known: QueueRecord, fresh: QueueRecord, fence: Fence | None) -> ClientRequest[QueueRecord]:
-    head = payloads.QueueReplace(known, fresh, fence)
-    return ClientRequest(Command.QUEUE_REPLACE, pack(head), lambda data: unpack_value(data, QueueRecord))
+    return _request(Command.QUEUE_REPLACE, known, fresh, fence)
 
 
 def queue_list(active: bool | None) -> ClientRequest[list[QueueRecord]]:
-    head = payloads.QueueList(active)
-    return ClientRequest(Command.QUEUE_LIST, pack(head), lambda data: unpack_value(data, list[QueueRecord]), True)
+    return _request(Command.QUEUE_LIST, active)
 
 
 def queue_remove(name: str) -> ClientRequest[bool]:
-    return ClientRequest(Command.QUEUE_REMOVE, pack(payloads.Named(name)), _truth)
+    return _request(Command.QUEUE_REMOVE, name)
 
 
 # -- locks and epochs
-
-
-def _lock(payload: bytes) -> LockRecord | None:
-    row = unpack_value(payload, tuple[str, str, int, int, int] | None)
-    return None if row is None else LockRecord(*row)
 
 
 def lock(
     command: Command, name: str, owner: str = "", ttl_s: float = 0, table: str = "", farm_id: str = ""
 ) -> ClientRequest[LockRecord | None]:
     """LOCK_ACQUIRE, LOCK_RENEW, LOCK_GET."""
-    head = payloads.LockRequest(name, owner, ttl_s, table, farm_id)
-    return ClientRequest(command, pack(head), _lock, command is Command.LOCK_GET)
+    request = _request(command, name, owner, ttl_s, table, farm_id)
+    return _read_as(lambda row: None if row is None else LockRecord(*row), request)
 
 
 def lock_release(name: str, owner: str, table: str = "", farm_id: str = "") -> ClientRequest[bool]:
-    return ClientRequest(Command.LOCK_RELEASE, pack(payloads.LockRequest(name, owner, 0, table, farm_id)), _truth)
+    return _request(Command.LOCK_RELEASE, name, owner, 0, table, farm_id)
 
 
 def lock_token(name: str, owner: str, table: str = "", farm_id: str = "") -> ClientRequest[int | None]:
-    head = payloads.LockRequest(name, owner, 0, table, farm_id)
-    return ClientRequest(Command.LOCK_TOKEN, pack(head), lambda data: unpack_value(data, int | None), True)
+    return _request(Command.LOCK_TOKEN, name, owner, 0, table, farm_id)
 
 
 def epoch_next(scope: str) -> ClientRequest[int]:
-    return ClientRequest(Command.EPOCH_NEXT, pack(payloads.EpochRequest(scope)), count_of, True)
+    return _request(Command.EPOCH_NEXT, scope)
 
 
 def epoch_get(scope: str) -> ClientRequest[int]:
-    return ClientRequest(Command.EPOCH_GET, pack(payloads.EpochRequest(scope)), count_of, True)
+    return _request(Command.EPOCH_GET, scope)
 
 
 def epoch_raise(scope: str, epoch: int) -> ClientRequest[None]:
-    return ClientRequest(Command.EPOCH_RAISE, pack(payloads.EpochRequest(scope, epoch)), _nothing, True)
+    return _request(Command.EPOCH_RAISE, scope, epoch)
 
 
 # -- array queues
 
 
 def array_enqueue(name: str, bin_name: str, values: Sequence[Any]) -> ClientRequest[int]:
-    return ClientRequest(Command.ARRAY_ENQUEUE, pack(payloads.ArrayRequest(name, bin_name, list(values))), count_of)
+    return _request(Command.ARRAY_ENQUEUE, name, bin_name, list(values))
 
 
 def array_dequeue(name: str, bin_name: str, limit: int) -> ClientRequest[list[Any]]:
-    return ClientRequest(Command.ARRAY_DEQUEUE, pack(payloads.ArrayRequest(name, bin_name, [], limit)), unpack_value)
+    return _request(Command.ARRAY_DEQUEUE, name, bin_name, [], limit)
 
 
 def array_peek(name: str, bin_name: str, limit: int) -> ClientRequest[list[Any]]:
-    return ClientRequest(Command.ARRAY_PEEK, pack(payloads.ArrayRequest(name, bin_name, [], limit)), unpack_value, True)
+    return _request(Command.ARRAY_PEEK, name, bin_name, [], limit)
 
 
 def array_size(name: str, bin_name: str) -> ClientRequest[int]:
-    return ClientRequest(Command.ARRAY_SIZE, pack(payloads.ArrayRequest(name, bin_name)), count_of, True)
+    return _request(Command.ARRAY_SIZE, name, bin_name)
 
 
 def stats() -> ClientRequest[dict[str, Any]]:
-    return ClientRequest(Command.STATS, pack(None), unpack_value, True)
+    return _request(Command.STATS)

@@ -21,7 +21,7 @@ from ignis.broker.client.reconnect import Telling, explained, retry_rules, speak
 from ignis.broker.client.requests import ClientRequest
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
-from ignis.broker.protocol.commands import FINISHING
+from ignis.broker.protocol.table import FINISHING
 from ignis.config import ClientSettings, check_timeout, resolve
 from ignis.errors import (
     ClosedError,
@@ -32,7 +32,6 @@ from ignis.errors import (
     StoreTimeoutError,
     StoreUnreachableError,
 )
-from ignis.native.wire import pack_pointers
 from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
@@ -138,8 +137,7 @@ class SyncClient:
     def renew(self, queue: str, pointers: Pointers) -> int:
         """Starts the stuck time of messages anew; returns how many of them this client does not hold (any more). Needed only
         for what came over a connection that was lost since: the broker renews what it delivered over the present one."""
-        lost = self.ask(requests.renew_claims(queue, pack_pointers(pointers), ""))
-        return sum(stop - start for _, start, stop in lost)
+        return self.ask(requests.renew_own(queue, pointers))
 
     def ack_soon(self, queue: str, pointers: Pointers) -> None:
         """`ack` that does not wait for the answer: the next request follows at once, in this order.

@@ -18,9 +18,10 @@ from ignis.broker.client.pending_acks import MOST_OPEN, PendingAcks
 from ignis.broker.client.reconnect import final_tls_error
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_transport import SLICE_S, open_pipe
-from ignis.broker.protocol.commands import ANSWERS, FINISHING, Command
+from ignis.broker.protocol.commands import ANSWERS, Command
 from ignis.broker.protocol.machine import Answer, ClientMachine, State, Undo
 from ignis.broker.protocol.payloads import Connect
+from ignis.broker.protocol.table import FINISHING
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,

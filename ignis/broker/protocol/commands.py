@@ -8,13 +8,11 @@ __all__ = [
     "ANSWERS",
     "DEFAULT_PORT",
     "FEATURES",
-    "FINISHING",
     "MAGIC",
     "MAX_HEAD_BYTES",
     "OWN_TTL",
     "PRE_AUTH_FRAME_BYTES",
     "VERSION",
-    "WHOLE",
     "Command",
 ]
 
@@ -27,7 +25,7 @@ DEFAULT_PORT = 9710
 PRE_AUTH_FRAME_BYTES = 8_192
 """Largest frame of a connection that has not said who it is."""
 MAX_HEAD_BYTES = 256 * 1024
-"""Largest head of a request, which MessagePack makes much larger in memory; `WHOLE` may have more. What is behind it, the bulk,
+"""Largest head of a request, which MessagePack makes much larger in memory; see `Size`. What is behind it, the bulk,
 is only bounded by the frame."""
 OWN_TTL = 0xFFFF_FFFF_FFFF_FFFF
 """In place of a time to live: the queue's own ``message_expiry_s``. 0 = never expires."""
@@ -115,12 +113,3 @@ class Command(enum.IntEnum):
 
 ANSWERS = frozenset({Command.RESULT, Command.ERROR, Command.PONG, Command.SEND_ACK, Command.DELIVER})
 """What a broker sends; a client that sends one of these breaks the protocol."""
-
-FINISHING = frozenset({
-    Command.ACK, Command.NACK, Command.DELETE, Command.RELOAD, Command.TRANSFER, Command.UNSUBSCRIBE, Command.DISCONNECT,
-    Command.LOCK_RELEASE, Command.NODE_STATUS, Command.METRICS,
-})  # fmt: skip
-"""What ends work that was begun: a broker that is shutting down still answers it."""
-
-WHOLE = frozenset({Command.SEND, Command.SEND_BATCH, Command.TRANSFER, Command.ARRAY_ENQUEUE})
-"""Of these the payload has no head, or the head is all there is: messages and values."""

@@ -13,20 +13,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, WHOLE, Command
+from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
 from ignis.broker.protocol.errors import failure_of, to_exception
 from ignis.broker.protocol.payloads import (
     Connect,
     Connected,
     Failure,
-    check_head_bytes,
     head_bytes,
     pack,
     pack_connect,
     unpack,
     unpack_connect,
 )
-from ignis.broker.protocol.screening import HEAD_BYTES, LARGE, SCREENED_BYTES, Unfit, name_at_head
+from ignis.broker.protocol.screening import HEAD_BYTES, SCREENED_BYTES, Unfit, check_head_bytes, name_at_head
+from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import (
     BadRequestError,
     ConnectionLostError,

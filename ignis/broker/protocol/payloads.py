@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ignis.array_queue import MAX_DEPTH
-from ignis.broker.protocol.commands import FEATURES, MAGIC, MAX_HEAD_BYTES, VERSION, WHOLE, Command
+from ignis.broker.protocol.commands import FEATURES, MAGIC, MAX_HEAD_BYTES, VERSION
 from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidMessageError, InvalidNameError, ProtocolError
 from ignis.native.wire import pack_send_batch
 from ignis.storage.base import QueueRecord
@@ -55,12 +55,13 @@ __all__ = [
     "QueueList",
     "QueueReplace",
     "Reload",
+    "RenewClaims",
+    "Resume",
     "Scan",
     "Subscribe",
     "TransferRequest",
     "Unsubscribe",
     "Wait",
-    "check_head_bytes",
     "head_bytes",
     "pack",
     "pack_connect",
@@ -416,14 +417,6 @@ class _Enqueued(msgspec.Struct, array_like=True):
 def head_bytes(payload: bytes) -> int:
     """How long its head says that it is."""
     return int(_U32.unpack_from(payload)[0]) if len(payload) >= 4 else 0
-
-
-def check_head_bytes(command: int, size: int) -> None:
-    """Raises BadRequestError for a head that is larger than any of this command can be."""
-    if size > MAX_HEAD_BYTES and command not in WHOLE:
-        raise BadRequestError(
-            f"{Command(command).name} with a head of {size} bytes; at most {MAX_HEAD_BYTES} are of any use to it"
-        )
 
 
 def pack(head: Any, bulk: bytes = b"") -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import struct
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
-from ignis.broker.protocol.payloads import check_head_bytes, head_bytes
+from ignis.broker.protocol.payloads import head_bytes
+from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import BadRequestError
 
-__all__ = ["HEAD_BYTES", "LARGE", "SCREENED_BYTES", "Unfit", "name_at_head"]
+__all__ = ["HEAD_BYTES", "SCREENED_BYTES", "Unfit", "check_head_bytes", "name_at_head"]
 
 SCREENED_BYTES = PRE_AUTH_FRAME_BYTES
 """Frames up to this size come to the end before anything is decided."""
@@ -24,11 +25,14 @@ HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
 """So many bytes of a frame are enough to decide."""
 
 _SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
-LARGE = _SENDS | {
-    Command.LOAD_ONCE, Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.DELETE_WAITING, Command.PEEK,
-    Command.TRANSFER, Command.RENEW_CLAIMS, Command.RESUME, Command.ARRAY_ENQUEUE,
-}  # fmt: skip
-"""What may be of any size. The name of its queue, magazine or array comes first in its payload."""
+
+
+def check_head_bytes(command: int, size: int) -> None:
+    """Raises BadRequestError for a head that is larger than any of this command can be."""
+    if size > MAX_HEAD_BYTES and command not in WHOLE:
+        raise BadRequestError(
+            f"{Command(command).name} with a head of {size} bytes; at most {MAX_HEAD_BYTES} are of any use to it"
+        )
 
 
 def name_at_head(head: bytes, frame_bytes: int) -> tuple[int, int, str] | None:

@@ -1,22 +1,54 @@
-"""The table of commands: one row each says what it is about, where its payload names that, and whose it is.
+"""The table of commands: one row each says what it is about, whose it is, what stands in its payload and its answer, how large
+it may be, and what is to be known of it when a connection or a broker ends.
 
-Permissions follow from it alone, the words of the users file (`GROUPS` in ``permissions.py``) included. ``docs/security.md``
-shows it; a test compares the two, and asks a broker for every command in every role.
+From it follow the requests of both clients and of the store over the broker, what of a large frame is read, what a broker that
+drains still takes, and the permissions with the words of the users file (`GROUPS` in ``permissions.py``). ``docs/security.md``
+shows the permissions; a test compares the two, and asks a broker for every command in every role.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import EpochRequest, LockRequest, Named, unpack
+from ignis.broker.protocol.payloads import (
+    AbandonedRequest,
+    ArrayRequest,
+    ClaimRequest,
+    Consume,
+    CreateQueue,
+    Credit,
+    Declare,
+    DeleteQueue,
+    EpochRequest,
+    Expire,
+    Fire,
+    LoadOnce,
+    LockRequest,
+    Nack,
+    Named,
+    OwnerRequest,
+    PurgeRequest,
+    QueueList,
+    QueueReplace,
+    Reload,
+    RenewClaims,
+    Resume,
+    Scan,
+    Subscribe,
+    TransferRequest,
+    Unsubscribe,
+    Wait,
+    unpack,
+)
 from ignis.errors import BadRequestError
+from ignis.storage.base import QueueRecord
 
-__all__ = ["TABLE", "WORDS", "About", "Row"]
+__all__ = ["BULKY", "FINISHING", "LARGE", "TABLE", "WHOLE", "WORDS", "About", "Row", "Size"]
 
 T = TypeVar("T")
 Names = Callable[[bytes], tuple[str, ...]]
@@ -43,12 +75,39 @@ class About(enum.Enum):
     """No queue: only a rule for ``*`` allows it."""
 
 
+class Size(enum.Enum):
+    """What a request may weigh. Over some kilobytes the name that it is about comes first in its payload."""
+
+    HEAD = "its head"
+    """It has no records, pointers or values."""
+    BULK = "head and bulk"
+    """Pointers or messages behind a head."""
+    WHOLE = "all of it"
+    """The payload has no head, or the head is all there is: messages and values."""
+
+
 class Row(NamedTuple):
-    """One command. ``words``: which of `WORDS` include it; with ``*`` behind only as part of a rule for ``*``."""
+    """One command.
+
+    Attributes:
+        words: which of `WORDS` include it; with ``*`` behind only as part of a rule for ``*``.
+        names: reads from the payload what it is about.
+        payload: the class of its head; None = nil, or a form of its own.
+        answer: what the value of its RESULT is; None = nil, `Any` = what only the caller knows, or another answer.
+        repeats: doing it twice is as good as once, so that it may be sent again when a connection was lost.
+        finishes: it ends work that was begun: a broker that is shutting down still answers it.
+        bulky: its answer may be large: few of them at a time per connection.
+    """
 
     about: About
     words: str = ""
     names: Names | None = None
+    payload: type[Any] | None = None
+    answer: Any = None
+    repeats: bool = False
+    finishes: bool = False
+    size: Size = Size.HEAD
+    bulky: bool = False
 
 
 class _Pair(msgspec.Struct, array_like=True):
@@ -85,83 +144,117 @@ _SCOPE = _head(EpochRequest, lambda head: (head.scope,))
 _LOCK = _head(LockRequest, lambda head: (head.name,))
 
 
-def _queue(words: str, names: Names = _ONE) -> Row:
-    return Row(About.QUEUE, words, names)
+_BULK, _WHOLE = Size.BULK, Size.WHOLE
+_Rows = list[tuple[int, int, bytes | None]]
+_Runs = list[tuple[int, int, int, int]]
 
 
+def _queue(words: str, payload: type[Any] | None = Named, answer: Any = None, names: Names = _ONE, **more: Any) -> Row:
+    return Row(About.QUEUE, words, names, payload, answer, **more)
+
+
+def _lock(words: str, answer: Any, **more: Any) -> Row:
+    return Row(About.LOCK, words, _LOCK, LockRequest, answer, **more)
+
+
+def _epoch(words: str, answer: Any) -> Row:
+    return Row(About.EPOCH, words, _SCOPE, EpochRequest, answer, repeats=True)
+
+
+def _array(words: str, answer: Any, **more: Any) -> Row:
+    return Row(About.ARRAY, words, _ONE, ArrayRequest, answer, **more)
+
+
+def _broker(answer: Any, **more: Any) -> Row:
+    return Row(About.BROKER, "look", answer=answer, repeats=True, **more)
+
+
+def _list(words: str, payload: type[Any] | None, answer: Any) -> Row:
+    return Row(About.LIST, words, None, payload, answer, repeats=True)
+
+
+_LockRow = tuple[str, str, int, int, int] | None
 _OPENING = "publish consume work manage"
 
 TABLE: dict[int, Row] = {
-    Command.CONNECT: Row(About.CONNECTION),
-    Command.DISCONNECT: Row(About.CONNECTION),
-    Command.PING: Row(About.CONNECTION),
+    Command.CONNECT: Row(About.CONNECTION, answer=Any),
+    Command.DISCONNECT: Row(About.CONNECTION, payload=bool, finishes=True),
+    Command.PING: Row(About.CONNECTION, answer=Any, repeats=True),
 
     # SEND and SEND_BATCH are decoded before they come here: see `ignis.broker.server.publish_commands`.
-    Command.SEND: _queue("publish work"),
-    Command.SEND_BATCH: _queue("publish work"),
-    Command.LOAD_ONCE: _queue("publish work"),
+    Command.SEND: _queue("publish work", None, Any, size=_WHOLE),
+    Command.SEND_BATCH: _queue("publish work", None, Any, size=_WHOLE),
+    Command.LOAD_ONCE: _queue("publish work", LoadOnce, list[tuple[int, int, int]], size=_BULK),
 
-    Command.SUBSCRIBE: _queue("consume work"),
-    Command.UNSUBSCRIBE: Row(About.SUBSCRIPTION, "consume work"),
-    Command.CREDIT: Row(About.SUBSCRIPTION, "consume work"),
-    Command.CONSUME: _queue("consume work"),
-    Command.ACK: _queue("consume work"),
-    Command.NACK: _queue("consume work"),
+    Command.SUBSCRIBE: _queue("consume work", Subscribe, int),
+    Command.UNSUBSCRIBE: Row(About.SUBSCRIPTION, "consume work", None, Unsubscribe, bool, finishes=True),
+    Command.CREDIT: Row(About.SUBSCRIPTION, "consume work", None, Credit),
+    Command.CONSUME: _queue("consume work", Consume, Any),
+    Command.ACK: _queue("consume work", Named, int, finishes=True, size=_BULK),
+    Command.NACK: _queue("consume work", Nack, int, finishes=True, size=_BULK),
     # Of one's own claims; of others', such as a job's, RENEW must be allowed as well: see `ignis.broker.server.claim_commands`.
-    Command.RENEW_CLAIMS: _queue("consume work"),
-    Command.RESUME: _queue("consume work"),
+    Command.RENEW_CLAIMS: _queue("consume work", RenewClaims, list[tuple[int, int, int]], repeats=True, size=_BULK),
+    Command.RESUME: _queue("consume work", Resume, int, repeats=True, size=_BULK),
 
-    Command.DECLARE: _queue(_OPENING),
-    Command.QUEUE_GET: _queue(f"{_OPENING} look"),
-    Command.QUEUE_INFO: _queue(f"{_OPENING} look"),
+    Command.DECLARE: _queue(_OPENING, Declare, repeats=True),
+    Command.QUEUE_GET: _queue(f"{_OPENING} look", Named, QueueRecord | None, repeats=True),
+    Command.QUEUE_INFO: _queue(f"{_OPENING} look", Named, Any, repeats=True),
 
-    Command.FIRE: _queue("work"),
-    Command.CLAIM: _queue("work"),
-    Command.HELD: _queue("work"),
-    Command.RENEW: _queue("work"),
-    Command.RELOAD: _queue("work"),
-    Command.DELETE: _queue("work"),
-    Command.DELETE_WAITING: _queue("work manage"),
-    Command.PURGE: _queue("work manage"),
-    Command.TRANSFER: _queue("work", _BOTH),
-    Command.ABANDONED: _queue("work"),
-    Command.EXPIRE: _queue("work"),
-    Command.WAIT: _queue("work"),
-    Command.WAKE: _queue("work"),
-    Command.QUEUE_REPLACE: _queue("work manage", _head(_Records, _replaced)),
+    Command.FIRE: _queue("work", Fire, Any, bulky=True),
+    Command.CLAIM: _queue("work", ClaimRequest, _Runs),
+    Command.HELD: _queue("work", OwnerRequest, _Runs, repeats=True),
+    Command.RENEW: _queue("work", OwnerRequest, bool, repeats=True),
+    Command.RELOAD: _queue("work", Reload, int, finishes=True, size=_BULK),
+    Command.DELETE: _queue("work", Named, int, finishes=True, size=_BULK),
+    Command.DELETE_WAITING: _queue("work manage", Named, int, size=_BULK),
+    Command.PURGE: _queue("work manage", PurgeRequest, tuple[int, int, dict[int, tuple[int, int]]]),
+    Command.TRANSFER: _queue("work", TransferRequest, int, _BOTH, finishes=True, size=_WHOLE),
+    Command.ABANDONED: _queue(
+        "work", AbandonedRequest, tuple[list[tuple[int, int, bytes | None, int, str, bool]], bool], repeats=True, bulky=True
+    ),
+    Command.EXPIRE: _queue("work", Expire, int),
+    Command.WAIT: _queue("work", Wait, int, repeats=True),
+    Command.WAKE: _queue("work", repeats=True),
+    Command.QUEUE_REPLACE: _queue("work manage", QueueReplace, QueueRecord, _head(_Records, _replaced)),
 
-    Command.PEEK: _queue("work look"),
-    Command.SCAN: _queue("work look"),
-    Command.METADATA: _queue("work look"),
-    Command.OLDEST: _queue("work look"),
-    Command.NAMES: Row(About.LIST, "work look"),
-    Command.QUEUE_LIST: Row(About.LIST, "work look"),
-    Command.LIST_QUEUES: Row(About.LIST, "look"),
+    Command.PEEK: _queue("work look", Named, tuple[_Rows, bool], repeats=True, size=_BULK, bulky=True),
+    Command.SCAN: _queue("work look", Scan, tuple[_Rows, bool], repeats=True, bulky=True),
+    Command.METADATA: _queue("work look", Named, list[list[int]], repeats=True),
+    Command.OLDEST: _queue("work look", Named, int | None, repeats=True),
+    Command.NAMES: _list("work look", None, list[str]),
+    Command.QUEUE_LIST: _list("work look", QueueList, list[QueueRecord]),
+    Command.LIST_QUEUES: _list("look", QueueList, Any),
 
-    Command.CREATE_QUEUE: _queue("manage"),
-    Command.DELETE_QUEUE: _queue("manage"),
-    Command.DROP: _queue("manage"),
-    Command.DROP_EMPTY: _queue("manage"),
-    Command.QUEUE_PUT: _queue("manage", _RECORD),
-    Command.QUEUE_REMOVE: _queue("manage"),
+    Command.CREATE_QUEUE: _queue("manage", CreateQueue, Any, repeats=True),
+    Command.DELETE_QUEUE: _queue("manage", DeleteQueue, bool),
+    Command.DROP: _queue("manage", repeats=True),
+    Command.DROP_EMPTY: _queue("manage", Named, bool, repeats=True),
+    Command.QUEUE_PUT: _queue("manage", QueueRecord, None, _RECORD, repeats=True),
+    Command.QUEUE_REMOVE: _queue("manage", Named, bool),
 
     # For `work` without `*` a lock and an epoch are the user's own, for the leadership of its sweeper.
-    Command.LOCK_ACQUIRE: Row(About.LOCK, "locks work*", _LOCK),
-    Command.LOCK_RENEW: Row(About.LOCK, "locks work*", _LOCK),
-    Command.LOCK_RELEASE: Row(About.LOCK, "locks work*", _LOCK),
-    Command.LOCK_GET: Row(About.LOCK, "locks look work*", _LOCK),
-    Command.LOCK_TOKEN: Row(About.LOCK, "locks", _LOCK),
-    Command.EPOCH_NEXT: Row(About.EPOCH, "locks work*", _SCOPE),
-    Command.EPOCH_GET: Row(About.EPOCH, "locks look work*", _SCOPE),
-    Command.EPOCH_RAISE: Row(About.EPOCH, "locks work*", _SCOPE),
+    Command.LOCK_ACQUIRE: _lock("locks work*", _LockRow),
+    Command.LOCK_RENEW: _lock("locks work*", _LockRow),
+    Command.LOCK_RELEASE: _lock("locks work*", bool, finishes=True),
+    Command.LOCK_GET: _lock("locks look work*", _LockRow, repeats=True),
+    Command.LOCK_TOKEN: _lock("locks", int | None, repeats=True),
+    Command.EPOCH_NEXT: _epoch("locks work*", int),
+    Command.EPOCH_GET: _epoch("locks look work*", int),
+    Command.EPOCH_RAISE: _epoch("locks work*", None),
 
-    Command.ARRAY_ENQUEUE: Row(About.ARRAY, "arrays", _ONE),
-    Command.ARRAY_DEQUEUE: Row(About.ARRAY, "arrays", _ONE),
-    Command.ARRAY_PEEK: Row(About.ARRAY, "arrays look", _ONE),
-    Command.ARRAY_SIZE: Row(About.ARRAY, "arrays look", _ONE),
+    Command.ARRAY_ENQUEUE: _array("arrays", int, size=_WHOLE),
+    Command.ARRAY_DEQUEUE: _array("arrays", Any, bulky=True),
+    Command.ARRAY_PEEK: _array("arrays look", Any, repeats=True, bulky=True),
+    Command.ARRAY_SIZE: _array("arrays look", int, repeats=True),
 
-    Command.CLUSTER_STATUS: Row(About.BROKER, "look"),
-    Command.NODE_STATUS: Row(About.BROKER, "look"),
-    Command.METRICS: Row(About.BROKER, "look"),
-    Command.STATS: Row(About.BROKER, "look"),
+    Command.CLUSTER_STATUS: _broker(Any),
+    Command.NODE_STATUS: _broker(Any, finishes=True),
+    Command.METRICS: _broker(list[tuple[str, dict[str, str], float]], finishes=True),
+    Command.STATS: _broker(Any),
 }  # fmt: skip
+
+FINISHING = frozenset(number for number, row in TABLE.items() if row.finishes)
+LARGE = frozenset(number for number, row in TABLE.items() if row.size is not Size.HEAD)
+"""What may be of any size."""
+WHOLE = frozenset(number for number, row in TABLE.items() if row.size is Size.WHOLE)
+BULKY = frozenset(number for number, row in TABLE.items() if row.bulky)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from ignis.broker.auth.principal import Principal
-from ignis.broker.protocol.in_flight import InFlight
 from ignis.broker.protocol.machine import Request
 from ignis.broker.server.application import Application
 from ignis.broker.server.context import BrokerContext
+from ignis.broker.server.held_claims import HeldClaims
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.peer import Peer
 
@@ -23,10 +23,9 @@ class Caller(Peer, Protocol):
     """Who the client is."""
     application: Application | None
     """Known, as the principal is, once the client has said who it is: before, no command is taken."""
-    earlier: InFlight
-    """What it holds that was delivered over an earlier connection."""
-    resumed: set[str]
-    """Magazines of which the client said what it holds."""
+
+    @property
+    def claims(self) -> HeldClaims: ...
 
     def subscribed_to(self, payload: bytes) -> str | None:
         """The magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises

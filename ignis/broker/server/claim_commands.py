@@ -35,7 +35,7 @@ def _fire(asked: Asked) -> Reply:
         max_bytes=min(head.max_bytes, asked.bound),
     )
     found = packed(claims, result)
-    return Reply(RESULT, found.head, lambda peer: peer.hold(head.magazine, found.runs, fired=True), claims)
+    return Reply(RESULT, found.head, lambda peer: peer.claims.hold(head.magazine, found.runs, fired=True), claims)
 
 
 def _claim(asked: Asked) -> Reply:
@@ -83,7 +83,7 @@ def _resume(asked: Asked) -> Reply:
         magazines.reload(head.magazine, as_pointers(orphans))
     runs = mine.take_all().get(head.magazine, [])
     count = sum(stop - start for _, start, stop in runs)
-    return Reply(RESULT, pack(count), lambda peer: peer.hold_only(head.magazine, runs, fired=head.renews))
+    return Reply(RESULT, pack(count), lambda peer: peer.claims.hold_only(head.magazine, runs, fired=head.renews))
 
 
 CLAIM_CALLS: dict[int, Call] = {

@@ -84,7 +84,7 @@ class ClaimRenewal:
 
     def _renew(self, magazine: str, sessions: Sequence[Peer], delayed: list[Run]) -> None:
         before = self._before.get(magazine, {})
-        self._before[magazine] = held = {session: session.delivered(magazine) for session in sessions}
+        self._before[magazine] = held = {session: session.claims.delivered(magazine) for session in sessions}
         parts: list[Part] = [(self._owner, delayed)] if delayed else []
         for session in held:
             runs = session.held.both(magazine, before.get(session, []))

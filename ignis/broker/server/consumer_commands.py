@@ -18,7 +18,7 @@ from ignis.broker.server.queue_commands import sideline
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
 
-__all__ = ["ConsumerCommands"]
+__all__ = ["ACTIONS", "ConsumerCommands"]
 
 
 class ConsumerCommands:
@@ -27,6 +27,7 @@ class ConsumerCommands:
     def __init__(self, session: Caller) -> None:
         self.waits: dict[int, Callable[[], None]] = {}
         self._session = session
+        self._claims = session.claims
         self._settings = session.context.settings
         self._state = session.context.state
         self._threads = session.context.threads
@@ -41,7 +42,7 @@ class ConsumerCommands:
 
     def take(self, request: Request) -> bool:
         """Carries the request out if it is one of these. Raises what is to be answered."""
-        action = _ACTIONS.get(request.command)
+        action = ACTIONS.get(request.command)
         if action is None:
             return False
         action(self, request)
@@ -118,9 +119,9 @@ class ConsumerCommands:
         def begin(claimed: list[Run]) -> None:
             if session.closed:
                 return
-            if head.queue not in session.resumed:
+            if head.queue not in self._claims.resumed:
                 # A subscription ends with its connection: what it left unacknowledged comes again.
-                earlier = session.take(head.queue, session.earlier.runs(head.queue))
+                earlier = self._claims.take(head.queue, self._claims.earlier.runs(head.queue))
                 unknown = _difference(claimed, earlier + session.held.runs(head.queue))
                 application.give_back(head.queue, earlier + unknown)
             session.result(request.request_id, request.request_id)
@@ -244,7 +245,7 @@ class ConsumerCommands:
             session.in_pieces(self._take_up_in_pieces(request, magazine, at, count, then))
             return
         runs = unpack_runs(request.payload, at)
-        mine = session.take(magazine, runs)
+        mine = self._claims.take(magazine, runs)
         rest = _difference(runs, mine)
         if not rest:
             then(mine)
@@ -276,12 +277,11 @@ class ConsumerCommands:
         self, request: Request, magazine: str, at: int, count: int, then: Callable[[list[Run]], None]
     ) -> Work:
         """`_take_up` of a long list."""
-        session = self._session
         mine: list[Run] = []
         try:
             for first in range(0, count, MOST_RUNS):
                 runs = runs_between(request.payload, at, first, min(count, first + MOST_RUNS))
-                taken = session.take(magazine, runs)
+                taken = self._claims.take(magazine, runs)
                 mine += taken
                 rest = _difference(runs, taken)
                 mine += (yield partial(self._claimed, magazine, rest)) if rest else (yield None) or ()
@@ -334,13 +334,13 @@ class ConsumerCommands:
             if len(runs) > MOST_RUNS and not session.closed:
                 session.in_pieces(hold_in_pieces(exc))
                 return
-            session.hold(magazine, runs)
+            self._claims.hold(magazine, runs)
             if not session.closed:
                 session.refuse(request.request_id, exc)
 
         def hold_in_pieces(exc: BaseException) -> Work:
             for first in range(0, len(runs), MOST_RUNS):
-                session.hold(magazine, runs[first : first + MOST_RUNS])
+                self._claims.hold(magazine, runs[first : first + MOST_RUNS])
                 yield None
             if not session.closed:
                 session.refuse(request.request_id, exc)
@@ -394,7 +394,7 @@ def _nothing() -> None:
     """Takes nothing back."""
 
 
-_ACTIONS: dict[int, Callable[[ConsumerCommands, Request], None]] = {
+ACTIONS: dict[int, Callable[[ConsumerCommands, Request], None]] = {
     Command.SUBSCRIBE: ConsumerCommands._subscribe,
     Command.UNSUBSCRIBE: ConsumerCommands._unsubscribe,
     Command.CREDIT: ConsumerCommands._change_credit,

@@ -140,7 +140,7 @@ class DirectDelivery:
         """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
         this connection from now on is not heard."""
         peer = self._consumer.peer
-        peer.take(self._pump.magazine, self._runs)
+        peer.claims.take(self._pump.magazine, self._runs)
         peer.abort()
 
 

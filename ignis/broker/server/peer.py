@@ -9,7 +9,29 @@ from ignis.broker.server.context import ApplicationContext
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner
 
-__all__ = ["Peer"]
+__all__ = ["Claims", "Peer"]
+
+
+class Claims(Protocol):
+    """What a connection holds. `HeldClaims` is it."""
+
+    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
+        """It was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
+
+    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
+        """It holds these of the magazine, and nothing else."""
+
+    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
+        """It holds these no longer; returns what it did hold of them."""
+
+    def take_up(self, magazine: str, runs: list[Run]) -> None:
+        """Its client held these on an earlier connection."""
+
+    def let_go(self, magazine: str, runs: list[Run]) -> None:
+        """Its client accounted for these."""
+
+    def delivered(self, magazine: str) -> list[Run]:
+        """What it holds of the magazine and did not claim by itself."""
 
 
 class Peer(Protocol):
@@ -18,8 +40,12 @@ class Peer(Protocol):
     owner: Owner
     """In whose name its claims are made."""
     held: InFlight
-    """What it was given and has not accounted for."""
+    """What it was given and has not accounted for: `HeldClaims.held`."""
     closed: bool
+
+    @property
+    def claims(self) -> Claims:
+        """The same, and where it has it from."""
 
     def uses(self, application: ApplicationContext) -> bool:
         """Whether its client is one of this application's."""
@@ -69,23 +95,3 @@ class Peer(Protocol):
 
     def resume(self, reason: str) -> None:
         """One reason is gone."""
-
-    # -- what it holds
-
-    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
-        """It was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
-
-    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
-        """It holds these of the magazine, and nothing else."""
-
-    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
-
-    def take_up(self, magazine: str, runs: list[Run]) -> None:
-        """Its client held these on an earlier connection."""
-
-    def let_go(self, magazine: str, runs: list[Run]) -> None:
-        """Its client accounted for these."""
-
-    def delivered(self, magazine: str) -> list[Run]:
-        """What it holds of the magazine and did not claim by itself."""

@@ -116,7 +116,7 @@ class Recovery:
         for owner, magazine, runs in found:
             for peer in self._clients.peers_of(owner)[-1:]:
                 if peer.uses(self._context) and magazine not in peer.held.ever:
-                    peer.take_up(magazine, runs)
+                    peer.claims.take_up(magazine, runs)
 
     def _not_taken_back(self, exc: BaseException) -> None:
         if not isinstance(exc, ClosedError):

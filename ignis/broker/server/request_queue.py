@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 
 from ignis.broker.protocol.machine import Request
+from ignis.broker.protocol.table import BULKY
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.calls import Asked, Reply
-from ignis.broker.server.command_table import BULKY, CALLS
+from ignis.broker.server.command_table import CALLS
 from ignis.errors import BadRequestError
 
 __all__ = ["RequestQueue"]

@@ -425,7 +425,7 @@ class Broker:
         else:
             self._present.pop(key, None)
         for other in others:
-            for magazine in other.resumed:
+            for magazine in other.claims.resumed:
                 # Its client is here by another connection, and said what it holds: the rest never reached it.
                 rest = session.held.without(magazine, other.held.runs(magazine))
                 session.held.forget(magazine)
@@ -455,7 +455,7 @@ class Broker:
         found[2].cancel()
         count = found[0].count
         for magazine, runs in found[0].take_all().items():
-            session.take_up(magazine, runs)
+            session.claims.take_up(magazine, runs)
         return count
 
     def said(self, session: Session, magazine: str) -> None:

@@ -12,18 +12,19 @@ from typing import Any, Protocol, cast
 
 from ignis.broker.auth.peer_certificate import common_name, keep_alive
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
-from ignis.broker.protocol.commands import FINISHING, Command
-from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import BrokerMachine, Request, State, ids_of
 from ignis.broker.protocol.payloads import Connect, Connected, pack, unpack
+from ignis.broker.protocol.table import FINISHING
 from ignis.broker.server import permission_check
 from ignis.broker.server.admission import Visitor
 from ignis.broker.server.application import Application
+from ignis.broker.server.broker_commands import BROKER_ACTIONS, Reports
 from ignis.broker.server.claimants import claimant
 from ignis.broker.server.consumer_commands import ConsumerCommands
 from ignis.broker.server.context import ApplicationContext, BrokerContext
+from ignis.broker.server.held_claims import HeldClaims
 from ignis.broker.server.long_work import Work
-from ignis.broker.server.metrics import Figure
 from ignis.broker.server.publish_commands import PublishCommands
 from ignis.broker.server.request_queue import RequestQueue
 from ignis.errors import (
@@ -47,9 +48,9 @@ _MOST_PIECES = 512
 """Of one call of the system."""
 
 
-class Host(Protocol):
-    """What a connection asks of its broker when it begins, when it ends, and about the broker itself. None of it is asked for
-    each message."""
+class Host(Reports, Protocol):
+    """What a connection asks of its broker when it begins and ends, and about the broker itself. None of it is asked for each
+    message."""
 
     def admit(self, session: Session) -> None:
         """A connection was made. Raises DrainingError."""
@@ -85,15 +86,6 @@ class Host(Protocol):
     def said(self, session: Session, magazine: str) -> None:
         """A client has said what it holds of a magazine."""
 
-    def status(self) -> dict[str, Any]:
-        """What NODE_STATUS answers."""
-
-    def figures(self) -> list[Figure]:
-        """What METRICS answers."""
-
-    def members(self) -> list[dict[str, Any]]:
-        """What CLUSTER_STATUS answers. In a thread."""
-
 
 class Session(asyncio.BufferedProtocol):
     """Takes the requests of one client to where they are carried out, and writes their answers: a `Caller`, and so a `Peer`.
@@ -114,13 +106,9 @@ class Session(asyncio.BufferedProtocol):
         self._unread = context.unread
         self._now = context.loop.time
         self.visitor = visitor
-        self.held = InFlight()
-        self.fired = InFlight()
-        """Those of them that the client claimed by itself (FIRE), and hence renews by itself."""
-        self.earlier = InFlight()
-        """Those that were delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
-        self.resumed: set[str] = set()
-        """Magazines of which the client said what it holds."""
+        self.claims = HeldClaims(self, lambda magazine: host.said(self, magazine))
+        self.held = self.claims.held
+        """At hand, because it is asked for with each delivery."""
         self.owner = Owner("", Process())
         """In whose name its claims are made; known once the client is, and the same from then on."""
         self.closed = False
@@ -480,91 +468,25 @@ class Session(asyncio.BufferedProtocol):
 
     def _own(self, request: Request) -> bool:
         """Requests about the connection or the broker, which need no call of the store."""
-        command, request_id = request.command, request.request_id
-        if command == Command.DISCONNECT:
-            give_back = bool(unpack(request.payload, bool)[0])
-            self.consuming.end()
-            held = self.held.take_all()
-            self.fired.take_all()
-            self.earlier.take_all()
-            if give_back and self.application is not None:
-                for magazine, runs in held.items():
-                    self.application.give_back(magazine, runs)
-            self.result(request_id, None)
-            self.context.loop.call_soon(self.end)
-        elif command == Command.NODE_STATUS:
-            self.result(request_id, self._host.status())
-        elif command == Command.METRICS:
-            self.result(request_id, self._host.figures())
-        elif command == Command.CLUSTER_STATUS:
-            self._cluster_status(request_id)
-        else:
+        action = BROKER_ACTIONS.get(request.command)
+        if action is not None:
+            action(self, self._host, request)
+            return True
+        if request.command != Command.DISCONNECT:
             return False
+        give_back = bool(unpack(request.payload, bool)[0])
+        self.consuming.end()
+        held = self.claims.take_all()
+        if give_back and self.application is not None:
+            for magazine, runs in held.items():
+                self.application.give_back(magazine, runs)
+        self.result(request.request_id, None)
+        self.context.loop.call_soon(self.end)
         return True
-
-    def _cluster_status(self, request_id: int) -> None:
-        def members(_: None) -> list[dict[str, Any]]:
-            return self._host.members()
-
-        self.context.threads.call(
-            members, lambda found: self.result(request_id, found), None, lambda exc: self.refuse(request_id, exc)
-        )
-
-    # -- claims of this connection
 
     def uses(self, application: ApplicationContext) -> bool:
         """Whether its client is one of this application's."""
         return self.application is not None and self.application.context is application
-
-    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
-        """The client was given these. If it is gone already, they go back."""
-        if self.closed:
-            assert self.application is not None
-            self.application.give_back(magazine, runs)
-        else:
-            self.held.add(magazine, runs)
-            if fired:
-                self.fired.add(magazine, runs)
-
-    def delivered(self, magazine: str) -> list[Run]:
-        """What it holds of the magazine and did not claim by itself."""
-        return self.held.without(magazine, self.fired.runs(magazine) + self.earlier.runs(magazine))
-
-    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
-        taken = self.held.take(magazine, runs)
-        for some in (self.fired, self.earlier):
-            if some:
-                some.take(magazine, taken)
-        return taken
-
-    def take_up(self, magazine: str, runs: list[Run]) -> None:
-        """Its client held these on an earlier connection."""
-        self.held.add(magazine, runs)
-        self.earlier.add(magazine, runs)
-
-    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
-        """The client holds these of the magazine, and nothing else."""
-        if self.closed:
-            return  # they wait for its next connection, or for its end
-        self.resumed.add(magazine)
-        self._host.said(self, magazine)
-        self.held.forget(magazine)
-        self.fired.forget(magazine)
-        self.earlier.forget(magazine)
-        self.hold(magazine, runs, fired=fired)
-
-    def let_go(self, magazine: str, runs: list[Run]) -> None:
-        """The client accounted for these."""
-        if len(runs) > MOST_RUNS:
-            self.in_pieces(self._let_go_in_pieces(magazine, runs))
-        elif self.take(magazine, runs) and self.application is not None:
-            self.application.poke(magazine)
-
-    def _let_go_in_pieces(self, magazine: str, runs: list[Run]) -> Work:
-        for first in range(0, len(runs), MOST_RUNS):
-            self.let_go(magazine, runs[first : first + MOST_RUNS])
-            yield None
 
     # -- the handshake
 

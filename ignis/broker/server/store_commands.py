@@ -84,7 +84,7 @@ def _reload(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Reload)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
-    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.magazine, runs))
+    return Reply(RESULT, pack(count), lambda peer: peer.claims.let_go(head.magazine, runs))
 
 
 def _fence(asked: Asked, fence: tuple[str, int] | None) -> Fence | None:
@@ -109,7 +109,7 @@ def _delete(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Named)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
-    return Reply(RESULT, pack(count), lambda peer: peer.let_go(head.name, runs))
+    return Reply(RESULT, pack(count), lambda peer: peer.claims.let_go(head.name, runs))
 
 
 def _delete_waiting(asked: Asked) -> Reply:
@@ -157,7 +157,7 @@ def _transfer(asked: Asked) -> Reply:
     ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
     moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
-    return Reply(RESULT, pack(moved), lambda peer: peer.let_go(head.source, gone))
+    return Reply(RESULT, pack(moved), lambda peer: peer.claims.let_go(head.source, gone))
 
 
 def _abandoned(asked: Asked) -> Reply:
