@@ -183,9 +183,9 @@ int ign_store_mark_now(ign_store *store, ign_store_mark *mark);
 uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns);
 /* The same, and looks for so long before it sleeps. It may return early, with `seen`. */
 uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns, uint64_t spin_ns);
-/* For an event loop: looks for so long, then arms the watch, which is told as a sleeper would be, by a load that is about to be made too.
+/* For an event loop: arms the watch, which is told as a sleeper would be, by a load that is about to be made too.
  * Returns the number; `seen`, and *armed is IGN_OK: the watch tells when to look again. */
-uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t look_ns, ign_watch *watch, int *armed);
+uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed);
 void ign_store_wake(ign_store *store, uint32_t magazine);
 /* A load of this magazine is about to be made: who sleeps until then is woken, and is there when it is. Nothing is promised by it. */
 void ign_store_forewarn(ign_store *store, uint32_t magazine);

@@ -110,7 +110,7 @@ uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uin
 }
 
 /* The order is that of `sleep_until`: announced, looked, and then the kernel compares the word before it waits. */
-uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t look_ns, ign_watch *watch, int *armed)
+uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed)
 {
     *armed = IGN_OK;
     IGN_LANDING(store, SEEN_NEXT);
@@ -121,8 +121,6 @@ uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, uin
     const _Atomic uint32_t *word = &g->ctl.head->wake[i];
     _Atomic uint32_t *waiting = &g->ctl.head->wake_waiting[i];
     uint32_t now = atomic_load_explicit(word, memory_order_seq_cst);
-    if (look_ns > 0 && now == seen)
-        now = look(store, g, word, seen, store->io->now_ns(store->io) + look_ns);
     if (now == seen) {
         uint32_t announced = atomic_fetch_or_explicit(waiting, IGN_STORE_SLEEPS, memory_order_seq_cst) | IGN_STORE_SLEEPS;
         now = atomic_load_explicit(word, memory_order_seq_cst);

@@ -236,29 +236,29 @@ static void the_watch(void)
     int rc;
     for (uint32_t i = 0; i < 200; i++) {
         uint32_t seen = ign_store_wait(store, m, 0, 0);
-        CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen);
+        CHECK_EQ(ign_store_watch(store, m, seen, &watch, &rc), seen);
         CHECK_EQ(rc, IGN_OK);
         if (i % 2 == 0) {
             ign_store_forewarn(other, m);
             CHECK(is_told(&watch));
-            CHECK_EQ(ign_store_watch(store, m, seen, 1000, &watch, &rc), seen); /* looked in vain, and armed again */
+            CHECK_EQ(ign_store_watch(store, m, seen, &watch, &rc), seen); /* armed again */
             CHECK_EQ(rc, IGN_OK);
         }
         CHECK_EQ(load_how(other, m, 0, 1, 100 + i, 0, NULL), IGN_OK);
         CHECK(is_told(&watch));
-        CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen + 1);
+        CHECK_EQ(ign_store_watch(store, m, seen, &watch, &rc), seen + 1);
     }
     uint32_t seen = ign_store_wait(store, m, 0, 0);
-    CHECK_EQ(ign_store_watch(store, m, seen, 0, &watch, &rc), seen);
+    CHECK_EQ(ign_store_watch(store, m, seen, &watch, &rc), seen);
     ign_store_wake(other, m);
     CHECK(is_told(&watch));
-    CHECK_EQ(ign_store_watch(store, m, seen + 1, 0, &watch, &rc), seen + 1);
+    CHECK_EQ(ign_store_watch(store, m, seen + 1, &watch, &rc), seen + 1);
     ign_generation *g;
     CHECK_EQ(ign_store_enter(other, &g), IGN_OK);
     ign_store_seal(other, g);
     ign_store_leave(other, g);
     CHECK(is_told(&watch));
-    CHECK(ign_store_watch(store, m, seen + 1, 0, &watch, &rc) != seen + 1 || rc == IGN_OK);
+    CHECK(ign_store_watch(store, m, seen + 1, &watch, &rc) != seen + 1 || rc == IGN_OK);
     ign_watch_close(&watch);
     ign_store_close(store);
     ign_store_close(other);

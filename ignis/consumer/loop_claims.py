@@ -34,8 +34,6 @@ _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
 """Of a claim by the event loop, which runs no handler meanwhile."""
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-_LOOK_S = 100e-6
-"""So long the loop looks for a load that is about to be made, when it has nothing in hand."""
 
 
 class LoopClaims(Claims):
@@ -59,7 +57,6 @@ class LoopClaims(Claims):
         self._watch: Watch | None = None
         self._watchable = self._calls_back
         self._armed = False  # the watch tells of the next load
-        self._told = False  # it has just told of one
         self._quiet = True  # nothing was claimed for a while
         self._claimed = False  # since the last look at that
         self._look_at_quiet: asyncio.TimerHandle | None = None
@@ -176,19 +173,18 @@ class LoopClaims(Claims):
 
     def _await(self, seen: int) -> int:
         """The sequence number: ``seen`` when the queue is empty, and the loop is told when it is not."""
-        told, self._told = self._told, False
         if self._spin_until_s and time.monotonic() < self._spin_until_s:
             self.poke()
             return self._magazines.wait(self._name, -1, 0)
         if self._quiet or (watch := self._open_watch()) is None:
             number = self._magazines.wait(self._name, -1, 0)
         else:
-            look_s = _LOOK_S if told and not self._in_hand else 0.0
-            armed = self._magazines.watch(self._name, seen, watch, look_s)
+            armed = self._magazines.watch(self._name, seen, watch)
             if armed is not None:
                 self._armed = armed == seen
                 return armed
             self._watchable = False
+            self._close_watch()
             number = self._magazines.wait(self._name, -1, 0)
         if number == seen:
             self._listen(seen)
@@ -218,7 +214,7 @@ class LoopClaims(Claims):
 
     def _load_told(self) -> None:
         if self._watch is not None and self._watch.take():
-            self._armed, self._told = False, True
+            self._armed = False
             self._step()
 
     def _look_whether_quiet(self) -> None:
@@ -233,7 +229,7 @@ class LoopClaims(Claims):
 
     def _close_watch(self) -> None:
         watch, self._watch = self._watch, None
-        self._armed = self._told = False
+        self._armed = False
         if self._look_at_quiet is not None:
             self._look_at_quiet.cancel()
             self._look_at_quiet = None

@@ -1006,17 +1006,15 @@ cdef class Log:
         finally:
             self._leave()
 
-    def watch(self, uint32_t number, long long seen, Watch watch not None, look):
-        """Looks for so many seconds whether something was loaded since ``seen``, and arms the watch if nothing was: it becomes readable
-        with the next load, `wake` or `forewarn`. Returns the number, which is ``seen`` when the watch is armed; None when it could not be.
+    def watch(self, uint32_t number, long long seen, Watch watch not None):
+        """Arms the watch if nothing was loaded since ``seen``: it becomes readable with the next load, `wake` or `forewarn`. Returns the number, which is ``seen`` when the watch is armed; None when it could not be.
         """
-        cdef uint64_t look_ns = timeout_ns(look)
         cdef uint32_t known = <uint32_t>seen, found
         cdef int armed
         watch._check()
         self._enter()
         with nogil:
-            found = ign_store_watch(self._store, number, known, look_ns, &watch._watch, &armed)
+            found = ign_store_watch(self._store, number, known, &watch._watch, &armed)
         self._leave()
         return found if armed == IGN_OK else None
 

@@ -316,10 +316,9 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
         """
         return None
 
-    def watch(self, magazine: str, seen: int, watch: Watch, look_s: float) -> int | None:
-        """`on_load` for an event loop, by a descriptor and without a thread in between: looks for that long whether something
-        was loaded since ``seen``, and arms the watch if nothing was. It becomes readable with the next load, or with one that is
-        about to be made.
+    def watch(self, magazine: str, seen: int, watch: Watch) -> int | None:
+        """`on_load` for an event loop, by a descriptor and without a thread in between: arms the watch if nothing was loaded
+        since ``seen``. It becomes readable with the next load, or with one that is about to be made: look again, and arm it.
 
         Returns the sequence number: ``seen`` when the watch is armed. None where a store cannot.
         """

@@ -513,6 +513,23 @@ def test_an_idle_queue_gives_its_descriptor_back(embedded: ignis.Ignis, monkeypa
     assert _rings() == before
 
 
+def test_where_the_store_has_no_use_for_a_descriptor_none_is_kept(
+    new_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays_in_use(monkeypatch)
+    app = new_app(url_of("memory", tmp_path))
+    before = _rings()
+    queue = app.queue("jobs", int)
+    seen, _ = collecting(queue)
+    app.start()
+    for number in range(3):
+        queue.publish(number)
+        eventually(lambda: len(seen) == number + 1)  # noqa: B023
+        wait_idle(queue)
+    eventually(lambda: _rings() == before)
+    assert app.stop() is True
+
+
 def test_a_stop_gives_the_descriptor_back(embedded: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     stays_in_use(monkeypatch)
     before = _rings()

@@ -421,12 +421,12 @@ class EmbeddedMagazines(MagazineStore):
                 self._expired_log.note(magazine, fired.expired)
         return number, fired
 
-    def watch(self, magazine: str, seen: int, watch: Watch, look_s: float) -> int | None:
+    def watch(self, magazine: str, seen: int, watch: Watch) -> int | None:
         self._store.waiting_gate.enter()
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
-            return found.log.watch(found.number, seen, watch, look_s)
+            return found.log.watch(found.number, seen, watch)
         finally:
             self._store.waiting_gate.leave()
 

@@ -247,25 +247,23 @@ def test_a_watch_tells_of_loads_and_of_nothing_else(tmp_path: Path) -> None:
     poll.register(watch.fileno(), select.POLLIN)
     for _ in range(50):
         seen = log.wait(one, -1, 0)
-        assert log.watch(one, seen, watch, 0) == seen
+        assert log.watch(one, seen, watch) == seen
         log.load(other, [(0, PackedBatch.pack([encode_record(b"x", id=new_id())]))], durable=False)
         assert not poll.poll(0)
         log.load(one, [(0, PackedBatch.pack([encode_record(b"x", id=new_id())]))], durable=False)
         while not (poll.poll(10_000) and watch.take()):
             pass
-        assert log.watch(one, seen, watch, 0) == seen + 1
-    with pytest.raises(ValueError, match="timeout"):
-        log.watch(one, 0, watch, -1)
+        assert log.watch(one, seen, watch) == seen + 1
 
     def refused() -> None:
-        for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch, 0)):
+        for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch)):
             with pytest.raises(errors.ForkedHandleError):
                 call()
 
     in_child(refused)
     watch.close()
     watch.close()
-    for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch, 0)):
+    for call in (watch.fileno, watch.take, lambda: log.watch(one, 0, watch)):
         with pytest.raises(errors.ClosedError):
             call()
     log.close()
