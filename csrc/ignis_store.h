@@ -3,7 +3,7 @@
  * All calls are thread-safe, and safe beside any number of other processes. After fork() the child calls `ign_store_abandon`
  * and opens another store. A call that changes something returns a mark; `ign_store_flush` with it returns once that is on
  * the disk. Until then it survives kill -9 of everybody, and no power cut. Errors are the codes of ignis_error.h; with
- * IGN_E_IO and IGN_E_NO_ROOM errno says more. An error means that nothing was changed, but for IGN_E_IN_DOUBT. Only
+ * IGN_E_IO, IGN_E_NO_ROOM and IGN_E_FAILED errno says more; 0: not known any more. An error means that nothing was changed, but for IGN_E_IN_DOUBT. Only
  * IGN_E_FAILED says that the log itself could not be written: the next call tries anew in another file.
  */
 #ifndef IGNIS_STORE_H

@@ -411,7 +411,7 @@ static int replay_enter(void *arg, const ign_segment_info *segment)
     if (segment->base >= r->end)
         return IGN_EMPTY;
     ign_state_add_segment(r->ctl, segment);
-    return r->ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
+    return r->ctl->no_room ? ign_store_error(ENOSPC) : IGN_OK;
 }
 
 static int replay_visit(void *arg, const ign_entry *entry)

@@ -126,20 +126,25 @@ int ign_store_flush_to(ign_store *store, ign_generation *g, uint64_t position)
             if (rc == EMFILE || rc == ENFILE || rc == ENOMEM || rc == IGN_E_NOMEM)
                 return ign_store_error(rc); /* no failure of the disk */
             ign_store_seal(store, g);
+            errno = rc > 0 ? rc : EIO;
             return IGN_E_FAILED;
         }
         io->wait(io, &head->flush_turn, turn, look_ns);
     }
 }
 
-/* The generation of the mark has ended. Did the next one find what we wrote? Else it is refused, if that is asked for. */
-static int settle(ign_store *store, ign_generation *g, uint64_t position, bool refuse)
+/* The generation of the mark has ended. Did the next one find what we wrote? Else it is refused, if that is asked for. *error: by what,
+ * if it is not known yet. */
+static int settle(ign_store *store, ign_generation *g, uint64_t position, bool refuse, int *error)
 {
     ign_store_io *io = store->io;
     ign_ctl_head *head = g->ctl.head;
     for (int i = 0; i < DECIDE_ROUNDS; i++) {
         uint64_t cut;
-        if (ign_store_follow(store, g, &cut) == IGN_OK)
+        int followed = ign_store_follow(store, g, &cut);
+        if (*error == 0 && (followed == IGN_E_IO || followed == IGN_E_NO_ROOM || followed == IGN_E_FAILED))
+            *error = errno;
+        if (followed == IGN_OK)
             return cut == UINT64_MAX ? IGN_E_IN_DOUBT : position <= cut ? IGN_OK : IGN_E_FAILED;
         uint64_t from = atomic_load_explicit(&head->refused_from, memory_order_seq_cst);
         uint64_t durable = atomic_load_explicit(&head->durable, memory_order_seq_cst);
@@ -166,10 +171,12 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
     if (rc != IGN_OK)
         return rc;
     const ign_ctl_head *head = g->ctl.head;
+    int error = 0;
     if (mark->generation == g->number) {
         rc = ign_store_flush_to(store, g, mark->position);
+        error = rc == IGN_E_FAILED ? errno : 0;
         if (rc == IGN_E_STALE || rc == IGN_E_FAILED)
-            rc = settle(store, g, mark->position, refuse);
+            rc = settle(store, g, mark->position, refuse, &error);
     } else {
         const ign_ctl_cut *cut = &head->cuts[(mark->generation + 1) % IGN_CTL_CUTS];
         rc = cut->generation != mark->generation + 1 ? IGN_E_IN_DOUBT : mark->position <= cut->position ? IGN_OK : IGN_E_FAILED;
@@ -178,6 +185,8 @@ int ign_store_flush(ign_store *store, const ign_store_mark *mark, bool refuse)
     }
     if (rc == IGN_OK)
         rc = ign_store_error(store->io->same_place(store->io));
+    if (rc == IGN_E_FAILED)
+        errno = error;
     ign_store_leave(store, g);
     return rc;
 }

@@ -175,8 +175,10 @@ void ign_store_leave(ign_store *store, ign_generation *generation)
     pthread_mutex_lock(&store->mutex);
     bool last = --generation->users == 0;
     pthread_mutex_unlock(&store->mutex);
+    int kept = errno; /* it says more about the call that ends here */
     if (last)
         close_generation(generation);
+    errno = kept;
 }
 
 int ign_store_follow(ign_store *store, ign_generation *old, uint64_t *cut)

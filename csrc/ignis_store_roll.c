@@ -95,7 +95,7 @@ int ign_store_roll(ign_store *store, ign_generation *g, uint64_t size)
     }
     ign_state_add_segment(&g->ctl, &made);
     if (g->ctl.no_room)
-        return IGN_E_NO_ROOM;
+        return ign_store_error(ENOSPC);
     IGN_STEP(io);
     ign_store_tell_segment(g);
     return IGN_OK;

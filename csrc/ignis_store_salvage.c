@@ -132,9 +132,9 @@ uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint1
 typedef struct load {
     uint8_t *magazine; /* where its number stands */
     uint64_t at, limit; /* of the part, in the payload */
-    bool mended;
+    bool mended, typed; /* `typed`: the entry's header holds, and with it that this is a LOAD */
     ign_salvaged salvaged;
-    uint32_t walked, lost;
+    uint32_t walked, lost, unread;
 } load;
 
 /* Which part this is: its fields as they stand, or with one other byte, with which the first records hold. */
@@ -189,11 +189,18 @@ static bool salvage_part(load *l, uint8_t *part)
         l->mended = true;
         whole = ign_batch_mend(part + PART, bytes, ign_get32(l->magazine), ign_get16(part), ign_get64(part + 8), &had);
     }
+    ign_put16(part + 2, 0);
     ign_put32(part + 4, bytes);
     if (whole == 0) {
         had = had != 0 ? had : count <= IGN_SEGMENT_MAX_RECORDS && IGN_SEGMENT_HEADER_BYTES + (uint64_t)count * IGN_SEGMENT_INDEX_BYTES <= bytes ? count : 1;
-        ign_put16(part, IGN_SHARD_LOST);
-        l->lost++;
+        bool sealed = ign_segment_open(part + PART, bytes, &segment) == IGN_OK; /* so it is the records that were damaged */
+        if (l->typed && sealed) {
+            ign_put16(part + 2, IGN_PART_UNREAD);
+            l->unread++;
+        } else {
+            ign_put16(part, IGN_SHARD_LOST);
+            l->lost++;
+        }
     }
     l->mended = l->mended || whole < had;
     l->salvaged.whole += whole;
@@ -261,12 +268,14 @@ static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool head
     uint64_t head = type == IGN_ENTRY_MOVE ? 24 : 8;
     if (from > bytes || bytes - from < head)
         return false;
-    load l = {.magazine = payload + from, .at = from + head, .limit = bytes, .mended = mended};
+    load l = {.magazine = payload + from, .at = from + head, .limit = bytes, .mended = mended, .typed = header_holds && type != IGN_ENTRY_MOVE};
     if (wrapped && pad8(ign_get32(payload)) <= bytes - 8)
         l.limit = 8 + pad8(ign_get32(payload));
     uint32_t parts = type == IGN_ENTRY_MOVE ? ign_get32(payload + 8) : ign_get16(payload + from + 6);
     salvage_parts(&l, payload, parts);
-    if (l.salvaged.whole == 0 || (type == IGN_ENTRY_MOVE && (l.lost != 0 || l.walked != parts)))
+    if (l.salvaged.whole == 0 && (l.unread == 0 || type == IGN_ENTRY_TRANSFER))
+        return false; /* what was to be transferred stays where it was */
+    if (type == IGN_ENTRY_MOVE && (l.lost != 0 || l.walked != parts))
         return false;
     if (type != IGN_ENTRY_MOVE)
         ign_put16(payload + from + 6, (uint16_t)l.walked);

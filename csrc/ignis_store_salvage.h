@@ -11,6 +11,11 @@
  *   parts, bytes of a LOAD   by what there is
  *   number of ids            one wrong byte, when with the right one a LOAD follows them
  *
+ *
+ * A part of which no record holds is kept as well when the headers of the entry and of the batch do: it is the records that were damaged.
+ * Nothing vouches for its place then, so it is believed only where the state says that this place came next (`ign_state_apply`). Of
+ * a TRANSFER nothing is kept when no record at all holds: what it was to move is still where it was.
+ *
  * What has no checksum of its own beside the records (a claim, a retirement) is believed only when the damage was found elsewhere.
  * Ids are taken as they stand. Records that do not hold stay in the batch: whoever reads them is told.
  */
@@ -20,6 +25,7 @@
 #include "ignis_store_log.h"
 
 #define IGN_SHARD_LOST 0xffffu /* of a part of a LOAD in which nothing holds */
+#define IGN_PART_UNREAD 1u     /* behind the shard, of a part whose records all do not hold: it counts only if its pointers come next */
 
 typedef struct ign_salvaged {
     uint64_t whole, damaged; /* records */

@@ -213,6 +213,10 @@ static int apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, ui
         if (rc != IGN_OK)
             return rc;
         ign_shard *shard = ign_state_shard(ctl, magazine, number);
+#ifndef IGN_MUTANT_ANY_PLACE
+        if (ign_get16(p + at + 2) == IGN_PART_UNREAD && (shard == NULL || extent.first != shard->load_pointer + 1))
+            continue; /* its place is what was damaged, or came behind another that is lost */
+#endif
         if (shard == NULL || extent.first <= shard->load_pointer)
             return IGN_E_MALFORMED;
         uint32_t count = IGN_ITEM_LEFT(&extent);

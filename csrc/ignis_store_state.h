@@ -9,7 +9,8 @@
  *
  *   OPEN       u64 openings, u64 jump
  *   CATALOGUE  u32 number, u16 shards (0: drop), u8 durability, u8 0, u64 first pointer, u64 incarnation, u32 bytes of name, u32 0, name
- *   LOAD       u32 magazine, u16 flags (1: reload), u16 parts; each: u16 shard, u16 0, u32 bytes, u64 first pointer, batch
+ *   LOAD       u32 magazine, u16 flags (1: reload), u16 parts; each: u16 shard, u16 0 (1: see ignis_store_salvage.h), u32 bytes,
+ *              u64 first pointer, batch
  *   CLAIM      u32 magazine, u16 bytes of owner, u16 0, u64 ms, u32 runs, u32 0, owner, runs
  *   RETIRE     u32 magazine, u32 runs, runs
  *   TRANSFER   u32 bytes of LOAD, u32 0, LOAD, RETIRE

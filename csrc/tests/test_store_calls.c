@@ -1161,6 +1161,48 @@ static void handed_out_and_refused(void)
     store_dir_close(io);
 }
 
+/* Who is refused is told by what, the second as well, who only finds that the first has failed; and the figures of a store can be asked for. */
+static void refused_by_what(void)
+{
+    ign_store_io *io = store_dir_open(), *other_io;
+    CHECK_EQ(ign_store_io_open(store_dir_path, &other_io), 0);
+    ign_store *store = open_with(io, &small), *other = open_with(other_io, &small);
+    uint32_t m = declare(store, "m", 1);
+    uint8_t batch[4096];
+    ign_store_mark mark, second;
+    ign_store_part part = part_of(batch, 0, 1, 7, 0);
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_mark_now(store, &mark), IGN_OK);
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    CHECK_EQ(ign_store_load(other, m, &part, 1, NULL, &second), IGN_OK);
+    int (*real_flush)(ign_store_io *, int) = io->flush;
+    io->flush = other_io->flush = never_flushed;
+    errno = 0;
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_E_FAILED);
+    CHECK_EQ(errno, EIO);
+    errno = ENOENT;
+    CHECK_EQ(ign_store_flush(other, &second, true), IGN_E_FAILED);
+    CHECK_EQ(errno, EIO);
+    for (int i = 0; i < 2; i++) { /* with and without somebody who has begun another generation */
+        errno = 0;
+        int rc = ign_store_figures_of(store, &figures);
+        CHECK(rc == IGN_OK || (rc == IGN_E_IO && errno == EIO));
+        rc = ign_store_load(store, m, &part, 1, NULL, &mark);
+        CHECK(rc == IGN_E_IO && errno == EIO);
+    }
+    io->flush = other_io->flush = real_flush;
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    /* A generation that is over, and began before the mark: what it was refused by is not known any more. */
+    errno = ENOENT;
+    CHECK_EQ(ign_store_flush(store, &second, true), IGN_E_FAILED);
+    CHECK_EQ(errno, 0);
+    ign_store_close(store);
+    ign_store_close(other);
+    ign_store_io_close(other_io);
+    store_dir_close(io);
+}
+
 MAIN("store_calls", {
     RUN(never_waits);
     RUN(the_bell);
@@ -1183,4 +1225,5 @@ MAIN("store_calls", {
     RUN(in_a_child);
     RUN(told_to_one_thread);
     RUN(handed_out_and_refused);
+    RUN(refused_by_what);
 })

@@ -400,6 +400,125 @@ static void every_byte_of_a_transfer(void)
     every_byte(MOVED_ON);
 }
 
+/* One message alone, which has no neighbour to say that its place is right: whatever byte is another one, it is there to be read, or it
+ * stands where it stood and cannot be. A transfer of it did not take place then: it is where it was. */
+static void every_byte_of_a_lone_one(loaded_as kind)
+{
+    static uint8_t batch[BATCH_MAX], source[BATCH_MAX];
+    ign_store_io *io = open_without_flushes();
+    ign_store *store = open_small(io);
+    uint32_t m = declare(store), other;
+    ign_store_mark mark;
+    uint8_t id[IGN_STORE_ID_BYTES] = {7};
+    CHECK_EQ(ign_store_declare(store, "other", 1, 0, &other, NULL, &mark), IGN_OK);
+    ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, 1, 5, 21)};
+    ign_store_part from = {.batch = source, .bytes = batch_make(source, 1, 50, 24)};
+    load(store, m, 2, 1);
+    CHECK_EQ(ign_store_load(store, other, &from, 1, NULL, &mark), IGN_OK);
+    ign_store_run run = {.first = from.first, .last = from.first}, older = {.first = 1, .last = 2};
+    uint64_t retired;
+    CHECK_EQ(ign_store_retire(store, m, &older, 1, false, &retired, NULL, &mark), IGN_OK);
+    switch (kind) {
+    case ONCE: CHECK_EQ(ign_store_load_once(store, m, &part, 1, id, 1, 9, 1, NULL, &mark), IGN_OK); break;
+    case CLAIMED: CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, NULL, &mark), IGN_OK); break;
+    case MOVED_ON: CHECK_EQ(ign_store_transfer(store, other, &run, 1, m, &part, 1, false, NULL, &mark), IGN_OK); break;
+    default: CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    }
+    uint64_t end = mark.position;
+    ign_slice at = slice_at(store, m, part.first);
+    load(store, m, 3, 20);
+    flush(store);
+    ign_store_close(store);
+    CHECK_EQ(io->list(io, remove_control, io), 0);
+    save(io);
+    unsigned sum = 0;
+    for (uint64_t byte = at.position; byte < end; byte++) {
+        char name[IGN_STORE_NAME_MAX];
+        unsigned unreadable;
+        ign_shard shard, there;
+        restore(io);
+        ign_segment_name(name, at.generation, at.number);
+        flip(io, name, at.file_offset - at.offset + byte - at.position);
+        store = open_small(io);
+        ign_store_figures f = figures(store);
+        uint64_t seen = readable(store, m, &unreadable);
+        CHECK_EQ(ign_store_shard(store, m, 0, &shard), IGN_OK);
+        CHECK_EQ(ign_store_shard(store, other, 0, &there), IGN_OK);
+        CHECK((seen & ~(bits(5, 5) | bits(20, 22))) == 0 && (seen & bits(20, 22)) == bits(20, 22));
+        bool whole = (seen & bits(5, 5)) != 0;
+        if (kind == MOVED_ON && !whole) {
+            CHECK(there.living == 1 && unreadable == 0 && shard.living == 3);
+            sum++;
+        } else {
+            CHECK(whole != (unreadable == 1));
+            CHECK_EQ(shard.living, 1 + 3);
+            CHECK_EQ(f.damaged_records, unreadable);
+            CHECK(there.living == (kind == MOVED_ON ? 0u : 1u) || (kind == MOVED_ON && f.damaged_bytes != 0));
+            sum += unreadable;
+        }
+        CHECK(kind != CLAIMED || !whole || shard.in_flight <= 1);
+        CHECK(kind != CLAIMED || whole || shard.in_flight == 1);
+        kill_all(store);
+    }
+    CHECK_EQ(sum, 25); /* the record's bytes and its check, and no other */
+    let_go();
+    store_dir_close(io);
+}
+
+static void every_byte_of_one(void)
+{
+    every_byte_of_a_lone_one(LOADED);
+}
+
+static void every_byte_of_one_with_an_id(void)
+{
+    every_byte_of_a_lone_one(ONCE);
+}
+
+static void every_byte_of_one_that_is_claimed(void)
+{
+    every_byte_of_a_lone_one(CLAIMED);
+}
+
+static void every_byte_of_one_that_is_moved(void)
+{
+    every_byte_of_a_lone_one(MOVED_ON);
+}
+
+/* Where nothing holds of a message, its place is believed only when it is the next one of its shard: side by side each is found, behind
+ * one that is gone without a trace none, and what came later is untouched. */
+static void places_that_nothing_vouches_for(void)
+{
+    for (int gone = 0; gone < 2; gone++) {
+        ign_store_io *io = store_dir_open();
+        ign_store *store = open_small(io);
+        uint32_t m = declare(store);
+        ign_slice slices[4];
+        unsigned unreadable;
+        for (uint64_t i = 0; i < 4; i++)
+            slices[i] = slice_at(store, m, load(store, m, 1, 1 + i));
+        load(store, m, 3, 20);
+        flush(store);
+        ign_store_close(store);
+        CHECK_EQ(io->list(io, remove_control, io), 0);
+        for (unsigned i = 1; i < 4; i++)
+            flip_batch(io, &slices[i], slices[i].bytes - 1);
+        if (gone == 1) /* the first of them, with the header of its entry */
+            flip_batch(io, &slices[1], (uint64_t)-(int64_t)slices[1].offset);
+        store = open_small(io);
+        CHECK_EQ(readable(store, m, &unreadable), bits(1, 1) | bits(20, 22));
+        CHECK_EQ(unreadable, gone == 1 ? 0 : 3);
+        ign_store_figures f = figures(store);
+        CHECK(f.salvaged_records == 0 && f.damaged_records == (gone == 1 ? 2 : 3) && f.damaged_bytes > 0);
+        load(store, m, 2, 30);
+        ign_store_close(store);
+        store = open_small(io);
+        CHECK_EQ(readable(store, m, &unreadable), bits(1, 1) | bits(20, 22) | bits(30, 31));
+        ign_store_close(store);
+        store_dir_close(io);
+    }
+}
+
 /* -- files that are not there --------------------------------------------------------------------------------------------- */
 
 /* Five segments and more, with a checkpoint in the middle if that is asked for; what lives is in all of them. */
@@ -610,4 +729,9 @@ MAIN("store_damage", {
     RUN(every_byte_with_ids);
     RUN(every_byte_with_a_claim);
     RUN(every_byte_of_a_transfer);
+    RUN(every_byte_of_one);
+    RUN(every_byte_of_one_with_an_id);
+    RUN(every_byte_of_one_that_is_claimed);
+    RUN(every_byte_of_one_that_is_moved);
+    RUN(places_that_nothing_vouches_for);
 })

@@ -6,9 +6,14 @@ import errno as _numbers
 cdef frozenset _NO_ROOM = frozenset((_numbers.ENOSPC, _numbers.EDQUOT, _numbers.EFBIG))
 
 
+cdef str because(str before, int number, str behind=""):
+    """What the system says of that errno, between the two; nothing for 0, which is no reason."""
+    return "" if number == 0 else f"{before}{_os.strerror(number)}{behind}"
+
+
 cdef object system_error(int number, str what):
     """The exception for an errno of the system's."""
-    text = f"store: {what}: {_os.strerror(number)}"
+    text = f"store: {what}: {because('', number) or 'the disk refused, and it is not known why'}"
     if number in _NO_ROOM:
         return _errors.StoreFullError(text)
     if number == _numbers.EIO:
@@ -37,10 +42,10 @@ cdef object log_error(int code, int number, Log log):
             return GrowthError(f"store: disk full ({what}): messages may not grow when they are moved")
         if number == _numbers.EOVERFLOW:
             return _errors.StoreFullError(f"store: {what}: a shard of the magazine has given out all of its 2**62 pointers")
-        return _errors.StoreFullError(f"store: disk full ({what}): {_os.strerror(number)}")
+        return _errors.StoreFullError(f"store: disk full ({what}){because(': ', number)}")
     if code == IGN_E_FAILED:
         return _errors.StoreFailedError(
-            f"store: {what}: the disk did not take a write or flush of the log ({_os.strerror(number)}); nothing was stored"
+            f"store: {what}: the disk did not take a write or flush of the log{because(' (', number, ')')}; nothing was stored"
         )
     if code == IGN_E_MOVED:
         return _errors.StoreFailedError(f"store: {what} is another directory than the one that was opened; nothing was stored")

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 import ignis
+from ignis.cli import main as cli
 from ignis.errors import StoreFailedError, StoreFormatError, StoreFullError
 from ignis.native import PackedBatch, Record, encode_record, shard_for_key
 from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.storage.embedded.keys import Change
-from tests.support import eventually
+from tests.support import eventually, sidelined, wait_idle
 from tests.support.disk import disk, fill_disk, resize
 from tests.support.embedded import Child, forever
 from tests.torture.volume import Volume, unavailable
@@ -473,3 +474,67 @@ def test_a_damaged_record_of_a_queue_costs_itself_alone(
     again = app.queue("bad", dict, shards=1)
     again.publish({"n": 2})
     assert again.main.pending() == 2, "its messages were not touched"
+
+
+@pytest.mark.parametrize("how", ["opened", "repaired"])
+def test_damaged_messages_of_the_log_reach_the_sideline_with_their_places(
+    tmp_path: Path, new_app: Callable[..., Any], how: str
+) -> None:
+    """Among others of one call, two of three, all of one call, and one alone: the store was closed, and bytes are others now."""
+    path = tmp_path / "store"
+    calls = [[f"{call}-{number}-" + "x" * 60 for number in range(count)] for call, count in enumerate((5, 3, 2, 1, 1))]
+    damaged = [calls[0][1], calls[1][0], calls[1][2], *calls[2], *calls[3]]
+    places: dict[str, int] = {}
+    with ignis.Ignis(f"embedded://{path}") as app:
+        queue = app.queue("jobs", str, shards=1)
+        for call in calls:
+            places.update((body, pointer) for pointer, body in enumerate(call, 1 + len(places)))
+            queue.publish_many(call)
+        assert queue.main.pending() == len(places)
+    [log] = (path / "sync").glob("log-*")
+    content = bytearray(log.read_bytes())
+    for body in damaged:
+        content[content.index(body.encode()) + 30] ^= 0x10
+    log.write_bytes(content)
+    if how == "repaired":
+        assert cli(["doctor", "--repair", str(path)]) == 0
+    app = new_app(f"embedded://{path}")
+    queue = app.queue("jobs", str, shards=1)
+    handled: list[str] = []
+    queue.handler(handled.append)
+    app.start()
+    wait_idle(queue)
+    assert handled == [body for call in calls for body in call if body not in damaged]
+    aside = sidelined(queue)
+    assert [message.reason for message in aside] == ["corrupt"] * len(damaged)
+    assert {message.error for message in aside} == {
+        f"checksum mismatch at jobs, shard 0, pointer {places[body]}" for body in damaged
+    }
+
+
+def test_a_message_of_which_no_place_is_left_is_told_and_kept_apart(
+    tmp_path: Path, new_app: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the log's own words around a message are gone too, nobody knows which one it was."""
+    path = tmp_path / "store"
+    bodies = [f"{number}-" + "x" * 60 for number in range(3)]
+    with ignis.Ignis(f"embedded://{path}") as app:
+        for body in bodies:
+            app.queue("jobs", str, shards=1).publish(body)
+    [log] = (path / "sync").glob("log-*")
+    content = bytearray(log.read_bytes())
+    at = content.index(bodies[1].encode())
+    content[at - 60 : at + 30] = b"\xff" * 90
+    log.write_bytes(content)
+    app = new_app(f"embedded://{path}")
+    queue = app.queue("jobs", str, shards=1)
+    handled: list[str] = []
+    queue.handler(handled.append)
+    app.start()
+    wait_idle(queue)
+    assert "bytes of the log are damaged" in caplog.text
+    assert handled == [bodies[0], bodies[2]]
+    assert not queue.sideline.pending()
+    assert app.store.directory.log("sync").figures()["damaged_bytes"] > 90
+    [copy] = (path / "sync").glob("damaged-*")
+    assert b"\xff" * 90 in copy.read_bytes()
