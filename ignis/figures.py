@@ -42,7 +42,7 @@ def _now(metric: str = "", says: str = "", default: Any = 0) -> Any:
 
 @dataclasses.dataclass(slots=True)
 class ConsumerFigures:
-    """Of one consumer since its start. Each counter is written by one thread at a time.
+    """Counts what one consumer did since its start. Each counter is written by one thread at a time.
 
     Each is there from the start, with 0: what appears with its first event shows no rise.
     """

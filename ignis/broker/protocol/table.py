@@ -1,8 +1,10 @@
-"""The table of commands: one row each says what it is about, whose it is, what stands in its payload and its answer, how large
-it may be, and what is to be known of it when a connection or a broker ends.
+"""The table of commands, one row each.
 
-From it follow the requests of both clients and of the store over the broker, what of a large frame is read, what a broker that
-drains still takes, and the permissions with the words of the users file (`GROUPS` in ``permissions.py``). ``docs/security.md``
+A row says what the command is about, whose it is, and what stands in its payload and its answer. It says too how large it may
+be, and what happens to it when a connection or a broker ends.
+
+From it follow the requests of both clients and of the store over the broker, what of a large frame is read, and what a broker
+that drains still takes. The permissions with the words of the users file (`GROUPS` in ``permissions.py``) follow too. ``docs/security.md``
 shows the permissions; a test compares the two, and asks a broker for every command in every role.
 """
 

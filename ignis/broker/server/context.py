@@ -25,7 +25,7 @@ __all__ = ["ApplicationContext", "BrokerContext"]
 
 @dataclass(frozen=True)
 class BrokerContext:
-    """Of one broker that was started.
+    """What the parts of a started broker share: its settings, its loop, its threads and its counters.
 
     Attributes:
         id: of the broker.
@@ -49,7 +49,7 @@ class BrokerContext:
 
 @dataclass(frozen=True)
 class ApplicationContext:
-    """Of one application.
+    """What the parts of one application at a broker share: its store, its queues and what is known of them.
 
     Attributes:
         magazines: the store's.

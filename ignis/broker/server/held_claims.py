@@ -23,7 +23,7 @@ class Holds(Protocol):
 
 
 class HeldClaims:
-    """Of one connection. Belongs to the event loop.
+    """What one connection has claimed and not finished. Belongs to the event loop.
 
     Args:
         session: the connection.

@@ -48,7 +48,7 @@ class Clients(Protocol):
 
 
 class Recovery:
-    """Of one application.
+    """Takes back what dead claimants hold of one application's queues.
 
     Args:
         context: of the application.

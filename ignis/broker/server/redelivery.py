@@ -32,7 +32,7 @@ _AGAIN_S = 1.0
 
 
 class Redelivery:
-    """Of one application. Belongs to the event loop, but for `count_crash`."""
+    """Gives messages of one application back to their queues. Belongs to the event loop, but for `count_crash`."""
 
     def __init__(self, context: ApplicationContext) -> None:
         self.closed = False
