@@ -224,6 +224,12 @@ int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes)
     return rc;
 }
 
+void ign_ctl_give_back(ign_ctl *ctl)
+{
+    if (ctl->io->punch != NULL)
+        ctl->io->punch(ctl->io, ctl->file, ctl->head->arena_at + round_up(sizeof(ign_root), PAGE));
+}
+
 uint64_t ign_ctl_alloc(ign_ctl *ctl, uint64_t bytes)
 {
     uint64_t class, size = class_of(bytes, &class), offset = ctl->root->free[class];

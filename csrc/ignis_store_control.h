@@ -150,5 +150,8 @@ uint64_t ign_ctl_alloc(ign_ctl *ctl, uint64_t bytes);
 void ign_ctl_free(ign_ctl *ctl, uint64_t offset, uint64_t bytes);
 /* Grows the file until the arena has that much beyond what is used. 0 or an errno; nothing changes then. */
 int ign_ctl_make_room(ign_ctl *ctl, uint64_t bytes);
+/* Of a generation that is sealed and in which nobody lives: the state, which follows from the log, gives its room back. What stands before it
+ * (how far the log was flushed, what was refused) stays for whoever opens the store. */
+void ign_ctl_give_back(ign_ctl *ctl);
 
 #endif

@@ -166,6 +166,22 @@ static int os_allocate(ign_store_io *io, int file, uint64_t bytes)
     return ftruncate(file, (off_t)bytes) == 0 ? 0 : errno;
 }
 
+static int os_punch(ign_store_io *io, int file, uint64_t from)
+{
+    (void)io;
+#ifdef __linux__
+    struct stat st;
+    if (fstat(file, &st) != 0)
+        return errno;
+    if ((uint64_t)st.st_size <= from)
+        return 0;
+    return fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, st.st_size - (off_t)from) == 0 ? 0 : errno;
+#else
+    (void)file, (void)from;
+    return ENOTSUP;
+#endif
+}
+
 static int os_room(ign_store_io *io, uint64_t *bytes)
 {
     struct statvfs disk;
@@ -363,7 +379,7 @@ int ign_store_io_open(const char *directory, ign_store_io **io)
     p->inode = st.st_ino;
     p->io = (ign_store_io){
         .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read,
-        .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .room = os_room, .link_new = os_link_new,
+        .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .punch = os_punch, .room = os_room, .link_new = os_link_new,
         .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .identify = os_identify,
         .leads_to = os_leads_to, .map = os_map,
         .unmap = os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,

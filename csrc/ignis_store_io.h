@@ -36,6 +36,7 @@ struct ign_store_io {
     void (*push)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* what was written there is sent to the disk; NULL: nothing */
     int (*flush)(ign_store_io *io, int file);                        /* fdatasync */
     int (*allocate)(ign_store_io *io, int file, uint64_t bytes);     /* the file has that size, and room on the disk */
+    int (*punch)(ign_store_io *io, int file, uint64_t from);         /* the room behind is free again, the size stays; NULL: cannot */
     int (*room)(ign_store_io *io, uint64_t *bytes);                  /* that are free on the disk; NULL: nobody knows */
     int (*link_new)(ign_store_io *io, const char *from, const char *to); /* a second name; EEXIST when `to` is there */
     int (*remove)(ign_store_io *io, const char *name);

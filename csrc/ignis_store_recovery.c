@@ -24,7 +24,7 @@
 
 /* Of a generation that begins on a full disk: its first segment, beside what it has to write again; and its state, beside what the checkpoint
  * has. */
-enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10 };
+enum { LEAST_SEGMENT = 64 << 10, LEAST_ARENA = 32 << 10, LEAST_UNDO = 1024 };
 
 static bool is_frozen(uint64_t refused)
 {
@@ -137,6 +137,17 @@ static void sweep_room(void *arg, const char *name)
     uint64_t a, b;
     if ((ign_store_parse_name(name, "tmp-ahead", &a, &b) || ign_store_parse_name(name, "tmp-spare", &a, &b)) && a < s->generation)
         s->store->io->remove(s->store->io, name);
+}
+
+/* The room of older generations that nobody needs any more: what was kept ahead, and the state of one in which nobody lives. That is
+ * as large as the one that is to be made. */
+static void give_back(ign_store *store, ign_ctl *sealed, uint64_t generation)
+{
+    ign_store_io *io = store->io;
+    bool living = true;
+    io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
+    if (sealed != NULL && io->locked(io, sealed->file, 0, IGN_STORE_SLOTS, &living) == 0 && !living)
+        ign_ctl_give_back(sealed);
 }
 
 /* Segments that were begun, but not far enough to hold an entry. What has anything behind a header that cannot
@@ -295,10 +306,11 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
         rc = ign_chain_know(store, &chain, &known);
     if (rc == IGN_OK) {
         if (needs_room)
-            io->list(io, sweep_room, &(sweep){.store = store, .generation = generation});
-        uint64_t arena = store->options.arena_bytes;
+            give_back(store, sealed, generation);
+        uint64_t arena = store->options.arena_bytes, undo = store->options.undo_capacity;
+        undo = needs_room && undo > LEAST_UNDO ? LEAST_UNDO : undo; /* should more be undone, another generation follows */
         arena = needs_room && arena > LEAST_ARENA ? LEAST_ARENA : arena;
-        rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve, store->options.undo_capacity, arena));
+        rc = ign_store_error(ign_ctl_create(&made->ctl, io, control, store->options.control_reserve, undo, arena));
         created = rc == IGN_OK;
     }
     if (created) {

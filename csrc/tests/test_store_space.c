@@ -341,6 +341,8 @@ static void on_disks_of(const uint64_t *sizes, unsigned count, uint64_t seeds)
     for (unsigned d = 0; d < count; d++)
         for (unsigned k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
             for (uint64_t seed = 1; seed <= seeds; seed++) {
+                if (getenv("SPACE_SEED") != NULL && strtoul(getenv("SPACE_SEED"), NULL, 10) != seed)
+                    continue;
                 if (getenv("SPACE_KIND") != NULL && strtoul(getenv("SPACE_KIND"), NULL, 10) != k)
                     continue;
                 story s = {.what = kinds[k].what, .disk_bytes = sizes[d] << 20, .seed = seed, .record = kinds[k].record,
@@ -358,6 +360,51 @@ static void moved_on_a_full_disk(void)
         on_disks_of((const uint64_t[]){strtoull(only, NULL, 10)}, 1, 5);
     else
         on_disks_of((const uint64_t[]){8}, 1, 2);
+}
+
+/* -- opening ------------------------------------------------------------------------------------------------------------ */
+
+static void remove_kept(void *arg, const char *name)
+{
+    ign_store_io *io = arg;
+    if (strncmp(name, "tmp-", 4) == 0)
+        io->remove(io, name);
+}
+
+/* Everybody is gone, nothing is kept ahead any more, and the disk has less room than the state takes: the old one gives up its own. Should
+ * that opening fail for another reason, the next one still knows what it knew. */
+static void opened_in_the_room_of_the_old_state(void)
+{
+    ign_store_io *io = small_disk(UINT64_MAX);
+    ign_store *store = open_of(io, 8 << 20);
+    ign_store_mark mark;
+    ign_store_figures before, figures;
+    uint32_t m;
+    static uint8_t batch[BATCH_MAX];
+    CHECK_EQ(ign_store_declare(store, "m", SHARDS, 0, &m, NULL, &mark), IGN_OK);
+    for (uint64_t id = 1; id <= 4000; id++) {
+        ign_store_part part = {.shard = (uint16_t)(id % SHARDS), .batch = batch, .bytes = batch_make(batch, 1, id, 100)};
+        CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
+    }
+    CHECK_EQ(ign_store_flush(store, &mark, true), IGN_OK);
+    CHECK_EQ(ign_store_figures_of(store, &before), IGN_OK);
+    CHECK(before.state_bytes > 128 << 10);
+    ign_store_close(store);
+    CHECK_EQ(disk.real.list(io, remove_kept, io), 0);
+    uint64_t full = taken(io), openings = 0;
+    for (uint64_t more = 0; more <= 96 << 10; more += 32 << 10) {
+        disk.bytes = full + more;
+        int rc = ign_store_open(&store, io, &(ign_store_options){.segment_bytes = 1 << 20, .control_reserve = 1 << 28});
+        CHECK(rc == IGN_OK || rc == IGN_E_NO_ROOM);
+        openings += rc == IGN_OK;
+        if (rc == IGN_OK)
+            break;
+    }
+    CHECK_EQ(openings, 1);
+    CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+    CHECK(figures.living_records == 4000 && figures.damaged_bytes == 0);
+    ign_store_close(store);
+    store_dir_close(io);
 }
 
 /* -- room that maintenance has in hand --------------------------------------------------------------------------------- */
@@ -475,5 +522,6 @@ static void small_store(void)
 MAIN("store_space", {
     RUN(small_store);
     RUN(room_in_hand);
+    RUN(opened_in_the_room_of_the_old_state);
     RUN(moved_on_a_full_disk);
 })
