@@ -31,6 +31,8 @@ _WARM_CALLS = 60
 _BODY = b"x" * 100
 _MESSAGE = {"order": 7, "lines": ["a", "b"]}
 _ALLOWED = 1.05
+_INTERRUPTED = 200
+"""Of a call, when another thread asks for the interpreter once while all of them are counted."""
 _TIMEOUT_S = 600.0
 # All that a step does happens within one call of a C function, by whose name valgrind switches the counting on and off. It
 # must be called by C: a call by libffi is not seen.
@@ -221,7 +223,7 @@ def main() -> int:
     for name, count in counts.items():
         before = kept.get("counts", {}).get(name) if comparable else None
         print(f"{name:<28}{count:>14,}" + ("" if before is None else f"{before:>12,}{count / before - 1:>+9.1%}"))
-        if before is not None and count > before * _ALLOWED:
+        if before is not None and count > before * _ALLOWED + _INTERRUPTED:
             worse.append(name)
     if given.update:
         _KEPT.write_text(json.dumps({"machine": _machine(), "counts": counts}, indent=2) + "\n", "utf-8")
