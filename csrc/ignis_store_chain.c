@@ -456,19 +456,21 @@ static int salvage(replay *r, uint64_t from, uint64_t next)
     if (rc != 0)
         return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
     uint8_t *bytes = malloc((size_t)(end - from));
-    if (bytes != NULL) {
-        ign_log_reader reader;
-        ign_log_reader_open(&reader, r->store->io, file->file, &segment->info, from, end);
+    ign_log_reader reader;
+    ign_log_reader_open(&reader, r->store->io, file->file, &segment->info, from, end);
+    if (bytes != NULL)
         ign_log_read(&reader, bytes, end - from, from);
-        ign_log_reader_close(&reader);
-    } else
+    else
         rc = IGN_E_NOMEM;
-    ign_store_drop_file(r->store, file);
+    const bool torn = reader.unreadable;
     for (uint64_t at = 0, behind; rc == IGN_OK && at < end - from; at = behind) {
         ign_entry entry;
         ign_salvaged got;
         behind = piece_end(bytes, end - from, at, segment->info.salt, from);
-        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, &entry, &got);
+        reader.unreadable = false;
+        if (torn)
+            ign_log_read(&reader, bytes + at, behind - at, from + at);
+        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, !reader.unreadable, &entry, &got);
         if (rc == IGN_OK) {
             ign_ctl_begin(r->ctl);
             rc = ign_state_apply(r->ctl, &entry);
@@ -480,6 +482,8 @@ static int salvage(replay *r, uint64_t from, uint64_t next)
         }
         rc = rc == IGN_EMPTY ? IGN_OK : rc;
     }
+    ign_log_reader_close(&reader);
+    ign_store_drop_file(r->store, file);
     free(bytes);
     return rc;
 }

@@ -38,8 +38,9 @@ uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint1
 /* Is this the header of an entry, and how long is it? */
 bool ign_entry_header_holds(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, uint64_t *size);
 
-/* Bytes that begin as an entry at `position` did. IGN_OK: mended in place, *entry is what to apply, *salvaged what it has. IGN_EMPTY: it
+/* Bytes that begin as an entry at `position` did. `readable`: all of them could be read, so that whoever asks for a damaged message of them
+ * gets bytes and no error; else nothing is promised for what does not hold. IGN_OK: mended in place, *entry is what to apply, *salvaged what it has. IGN_EMPTY: it
  * loaded nothing, or nothing of that holds. IGN_E_NOMEM. */
-int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry, ign_salvaged *salvaged);
+int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bool readable, ign_entry *entry, ign_salvaged *salvaged);
 
 #endif

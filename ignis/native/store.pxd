@@ -28,7 +28,7 @@ cdef extern from "ignis_store_salvage.h" nogil:
         uint64_t damaged
 
     uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count)
-    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
+    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bint readable, ign_entry *entry,
                           ign_salvaged *salvaged)
 
 

@@ -108,7 +108,7 @@ def salvage(bytes data not None, salt, position):
     try:
         memcpy(copy, PyBytes_AS_STRING(data), size)
         with nogil:
-            rc = ign_entry_salvage(copy, size, its_salt, at, &entry, &salvaged)
+            rc = ign_entry_salvage(copy, size, its_salt, at, True, &entry, &salvaged)
         if rc == IGN_E_NOMEM:
             raise MemoryError("salvage")
         if rc != IGN_OK:

@@ -172,13 +172,13 @@ def test_connects_that_are_odd_all_the_time_do_not_fill_the_log(
     say = RepeatedLog(logging.getLogger("ignis.broker"), logging.INFO, lambda: now_s[0])
     monkeypatch.setattr(narrow.broker, "say_broken", say)
     caplog.set_level("INFO")
-    before = narrow.broker.protocol_errors
+    before = narrow.broker.state.protocol_errors
     for _ in range(100):
         with Wire(narrow.port) as wire:
             wire.raw(b"\xff\xff\xff\xff")
             assert wire.failure().fatal
             assert wire.closed()
-    assert narrow.broker.protocol_errors - before == 100
+    assert narrow.broker.state.protocol_errors - before == 100
     assert len([one for one in caplog.records if one.name == "ignis.broker"]) == 1
     now_s[0] += 1
     with Wire(narrow.port) as wire:
