@@ -53,9 +53,12 @@ static int read_header(ign_store *store, int file, uint64_t generation, uint64_t
     int rc = store->io->size(store->io, file, &size);
     if (rc == 0)
         rc = store->io->read(store->io, file, h, sizeof *h, 0);
-    if (rc != 0 || h->magic != MAGIC)
+    if (rc != 0)
         return IGN_E_CORRUPT;
-    if (h->byte_order == BYTE_ORDER_MARK && h->crc != header_crc(h))
+    /* The other byte order is in both: a mark that is merely wrong is damage, which the checksum tells. */
+    if (h->magic == __builtin_bswap64(MAGIC) && h->byte_order == __builtin_bswap32(BYTE_ORDER_MARK))
+        return IGN_E_VERSION;
+    if (h->magic != MAGIC || h->crc != header_crc(h))
         return IGN_E_CORRUPT;
     if (h->version != 1 || h->byte_order != BYTE_ORDER_MARK || h->layout != IGN_CTL_VERSION)
         return IGN_E_VERSION;

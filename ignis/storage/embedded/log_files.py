@@ -301,10 +301,11 @@ class Checkpoint:
                 raise FileDamaged(f"it has {len(head)} bytes, less than a header")
             magic, version, order, generation, position, store, size, image_crc, _ = _CHECKPOINT.unpack_from(head)
             (crc,) = struct.unpack_from("=I", head, _CHECKPOINT.size)
+            # The other byte order is in both: a mark that is merely wrong is damage, which the checksum tells.
+            if (magic, order) == (_swapped(_CHECKPOINT_MAGIC, 8), _swapped(_BYTE_ORDER_MARK, 4)):
+                raise FileOfAnotherVersion(f"it was made on a machine of another byte order than {sys.byteorder}")
             if magic != _CHECKPOINT_MAGIC:
                 raise FileDamaged("it does not begin as a checkpoint does")
-            if order != _BYTE_ORDER_MARK:
-                raise FileOfAnotherVersion(f"it was made on a machine of another byte order than {sys.byteorder}")
             if crc != crc32c(head[: _CHECKPOINT.size]):
                 raise FileDamaged("the checksum of its header does not hold")
             if version != _CHECKPOINT_VERSION:
@@ -327,6 +328,10 @@ class Checkpoint:
         file.seek(SECTOR_BYTES + place)
         for generation, number, base, *_, living in _STATE_SEGMENT.iter_unpack(file.read(count * _STATE_SEGMENT.size)):
             yield generation, number, base, living
+
+
+def _swapped(number: int, size_bytes: int) -> int:
+    return int.from_bytes(number.to_bytes(size_bytes, "big"), "little")
 
 
 class Control(NamedTuple):
