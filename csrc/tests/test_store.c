@@ -257,6 +257,31 @@ static void damage(void)
     store_dir_close(io);
 }
 
+/* Also where the byte order and the version stand: what is merely wrong is no file of another machine. */
+static void damaged_checkpoint_header(void)
+{
+    ign_store_io *io = store_dir_open();
+    ign_store *store = open_small(io);
+    uint32_t m;
+    ign_store_mark mark;
+    ign_store_figures figures;
+    CHECK_EQ(ign_store_declare(store, "m", 1, 0, &m, NULL, &mark), IGN_OK);
+    load(store, m, 0, 10, 1);
+    CHECK_EQ(ign_store_checkpoint(store), IGN_OK);
+    ign_store_close(store);
+    newest_name n = {.prefix = "checkpoint-"};
+    io->list(io, look_for_newest, &n);
+    for (uint64_t at = 0; at < 60; at++) {
+        flip(io, n.name, at);
+        store = open_small(io);
+        CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
+        CHECK(figures.living_records == 10 && figures.damaged_bytes == 0);
+        ign_store_close(store);
+        flip(io, n.name, at);
+    }
+    store_dir_close(io);
+}
+
 /* The directory that was opened is another one now: nothing is confirmed any more. */
 static void moved_directory(void)
 {
@@ -404,6 +429,7 @@ MAIN("store", {
     RUN(transfers_and_keys);
     RUN(through_many_segments);
     RUN(damage);
+    RUN(damaged_checkpoint_header);
     RUN(moved_directory);
     RUN(one_old_message);
     RUN(threads_of_two);

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.torture import process
 from tests.torture.ledger import Ledger, make_body, make_id, read_body, split_id
+from tests.torture.process import Child
 from tests.torture.report import Outcome
 
 
@@ -174,3 +181,22 @@ def test_an_outcome_fails_on_a_fault_and_on_a_missed_mutant() -> None:
     lossy = Ledger(sent={1: 0.0}, acknowledged={1: 0.0})
     assert not other.take(lossy.verdict(), "round 1") and not other.ok
     assert other.faults == ["round 1: 1 lost (writer:sequence 0:1)"]
+
+
+def test_what_a_child_says_between_two_looks_is_booked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says everything and ends after the parent's wait was over, and before the parent looks whether it lives."""
+    many = [make_id(1, one) for one in range(3)]
+    waits: list[object] = []
+
+    def too_early(ones: Sequence[Child], timeout: float | None) -> list[object]:
+        waits.append(ones)
+        if len(waits) == 1:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            return []
+        return list(wait(ones, timeout))
+
+    ledger = Ledger()
+    with Child(lambda report: report.sending(many)) as child:
+        monkeypatch.setattr(process, "wait", too_early)
+        assert child.join(ledger) == 0
+    assert sorted(ledger.sent) == many

@@ -216,12 +216,14 @@ def test_a_damaged_header_of_a_segment(directory: Path, capsys: pytest.CaptureFi
     assert found_queues(directory) == (ALL if wrong == 1 else set())
 
 
-def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+# Each field of its header, and its image.
+@pytest.mark.parametrize("place", [0, 8, 12, 16, 24, 32, 40, 48, 52, 56, 700])
+def test_a_damaged_checkpoint_is_no_loss(directory: Path, capsys: pytest.CaptureFixture[str], place: int) -> None:
     log = Log(str(directory / "sync"))
     log.checkpoint()
     log.close()
     [path] = (directory / "sync").glob("checkpoint-*")
-    overwrite(path, 700, b"\xff\xff\xff")
+    overwrite(path, place, b"\xff\xff\xff")
     code, document = examine(capsys, directory)
     assert (code, codes(document)) == (0, ["checkpoint-damaged"])
     code, document = examine(capsys, directory, "--repair")

@@ -306,6 +306,7 @@ def follow(children: Sequence[Child], ledger: Ledger | None, until: Callable[[],
             if not child.pump(ledger):
                 open_ones.remove(child)
         if not ready:
-            # Grandchildren may hold the pipe open; nothing more comes from a dead child whose pipe is empty.
-            open_ones = [child for child in open_ones if child.alive()]
+            # Grandchildren may hold the pipe open; nothing more comes from a dead child whose pipe is empty, and that is
+            # looked at after its death: it may have said all it had to say since the wait was over.
+            open_ones = [child for child in open_ones if child.alive() or wait([child], 0)]
     return True

@@ -154,8 +154,8 @@ class Volume:
             one = one._former
 
     def unmount(self) -> None:
-        """Unmounts, waiting a little for killed processes to let go; as a last resort detaches the mount point."""
-        deadline = time.monotonic() + 10
+        """Unmounts, waiting for killed processes to let go; as a last resort detaches the mount point."""
+        deadline = time.monotonic() + _STEP_TIMEOUT_S
         while True:
             try:
                 _run("umount", str(self.path))
@@ -168,7 +168,8 @@ class Volume:
                 time.sleep(0.02)
         self._mounted = False
         # The kernel lets go of the device a little later, and whoever mounts the image before that gets the device as it is,
-        # with what it holds in memory.
+        # with what it holds in memory. A mount namespace that somebody made meanwhile has a copy of the mount and holds it too.
+        deadline = time.monotonic() + _STEP_TIMEOUT_S
         backing = Path(f"/sys/block/{self._device}/loop/backing_file")
         while self._device and backing.exists():
             if time.monotonic() > deadline:
