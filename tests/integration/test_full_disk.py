@@ -99,7 +99,9 @@ def test_failures_that_grow_reach_the_sideline_of_a_full_disk(
         found = reasons(queue)
         assert set(found) <= {"exception", None}
         assert sum(found.values()) == count
-        assert found["exception"] >= 100, "what can be spared says why"
+        assert found["exception"] >= 50, (
+            "what can be spared says why: how much that is depends on when maintenance makes room"
+        )
         assert app.stop() is True
         app.close()
 
