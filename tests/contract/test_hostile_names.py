@@ -206,10 +206,14 @@ def test_epochs_leave_room_for_those_that_follow(ready: Store, epoch: Any) -> No
     still_works(ready)
 
 
-def test_locks_and_epochs_have_the_same_names_in_every_store(store: Store) -> None:
+def test_locks_and_epochs_have_the_same_names_in_every_store(kind: Kind) -> None:
+    store = kind.open()
     for name in ("a", "...", "a@b", "@", "x" * 200):
         assert store.locks.acquire(name, "me", 5) is not None, name
         assert store.locks.next_epoch(name) == store.locks.epoch(name) == 1, name
-    for name in ("DC#f#t", "any text", "\u00e9", "t" * 170):
+    longest = "t" * (
+        63 - len("#tokens") if kind.name == "aerospike" else 170
+    )  # a set's name there, which has a limit of its own
+    for name in ("DC#f#t", "any text", "\u00e9", longest):
         table = store.locks.table(name, "f")
         assert table.acquire("ignis#any text / \u00e9", "me", 5) is not None, name
