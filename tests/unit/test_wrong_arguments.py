@@ -316,7 +316,7 @@ def test_a_drawn_wrong_argument_is_refused_and_changes_nothing(world: World, dat
         )
     )
     whole = st.one_of(st.integers(max_value=-1), st.integers(min_value=1 << 63))
-    text = st.text(min_size=129)
+    text = st.text(min_size=129).filter(lambda one: not one.strip().replace("_", "").isdecimal())  # zeros are a number
     value = data.draw(st.one_of(whole, text, st.dictionaries(st.text(), st.text(), min_size=1), st.binary()))
     refuses(world, call, argument, value)
 
