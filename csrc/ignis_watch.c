@@ -86,9 +86,13 @@ static struct sqe *next_entry(ign_watch *w, uint32_t *tail)
 static int submit(ign_watch *w, uint32_t tail, uint32_t count)
 {
     atomic_store_explicit(w->sq_tail, tail, memory_order_release);
-    while (syscall(SYS_io_uring_enter, w->ring, count, 0, 0, NULL, 0) != (long)count)
-        if (errno != EINTR)
+    while (count > 0) {
+        long taken = syscall(SYS_io_uring_enter, w->ring, count, 0, 0, NULL, 0);
+        if (taken == 0 || (taken < 0 && errno != EINTR))
             return IGN_E_IO;
+        if (taken > 0)
+            count -= (uint32_t)taken;
+    }
     return IGN_OK;
 }
 

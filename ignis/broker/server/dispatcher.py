@@ -112,7 +112,7 @@ class Subscription:
 
 
 class DirectDelivery:
-    """A consumer that is given messages while they are being loaded. See `ignis.storage.write_batch.Taker`."""
+    """A consumer that is given messages while they are being loaded. See `ignis.storage.write_batch.DirectReceiver`."""
 
     __slots__ = ("_consumer", "_pump", "_runs", "owner")
 
