@@ -83,7 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "application",
         "held_claims metrics",
         "caller",
-        "broker_commands permission_check",
+        "application_table broker_commands permission_check presence",
         "calls publish_commands",
         "claim_commands lock_commands queue_commands store_commands",
         "command_table consumer_commands",

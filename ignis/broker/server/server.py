@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,12 +22,12 @@ from ignis.broker.auth.logins import Logins
 from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import AllowAll, Authenticator, Credentials, Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import InFlight
 from ignis.broker.protocol.machine import BrokerMachine
 from ignis.broker.protocol.payloads import Connect
 from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.server.admission import Admission
 from ignis.broker.server.application import Application
+from ignis.broker.server.application_table import ApplicationTable, Scope
 from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.server.cluster import Cluster, make_cluster
 from ignis.broker.server.context import BrokerContext
@@ -38,6 +37,7 @@ from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
 from ignis.broker.server.long_work import Steps
 from ignis.broker.server.metrics import BrokerMetrics, Figure
+from ignis.broker.server.presence import Presence
 from ignis.broker.server.receive_limits import ReceiveLimits
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.session import Session
@@ -60,7 +60,6 @@ _POKE_S = 10.0
 _RENEW_S = 0.5
 _AT_ONCE = 256
 _THREADS_S = 10.0
-_SHARE = "a quarter of broker.max_applications"
 
 
 class Broker:
@@ -120,17 +119,13 @@ class Broker:
         self._store_options = dict(store or {})
         self._config = config
         self._scope = (client_id, farm_id)
-        self._applications: dict[tuple[str, str], Application] = {}
-        self._present: dict[tuple[str, str, str, str], list[Session]] = {}
-        self._lost: dict[tuple[str, str, str, str], tuple[InFlight, Application, asyncio.TimerHandle, str]] = {}
+        self._table: ApplicationTable
+        self._presence: Presence
         self.admission = Admission(self.settings)
         self._listener: Listener | None = None
         self._logins: Logins
         self._stop_asked: asyncio.Event
         self._ticker: asyncio.Task[None] | None = None
-        self._opening = threading.Lock()
-        self._guard = threading.Lock()
-        """Over the table of applications and who uses them; held for a moment only, the event loop takes it too."""
         self._ending: asyncio.Task[None] | None = None
 
     # -- life
@@ -140,10 +135,12 @@ class Broker:
         address that cannot be had."""
         self.loop = asyncio.get_running_loop()
         self._stop_asked = asyncio.Event()
-        self.context = self._made_context()
+        self.context = context = self._made_context()
+        self._presence = Presence(context, self.members)
+        self._table = ApplicationTable(context, self._scope, self._opened, self._presence.owes)
         self._logins = Logins(self.loop.call_later)
         try:
-            own = await self.loop.run_in_executor(None, self._application, *self._scope)
+            own = await self.loop.run_in_executor(None, self._table.open, self._scope)
             self.cluster = make_cluster(self.id, own.store, resolve(LeaderSettings, {}, load_file(self._config)))
             # Behind the store, whose files are open by now.
             room = room_for_connections(self.settings.max_connections, self.settings.reserved_files)
@@ -183,6 +180,11 @@ class Broker:
             receiving=ReceiveLimits(area, settings.max_receive_bytes, settings.frame_timeout_s),
             unread=SendLimits(settings, self.loop, self.state, self.sessions),
         )
+
+    def _opened(self, scope: Scope) -> Application:
+        client_id, farm_id = scope
+        app = Ignis(self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config)
+        return Application(self.context, app, self._presence)
 
     def request_stop(self) -> None:
         """Makes `run` drain and return. From any thread or signal handler."""
@@ -239,9 +241,8 @@ class Broker:
         for session in list(self.sessions):
             session.abort()
         await asyncio.sleep(0)
-        for key in list(self._lost):
-            self._redeliver(key)
-        for application in self._applications.values():
+        self._presence.redeliver_all()
+        for application in self.applications:
             application.redelivery.give_back_delayed()
         deadline = self.loop.time() + 10
         while not self._idle and self.loop.time() < deadline:  # noqa: ASYNC110 - once, at the end of a process
@@ -252,16 +253,13 @@ class Broker:
     def _idle(self) -> bool:
         """Nothing is at the store, or on its way there."""
         return (
-            self.context.threads.idle
-            and self.context.steps.idle
-            and all(one.turns.idle for one in self._applications.values())
+            self.context.threads.idle and self.context.steps.idle and all(one.turns.idle for one in self.applications)
         )
 
     def _close_stores(self) -> None:
         if hasattr(self, "cluster"):
             self.cluster.leave()
-        for application in self.applications:
-            self._close_store(application)
+        self._table.close()
         if not self.context.threads.close(_THREADS_S):
             log.warning("threads of the broker are still at work after %g s", _THREADS_S)
 
@@ -302,7 +300,7 @@ class Broker:
                 raise ConfigError("instance must be a text of 1 to 128 characters")
             principal = self.authenticator.authenticate(credentials)
             scope = (head.client_id, head.farm_id) if may_something(principal) else self._scope
-            return principal, self._entered(*scope, self.holder(principal, credentials.peer))
+            return principal, self._table.enter(scope, self.holder(principal, credentials.peer))
 
         if self.authenticator.open or not credentials.by_password:
             self.context.threads.auth_call(work, admitted, refused)
@@ -330,21 +328,9 @@ class Broker:
         host = peer.rpartition(":")[0]
         return "" if not host or _is_loopback(host) else f"address {network_of((host,))}"
 
-    def _entered(self, client_id: str, farm_id: str, holder: str) -> Application:
-        """The application, with one user more; `left` is due. In a thread of the authentication's."""
-        try:
-            return self._application(client_id, farm_id, holder)
-        except TooManyRequestsError as exc:
-            if exc.setting == _SHARE:
-                raise  # nobody else's places are of use to it
-            # Those that nobody uses do not wait for their time then.
-            asyncio.run_coroutine_threadsafe(self._end_applications(0.0), self.loop).result(_THREADS_S)
-            return self._application(client_id, farm_id, holder)
-
     def left(self, application: Application, principal: Principal, peer: str) -> None:
         """One user of the application less."""
-        with self._guard:
-            application.leave(self.holder(principal, peer))
+        self._table.leave(application, self.holder(principal, peer))
 
     def known(self, session: Session, principal: Principal) -> None:
         """A client has said who it is. Raises TooManyRequestsError."""
@@ -356,61 +342,8 @@ class Broker:
         limit = self.settings.max_unauthenticated
         return TooManyRequestsError(limit + 1, limit, "broker.max_unauthenticated")
 
-    async def _end_applications(self, linger_s: float) -> None:
-        """Closes the stores of applications that have been idle for so long. That of the broker itself stays."""
-        now = self.now()
-        ended = []
-        with self._guard:
-            for key, application in list(self._applications.items()):
-                owed = key == self._scope or any(one[1] is application for one in self._lost.values())
-                if owed or not application.idle:
-                    application.idle_since_s = None
-                    continue
-                if application.idle_since_s is None:
-                    application.idle_since_s = now
-                if now - application.idle_since_s >= linger_s:
-                    del self._applications[key]
-                    application.end()
-                    ended.append(application)
-        for application in ended:
-            application.tidy()
-            await self.loop.run_in_executor(None, self._close_store, application)
-
-    @staticmethod
-    def _close_store(application: Application) -> None:
-        try:
-            application.close()
-        except IgnisError as exc:
-            log.warning("store of %s: %s", application.app, exc)
-
-    def _application(self, client_id: str, farm_id: str, holder: str | None = None) -> Application:
-        """With a holder it has one user more. In any thread but the event loop's: opening a store may take a while.
-
-        Raises TooManyRequestsError: there is no room for one more, or the holder uses its share of them.
-        """
-        key = client_id, farm_id
-        with self._opening:
-            with self._guard:
-                found = self._applications.get(key)
-                if found is not None:
-                    found.enter(holder)
-                    return found
-                count = len(self._applications)
-                mine = sum(holder in one.holders for one in self._applications.values()) if holder else 0
-            share = max(1, self.settings.max_applications // 4)
-            if mine >= share:
-                raise TooManyRequestsError(mine + 1, share, _SHARE)
-            if count >= self.settings.max_applications:
-                raise TooManyRequestsError(count + 1, self.settings.max_applications, "broker.max_applications")
-            app = Ignis(self.url, client_id=client_id, farm_id=farm_id, store=self._store_options, config=self._config)
-            found = Application(self.context, app, self)
-            with self._guard:
-                found.enter(holder)
-                self._applications[key] = found
-            return found
-
     def leave(self, session: Session) -> None:
-        """A connection is gone. What it held waits a moment for its client to come back."""
+        """A connection is gone."""
         self.context.receiving.left(session)
         self.sessions.discard(session)
         self.admission.leave(session.visitor)
@@ -418,70 +351,16 @@ class Broker:
         application = session.application
         if application is None:
             return
-        key = self._key(session, application)
-        others = [one for one in self._present.get(key, ()) if one is not session]
-        if others:
-            self._present[key] = others
-        else:
-            self._present.pop(key, None)
-        for other in others:
-            for magazine in other.claims.resumed:
-                # Its client is here by another connection, and said what it holds: the rest never reached it.
-                rest = session.held.without(magazine, other.held.runs(magazine))
-                session.held.forget(magazine)
-                application.give_back(magazine, rest)
+        self._presence.leave(session, application)
         self.left(application, session.principal, session.peer)
-        if not session.held:
-            return
-        known = self._lost.pop(key, None)
-        if known is not None:
-            known[2].cancel()
-            session.held.join(known[0])
-        delay_s = 0 if self.state.draining else self.settings.redeliver_after_s
-        timer = self.loop.call_later(delay_s, self._redeliver, key)
-        self._lost[key] = session.held, application, timer, session.owner
-
-    @staticmethod
-    def _key(session: Session, application: Application) -> tuple[str, str, str, str]:
-        return application.app.client_id, application.app.farm_id, session.principal.name, session.instance
 
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
-        assert session.application is not None
-        self._present.setdefault(self._key(session, session.application), []).append(session)
-        found = self._lost.pop(self._key(session, session.application), None)
-        if found is None:
-            return 0
-        found[2].cancel()
-        count = found[0].count
-        for magazine, runs in found[0].take_all().items():
-            session.claims.take_up(magazine, runs)
-        return count
+        return self._presence.take_up(session)
 
     def said(self, session: Session, magazine: str) -> None:
-        """Its client has said what it holds of a magazine: what still waits for it of an earlier connection is part of that, or
-        went back."""
-        assert session.application is not None
-        found = self._lost.get(self._key(session, session.application))
-        if found is not None:
-            found[0].forget(magazine)
-
-    def _redeliver(self, key: tuple[str, str, str, str]) -> None:
-        held, application, timer, _ = self._lost.pop(key)
-        timer.cancel()
-        self.state.redelivered += held.count
-        for magazine, runs in held.take_all().items():
-            log.info("%d run(s) of %s, held by a connection that was lost, go back", len(runs), magazine)
-            application.give_back(magazine, runs, crashed=not self.state.draining and key not in self._present)
-
-    def peers_of(self, owner: str) -> list[Session]:
-        """The connections of one client. Belongs to the event loop, as everything here."""
-        return [one for many in self._present.values() for one in many if one.owner == owner]
-
-    def awaited(self) -> set[str]:
-        """Whose connection stands, or was lost a moment ago. From any thread: a snapshot."""
-        present = {one.owner for many in list(self._present.values()) for one in list(many)}
-        return present | {str(lost[3]) for lost in list(self._lost.values())}
+        """A client has said what it holds of a magazine."""
+        self._presence.said(session, magazine)
 
     async def _tick(self) -> None:
         """Deadlines of all connections, in one place."""
@@ -497,7 +376,7 @@ class Broker:
             self._end_overdue(now)
             if now - end_s > min(_POKE_S, settings.application_linger_s) and (not self._ending or self._ending.done()):
                 end_s = now
-                self._ending = self.loop.create_task(self._end_applications(settings.application_linger_s))
+                self._ending = self.loop.create_task(self._table.end_idle(settings.application_linger_s))
             if now - renew_s >= _RENEW_S:
                 renew_s = now
                 holding: dict[Application, list[Session]] = {}
@@ -549,10 +428,6 @@ class Broker:
         """Frames that are still arriving."""
         return self.context.receiving
 
-    def alone(self) -> bool:
-        """Whether it is the only broker of the store. In a thread."""
-        return len(self.cluster.members()) <= 1
-
     def members(self) -> list[dict[str, Any]]:
         """What CLUSTER_STATUS answers. In a thread."""
         return self.cluster.members()
@@ -563,7 +438,7 @@ class Broker:
 
     @property
     def applications(self) -> list[Application]:
-        return list(self._applications.values())
+        return self._table.all
 
     def status(self) -> dict[str, Any]:
         """What NODE_STATUS answers."""
@@ -577,7 +452,7 @@ class Broker:
             "draining": self.state.draining,
             "tls": self.tls is not None,
             "connections": len(self.sessions),
-            "applications": len(self._applications),
+            "applications": self._table.count,
             "loop": type(self.loop).__module__.partition(".")[0],
         }
 
