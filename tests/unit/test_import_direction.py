@@ -166,7 +166,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage": (
         ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
-        "process_identity purging removing write_batch",
+        "facets process_identity purging removing write_batch",
         "base",
         "checks parts",
         "aerospike clock",
