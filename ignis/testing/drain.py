@@ -189,7 +189,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
     if not clock.by_hand:
         return
     last = _schedules.setdefault(clock, weakref.WeakKeyDictionary()).setdefault(app, {})
-    now_s = clock.steady_s()
+    now_s = clock.monotonic_s()
 
     def due(what: str, every_s: float, first_s: float) -> bool:
         if now_s < (last[what] + every_s if what in last else first_s):

@@ -37,8 +37,8 @@ class MemoryStore(Store):
         if clock is not None:
             self.lock_clock = clock
             store_clock = StoreClock(
-                round((clock() - clock.steady_s()) * 1000),
-                rising_ms=lambda: round(clock.steady_s() * 1000),
+                round((clock() - clock.monotonic_s()) * 1000),
+                rising_ms=lambda: round(clock.monotonic_s() * 1000),
                 wall_ms=lambda: round(clock() * 1000),
             )
         self._context = context = StoreContext(name, f"{farm_id}/{client_id}", store_clock)
