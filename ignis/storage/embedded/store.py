@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 
 from ignis.errors import WaitTimeoutError
+from ignis.process_hooks import FORKS
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.context import StoreContext
-from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
+from ignis.storage.embedded.directory import open_directory, release_directory
 from ignis.storage.embedded.keys import Keys, Scope
 from ignis.storage.embedded.locks import EmbeddedLocks
 from ignis.storage.embedded.magazines import EmbeddedMagazines
@@ -56,7 +57,7 @@ class EmbeddedStore(Store):
         self.client_id = client_id
         self.farm_id = farm_id
         self._context = context = StoreContext(self.directory, self._life, client_id, farm_id, options.write_timeout_s)
-        self._generation = fork_generation()
+        self._forks = FORKS[0]
         self._closing = threading.Lock()
         self._released = False
         self.directory.gates.add(context.gate)
@@ -116,7 +117,7 @@ class EmbeddedStore(Store):
             self._context.gate.leave()
 
     def close(self, timeout: float = 30.0) -> None:
-        if self._generation != fork_generation():
+        if self._forks != FORKS[0]:
             return  # the parent's; nothing in the child belongs to it
         deadline = time.monotonic() + timeout
         if not self._closing.acquire(timeout=timeout):
