@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl
 
 from ignis.errors import WaitTimeoutError
 from ignis.process_hooks import FORKS
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
+from ignis.storage.directories import directory_of
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.embedded.directory import open_directory, release_directory
@@ -20,7 +23,13 @@ from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.queues import EmbeddedQueues
 from ignis.storage.records import Owner
 
-__all__ = ["EmbeddedStore"]
+__all__ = ["EmbeddedStore", "open_store"]
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> EmbeddedStore:
+    """Opens ``embedded:///path``; its query and ``options`` may have any of `StoreOptions`."""
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    return EmbeddedStore(directory_of(parts), StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
 
 
 class EmbeddedStore(Store):
