@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
             "stop_signals urls"
         ),
         "config hooks main_guard native places process_hooks",
-        "body_plan http_endpoint pydantic_models stacks",
+        "body_plan http_endpoint pydantic_models settings_page stacks",
         "message sweep_result upkeep",
         "storage",
         "array_queue clearing figures leader locks pausing registration",
