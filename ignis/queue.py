@@ -24,10 +24,11 @@ from ignis.config import (
     shown,
 )
 from ignis.consumer import FLEET, PROCESS, START, Consumer
-from ignis.consumer.handler import HandlerSpec, Middleware, Runner, check_consumers, make_spec
+from ignis.consumer.handler import HandlerSpec, Middleware, check_consumers, make_spec
 from ignis.consumer.handler_form import check_callable
 from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.consumer.registered import Registered, note_handler
+from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, InvalidMessageError, QueueMismatchError, QueueNotFoundError
 from ignis.figures import depths

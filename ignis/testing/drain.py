@@ -15,9 +15,10 @@ from ignis.app import Ignis
 from ignis.clock import Clock
 from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
-from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
+from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
+from ignis.consumer.runner import Runner
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
