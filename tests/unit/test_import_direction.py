@@ -34,6 +34,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
+        "queue_definition",
+        "queue_handling",
         "queue",
         "queue_table",
         "control",
