@@ -2,7 +2,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, final
 
-from typing_extensions import Self
+from typing_extensions import Self, disjoint_base
 
 from ignis.native.record import PackedBatch
 
@@ -21,6 +21,7 @@ class Receipt:
     def add_done_callback(self, fn: Callable[[Receipt], object]) -> None: ...
     def __await__(self) -> Generator[Any, None, str]: ...
 
+@disjoint_base
 class ReceiptBook:
     def wait_settled(self, sequence: int, timeout: float | None = 30.0) -> None: ...
     @property
@@ -34,6 +35,7 @@ class ReceiptBook:
     @property
     def first_error(self) -> BaseException | None: ...
 
+@disjoint_base
 class SendRing(ReceiptBook):
     def send(
         self,
