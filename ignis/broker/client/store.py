@@ -38,7 +38,7 @@ from ignis.errors import (
     StoreUnreachableError,
     WaitTimeoutError,
 )
-from ignis.native import PackedBatch
+from ignis.native import FRAME_HEADER_BYTES, PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import (
     KEEP_TTL,
@@ -338,8 +338,8 @@ class BrokerMagazines(MagazineStore):
         """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
         link = self._store.client.link
         broker = None if link is None else link.machine.broker
-        if broker is not None and payload_bytes + 14 > broker.max_frame_bytes:
-            raise FrameTooLargeError(payload_bytes + 14, broker.max_frame_bytes)
+        if broker is not None and payload_bytes + FRAME_HEADER_BYTES > broker.max_frame_bytes:
+            raise FrameTooLargeError(payload_bytes + FRAME_HEADER_BYTES, broker.max_frame_bytes)
 
     @property
     def tells_repeats(self) -> bool:  # type: ignore[override]
