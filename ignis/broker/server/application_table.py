@@ -23,7 +23,7 @@ Scope = tuple[str, str]
 
 
 class ApplicationTable:
-    """Of one broker.
+    """Opens, shares and closes the applications of one broker.
 
     Args:
         context: of the broker.
