@@ -128,17 +128,17 @@ def pulling(port: int) -> Role:
             try:
                 ids, places = _read(report, client.consume(QUEUE, 50, wait_s=0.2))
                 if ids:
-                    client.ack_soon(QUEUE, places)
+                    client.ack_nowait(QUEUE, places)
                     unsettled += ids
                 if len(unsettled) >= 300 or not ids:
-                    if client.settle() == len(unsettled):
+                    if client.wait_acks() == len(unsettled):
                         report.finished(unsettled)
                     unsettled = []
             except IgnisError as exc:
                 report.note("error", exc)
                 unsettled = []
                 with contextlib.suppress(IgnisError):
-                    client.settle()  # of these it is not known which were retired
+                    client.wait_acks()  # of these it is not known which were retired
                 time.sleep(0.005)
 
     return role

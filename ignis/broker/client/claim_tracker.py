@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_of
 from ignis.config import ClientSettings
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
@@ -34,7 +34,7 @@ _LOOK_S = 0.5
 """How often the connection is looked at while something is held: a broker that was started anew waits for its clients."""
 
 
-class _Link(Protocol):
+class _Connection(Protocol):
     def look(self) -> bool: ...
 
 
@@ -50,9 +50,9 @@ class Connects(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def link(self) -> _Link | None: ...
+    def connection(self) -> _Connection | None: ...
     def connect(self, timeout_s: float | None = None) -> Any: ...
-    def ask(self, ask: ClientRequest[T]) -> T: ...
+    def ask(self, request: ClientRequest[T]) -> T: ...
 
 
 class ClaimTracker:
@@ -140,8 +140,8 @@ class ClaimTracker:
                 if self._changed.wait_for(lambda: self._closed, _LOOK_S):
                     return
             try:
-                link = self._client.link
-                if link is None or not link.look():
+                connection = self._client.connection
+                if connection is None or not connection.look():
                     self._client.connect(self._client.settings.max_retry_wait_s)
                 self._resume()
             except IgnisError as exc:

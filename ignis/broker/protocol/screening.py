@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
-from ignis.broker.protocol.payloads import head_bytes
+from ignis.broker.protocol.encoding import head_bytes
 from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import BadRequestError
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
     ArrayRequest,
@@ -45,7 +46,6 @@ from ignis.broker.protocol.payloads import (
     TransferRequest,
     Unsubscribe,
     Wait,
-    unpack,
 )
 from ignis.errors import BadRequestError
 from ignis.storage.base import QueueRecord

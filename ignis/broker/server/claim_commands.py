@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_in, runs_of
-from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
+from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
 from ignis.broker.server.dispatcher import packed

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run, as_pointers, runs_of
 from ignis.broker.protocol.machine import Request
-from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
+from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.dispatcher import Subscription

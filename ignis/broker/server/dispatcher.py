@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.in_flight import Run
-from ignis.broker.protocol.payloads import Delivery, pack
+from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.peer import Peer
 from ignis.broker.server.recovery import Recovery

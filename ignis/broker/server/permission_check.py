@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from ignis.broker.auth.principal import Anyone, Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import LockRequest, unpack
+from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.payloads import LockRequest
 from ignis.broker.protocol.table import TABLE, About
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.state import BrokerState

@@ -13,8 +13,9 @@ from typing import Any, Protocol, cast
 from ignis.broker.auth.peer_certificate import common_name, keep_alive
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.machine import BrokerMachine, Request, State, ids_of
-from ignis.broker.protocol.payloads import Connect, Connected, pack, unpack
+from ignis.broker.protocol.payloads import Connect, Connected
 from ignis.broker.protocol.table import FINISHING
 from ignis.broker.server import permission_check
 from ignis.broker.server.admission import Visitor

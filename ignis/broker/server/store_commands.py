@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
@@ -19,8 +20,6 @@ from ignis.broker.protocol.payloads import (
     Reload,
     Scan,
     TransferRequest,
-    pack,
-    unpack,
 )
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.permission_check import own_scope

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
 from ignis.native import encode_record
@@ -50,8 +50,8 @@ def _send(wire: Wire, request_id: int, ask: ClientRequest[Any]) -> None:
     [
         lambda pointers: requests.ack("q", {0: pointers}),
         lambda pointers: requests.nack("q", {0: pointers}),
-        lambda pointers: requests.delete("q", pack_pointers({0: pointers})),
-        lambda pointers: requests.reload("q", pack_pointers({0: pointers})),
+        lambda pointers: store_requests.delete("q", pack_pointers({0: pointers})),
+        lambda pointers: store_requests.reload("q", pack_pointers({0: pointers})),
     ],
     ids=["ack", "nack", "delete", "reload"],
 )
