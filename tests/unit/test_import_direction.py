@@ -73,13 +73,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.broker.server": (
         (
-            "admission claimants cluster descriptors flush_plan load_notifier queue_facts receive_limits state thread_pool"
+            "admission bind claimants cluster descriptors flush_plan load_notifier queue_facts receive_limits state thread_pool"
         ),
         "listener send_limits threads",
         "long_work",
         "context",
-        "peer",
-        "claim_renewal redelivery write_batcher",
+        "connection peer",
+        "claim_renewal redelivery subscription write_batcher",
         "recovery",
         "dispatcher",
         "publish_buffer",
@@ -92,6 +92,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "command_table consumer_commands",
         "request_queue",
         "session",
+        "ticker",
         "server",
         "health",
     ),

@@ -13,7 +13,7 @@ from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_in,
 from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
-from ignis.broker.server.dispatcher import packed
+from ignis.broker.server.subscription import packed
 from ignis.native.wire import ClaimsFrame
 
 __all__ = ["CLAIM_CALLS", "lost_runs"]

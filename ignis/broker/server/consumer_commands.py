@@ -13,9 +13,9 @@ from ignis.broker.protocol.machine import Request
 from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
-from ignis.broker.server.dispatcher import Subscription
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
+from ignis.broker.server.subscription import Subscription
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
 

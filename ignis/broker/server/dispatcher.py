@@ -15,17 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.in_flight import Run
 from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import ApplicationContext
-from ignis.broker.server.peer import Peer
 from ignis.broker.server.recovery import Recovery
 from ignis.broker.server.redelivery import Redelivery
+from ignis.broker.server.subscription import Packed, Subscription, packed
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
@@ -33,7 +32,7 @@ from ignis.native.wire import ClaimsFrame, pack_claims
 from ignis.storage.base import MOST_FRUITLESS
 from ignis.storage.write_batch import FiredInto
 
-__all__ = ["DirectDelivery", "Dispatcher", "Packed", "Subscription", "packed"]
+__all__ = ["DirectDelivery", "Dispatcher"]
 
 log = logging.getLogger("ignis.broker")
 
@@ -47,69 +46,9 @@ _MOST_CLAIMS = 16
 _RETRY_S = 0.5
 
 
-class Packed(NamedTuple):
-    """What a claim found, ready to be sent: the frame, and the head of its payload."""
-
-    claims: ClaimsFrame
-    head: bytes
-    runs: list[Run]
-    messages: int
-    more: bool
-    error: Exception | None = None
-
-
-def packed(claims: ClaimsFrame, found: FiredInto) -> Packed:
-    """In whichever thread made the claim, so that the event loop has nothing left to do per message."""
-    head = pack(Delivery(found.more, found.expired, found.holes))
-    return Packed(claims, head, claims.runs, claims.messages, found.more)
-
-
 _NOTHING = Packed(ClaimsFrame(), b"", [], 0, False)
 _PAUSED = Packed(ClaimsFrame(), b"", [], 0, False)
 """Of a queue whose consumers are paused: there may be messages, and nobody is to have them."""
-
-
-class Subscription:
-    """A subscription, or a pull (``once``), of one connection.
-
-    Args:
-        over: called when the broker ends it: with None when a pull was answered, with an exception when it cannot go on.
-    """
-
-    __slots__ = (
-        "credit", "due", "ended", "magazine", "max_bytes", "once", "over", "peer", "request_id", "timer", "tried",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        peer: Peer,
-        request_id: int,
-        magazine: str,
-        credit: int,
-        max_bytes: int,
-        once: bool,
-        over: Callable[[Subscription, BaseException | None], None],
-    ) -> None:
-        self.peer = peer
-        self.over = over
-        self.request_id = request_id
-        self.magazine = magazine
-        self.credit = credit
-        self.max_bytes = max_bytes
-        self.once = once
-        self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.due = False
-        """Of a pull: it waits no longer."""
-        self.tried = False
-        """Of a pull: there was nothing for it at some moment since it was asked for."""
-
-    @property
-    def room(self) -> int:
-        """How many messages it may be given now. What its connection holds of the magazine by other ways counts too."""
-        if self.ended or not self.peer.takes_deliveries:
-            return 0
-        return self.credit if self.once else self.credit - self.peer.held.count_of(self.magazine)
 
 
 class DirectDelivery:

@@ -3,6 +3,7 @@ the request is read, kept or made; nothing here blocks."""
 
 from __future__ import annotations
 
+from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import Anyone, Principal
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
@@ -14,12 +15,17 @@ from ignis.config import NAME_PATTERN
 from ignis.errors import PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
 
-__all__ = ["check", "check_queue", "own_lock", "own_scope"]
+__all__ = ["check", "check_queue", "may_something", "own_lock", "own_scope"]
 
 _LEADER = "leader-"
 """What stands before a scope in the name of its leader's lock."""
 _MOST_SCOPE = 64
 """Of a scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
+
+
+def may_something(principal: Principal) -> bool:
+    """Whether there is any command that the principal may give: else nothing is made for it."""
+    return any(principal.allows_some(one.name) for one in Command if one.name not in FREE)
 
 
 def check(caller: Caller, command: int, payload: bytes) -> None:
