@@ -28,7 +28,7 @@ class BrokerAddress(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As texts of errors call it."""
+        """What the texts of errors call it."""
         return f"broker {self.host}:{self.port}"
 
     def hello(self, instance: str) -> Connect:

@@ -1,4 +1,4 @@
-"""One connection of the client for coroutines: the machine, and the calls of the event loop's transport."""
+"""Carries the requests of the client for coroutines over one connection: the machine, and the event loop's calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AREA_BYTES = 256 * 1024
 _SPARE_BYTES = 16 * 1024
 
 TIMED_OUT = Answer(None, 0, b"", None)
-"""In place of an answer."""
+"""Given in place of an answer when the time is up."""
 _GO_ON = Answer(None, 0, b"", None)
 
 
@@ -82,7 +82,7 @@ class Stream:
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection: the machine, and the transport's calls."""
+    """Carries requests and their answers over one connection. Belongs to its event loop."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.machine = ClientMachine(ReadArea(_AREA_BYTES), settings.max_frame_bytes, settings.max_pending)

@@ -75,15 +75,15 @@ class ClaimTracker:
         """Magazines of which a claim's answer did not arrive."""
         self._resuming: set[str] = set()
         self._said = 1
+        """The number of the connection on which all that is held was said; the first has nothing to say."""
         self._troubles = LimitedLog(log)
-        """The connection, by its number, on which all that is held was said; the first has nothing to say."""
         self._changed = threading.Condition(threading.Lock())  # over all of the above
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @contextmanager
     def claiming(self, magazine: str) -> Iterator[list[Claim]]:
-        """For the length of one claim; put what it found into the list."""
+        """Surrounds a claim; put what it found into the list."""
         found: list[Claim] = []
         arrived = False
         if not self._keeps and self._client.connects > self._said:
@@ -112,7 +112,7 @@ class ClaimTracker:
                 self._changed.notify_all()
 
     def accounted(self, magazine: str, pointers: Pointers) -> None:
-        """These are held no longer."""
+        """Forgets what is held no longer."""
         if self._held.count_of(magazine):
             with self._changed:
                 self._held.take(magazine, [run for shard, many in pointers.items() for run in runs_of(shard, many)])

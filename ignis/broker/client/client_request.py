@@ -39,7 +39,7 @@ Ttl = float | Literal["queue"] | None
 
 
 class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
-    """One request.
+    """What is sent, and how its answer is read.
 
     Attributes:
         parse: payload of the answer -> result. Raises ProtocolError, BadRequestError for an answer that is none.
@@ -64,7 +64,7 @@ def ttl_ms_of(ttl_s: Ttl) -> int:
 
 
 def encoded_name(magazine: str) -> bytes:
-    """Raises InvalidNameError."""
+    """Checks a name and encodes it. Raises InvalidNameError."""
     try:
         return _known_name(magazine)
     except TypeError:  # it cannot even be looked up
@@ -77,7 +77,7 @@ def _known_name(magazine: str) -> bytes:
 
 
 def packed_pointers(pointers: Any) -> bytes:
-    """Raises ConfigError for what names no records."""
+    """Packs pointers. Raises ConfigError for what names no records."""
     try:
         return pack_pointers(pointers)
     except (TypeError, ValueError, OverflowError, AttributeError) as exc:
@@ -89,7 +89,7 @@ def read_nothing(payload: bytes) -> None:
 
 
 def _reader(answer: Any) -> Callable[[bytes], Any]:
-    """What reads the value of a RESULT."""
+    """Returns what reads the value of a RESULT."""
     return read_nothing if answer is None else lambda payload: unpack_value(payload, answer)
 
 
@@ -97,12 +97,12 @@ _ROWS = {number: (row.payload, _reader(row.answer), row.repeats) for number, row
 
 
 def build(command: Command, *fields: Any, bulk: bytes = b"") -> ClientRequest[Any]:
-    """The request that the table of commands describes, of the fields of its head; its answer is the value that comes."""
+    """Builds the request that the table of commands describes, of the fields of its head. Its answer is the value that comes."""
     kind, read, repeats = _ROWS[command]
     return ClientRequest(command, pack(None if kind is None else kind(*fields), bulk), read, repeats)
 
 
 def read_as(parse: Callable[[Any], T], request: ClientRequest[Any]) -> ClientRequest[T]:
-    """The same, whose answer is made of the value that comes."""
+    """Returns the same request, whose answer is made of the value that comes."""
     read = request.parse
     return ClientRequest(request.command, request.payload, lambda payload: parse(read(payload)), request.repeatable)

@@ -109,8 +109,8 @@ class _Sent:
             self._answer = found
 
     def _again(self) -> Placed:
-        """It was not carried out, and so nothing was that was sent behind it: each is sent again in its turn, on another
-        connection. This one is given up, but not before it has answered them all."""
+        """Sends the load again, on another connection. It was not carried out, and so nothing was that was sent behind it: each
+        is sent again in its turn. This connection is given up, but not before it has answered them all."""
         self.connection.give_notice()
         following = self.following
         while following is not None:

@@ -1,4 +1,4 @@
-"""What is tried again when a connection cannot be made, and what is not: the rules that both clients share.
+"""Decides what is tried again when a connection cannot be made, and what is not, for both clients.
 
 A broker that is not there may come back; a certificate that is not trusted, a port where something else listens and
 credentials that are refused stay as they are, and are said at once, with the option that is about them.
@@ -36,7 +36,7 @@ _PROBE_S = 2.0
 
 
 class Attempts:
-    """The last failure of an attempt that says more than that its time was up."""
+    """Remembers the last failure of an attempt that says more than that its time was up."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -49,7 +49,7 @@ class Attempts:
 
 
 def retry_rules(settings: ClientSettings, limit_s: float, attempts: Attempts) -> dict[str, Any]:
-    """For ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
+    """Returns the rules for ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
     return {
         "after": attempts.note,
         "stop": tenacity.stop_before_delay(limit_s),
@@ -64,12 +64,12 @@ def _worth_another_try(exc: BaseException) -> bool:
 
 
 def final_tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """The exception, if it is about TLS and comes again with every attempt; not when the other side just went away."""
+    """Returns the exception if it is about TLS and comes again with every attempt; not when the other side just went away."""
     return exc if isinstance(exc, ssl.SSLError) and not isinstance(exc, _CUT_OFF) else None
 
 
 def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts) -> IgnisError:
-    """What the user is told: where, why, and which option is about it. An attempt that had next to no time left says
+    """Makes what the user is told: where, why, and which option is about it. An attempt that had next to no time left says
     nothing that an earlier one did not say better."""
     if isinstance(exc, _TIME_UP) and attempts.failure is not None:
         exc = attempts.failure

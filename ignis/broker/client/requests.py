@@ -33,18 +33,18 @@ from ignis.storage.base import Claim, FireResult, Pointers
 
 
 def count_of(payload: bytes) -> int:
-    """How many an answer says it were. Raises BadRequestError."""
+    """Reads a count from an answer. Raises BadRequestError."""
     return int(unpack_value(payload, int))
 
 
 def delivered(payload: bytes) -> FireResult:
-    """The payload of DELIVER, and of the answer to FIRE."""
+    """Reads the payload of DELIVER, and of the answer to FIRE."""
     head, at = unpack(payload, payloads.Delivery)
     return FireResult([Claim(*one) for one in unpack_claims(payload, at)], head.holes, head.expired, head.more)
 
 
 def pointers_of(found: FireResult) -> dict[int, Sequence[int]]:
-    """What was delivered, as `ack` and `nack` take it: a range for a shard where it is one run, else a list."""
+    """Names what was delivered, as `ack` and `nack` take it: a range for a shard where it is one run, else a list."""
     pointers: dict[int, Sequence[int]] = {}
     for claim in found.claims:
         known = pointers.get(claim.shard)
@@ -61,7 +61,7 @@ def pointers_of(found: FireResult) -> dict[int, Sequence[int]]:
 
 
 def send(queue: str, record: bytes, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue") -> ClientRequest[tuple[int, int]]:
-    """One record (see `ignis.native.encode_record`); answers (shard, pointer)."""
+    """Stores one record (see `ignis.native.encode_record`); answers (shard, pointer)."""
     ttl_ms = ttl_ms_of(ttl_s)
     given: Any = record  # whatever it is
     if not isinstance(given, bytes):
@@ -76,7 +76,7 @@ def _placed(payload: bytes) -> tuple[int, int]:
 
 
 def send_batch(queue: str, batches: Batches, *, ttl_s: Ttl = "queue") -> ClientRequest[list[tuple[int, int, int]]]:
-    """Packed batches, in one transaction where the store has any; answers (shard, first pointer, count) for each."""
+    """Stores packed batches, in one transaction where the store has any; answers (shard, first pointer, count) for each."""
     given: Any = batches  # whatever it is
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
         raise ConfigError(f"batches = {shown(given)} is not a sequence of pairs of a shard and a PackedBatch")
@@ -114,7 +114,7 @@ def credit(subscription: int, count: int) -> ClientRequest[None]:
 
 
 def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> ClientRequest[FireResult]:
-    """Up to ``limit`` messages; waits up to ``wait_s`` seconds for the first."""
+    """Claims up to ``limit`` messages; the broker waits up to ``wait_s`` seconds for the first."""
     check_whole(limit, "limit", 1)
     check_whole(max_bytes, "max_bytes", 1)
     timeout_ms = int(check_number(wait_s, "wait_s", 0, 86_400) * 1000)
@@ -127,7 +127,7 @@ def consume(queue: str, limit: int, wait_s: float, max_bytes: int) -> ClientRequ
 
 
 def _given_back(queue: str, payload: bytes) -> ClientRequest[int] | None:
-    """NACK for all that a DELIVER brought."""
+    """Makes the NACK for all that a DELIVER brought."""
     pointers = pointers_of(delivered(payload))
     return nack(queue, pointers) if pointers else None
 
@@ -156,7 +156,7 @@ def nack(
 def renew_claims(
     magazine: str, runs: bytes, owner: str, to_owner: str = ""
 ) -> ClientRequest[list[tuple[int, int, int]]]:
-    """Answers what that owner does not hold: (shard, first, behind the last)."""
+    """Starts the stuck time of claims anew; answers what that owner does not hold: (shard, first, behind the last)."""
     return build(Command.RENEW_CLAIMS, magazine, owner, to_owner, bulk=runs)
 
 
@@ -167,7 +167,7 @@ def renew_own(queue: str, pointers: Pointers) -> ClientRequest[int]:
 
 
 def resume(magazine: str, runs: bytes, renews: bool = False) -> ClientRequest[int]:
-    """What this client holds of the magazine; whatever else is claimed in its name goes back. Answers how many are held."""
+    """Says what this client holds of the magazine; whatever else is claimed in its name goes back. Answers how many are held."""
     return build(Command.RESUME, magazine, renews, bulk=runs)
 
 
@@ -209,6 +209,6 @@ def ping() -> ClientRequest[bytes]:
 
 
 def disconnect(give_back: bool) -> ClientRequest[None]:
-    """The orderly end: with ``give_back`` what this connection holds is pending again at once, else it stays
+    """Ends the connection in order: with ``give_back`` what this connection holds is pending again at once, else it stays
     claimed."""
     return build(Command.DISCONNECT, give_back)

@@ -1,4 +1,4 @@
-"""``ignis://``: a broker as the store of an application. Every call of the storage contract is a request to it."""
+"""Opens ``ignis://``: a broker as the store of an application. Every call of the storage contract is a request to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPTIONS = _SETTINGS | {"ca", "cert", "key", "token", "user", "password"}
 
 
 def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mapping[str, Any]) -> BrokerStore:
-    """``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``,
+    """Opens ``ignis://host:port`` or ``ignis+tls://host:port``; options: those of ``[client]``, ``token``, ``user``,
     ``password``, and for TLS ``ca``, ``cert`` and ``key`` (paths of PEM files). A user and password may stand in the
     URL.
 
@@ -60,9 +60,11 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
         else None,
     )
     if parts.path.strip("/"):
-        raise ConfigError(f"a broker's URL has no path: {redacted(parts.geturl())!r}")
+        raise ConfigError(
+            f"broker URL {redacted(parts.geturl())!r} has a path, {parts.path!r}; write ignis://host:port"
+        )
     if files and address.tls is None:
-        raise ConfigError(f"{min(files)} is for ignis+tls://")
+        raise ConfigError(f"option {min(files)} is for TLS: write ignis+tls://host:port, or leave it out")
     return BrokerStore(address, resolve(ClientSettings, given))
 
 
@@ -96,7 +98,7 @@ class BrokerStore(Store):
 
     @property
     def message_expiry_s(self) -> int:  # type: ignore[override]
-        """As the store behind the broker; said when connecting."""
+        """What the store behind the broker has; the broker says it when the connection is made."""
         broker = self.calls.broker
         return 0 if broker is None else broker.message_expiry_s
 

@@ -35,8 +35,7 @@ _MOST_SHARDS = _MOST_BATCHES = 0xFFFF
 
 
 def _named(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
-    """Packed pointers in pieces that one request may have, with how many each names. What no shard can have is left
-    out."""
+    """Packs pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
     pieces: list[tuple[int, Sequence[int]]] = []
     count = 0
     for shard, many in pointers.items():
@@ -107,7 +106,7 @@ class BrokerMagazines(MagazineStore):
 
     @property
     def tells_repeats(self) -> bool:  # type: ignore[override]
-        """As the store behind the broker; asked when connecting."""
+        """Whether the store behind the broker does; the broker says it when the connection is made."""
         broker = self._calls.broker
         return broker is not None and broker.tells_repeats
 
@@ -180,7 +179,7 @@ class BrokerMagazines(MagazineStore):
     def purge(
         self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
     ) -> Purged:
-        """One request: the step is made where the store is."""
+        """Makes one step, in one request: the broker does it where the store is."""
         return self._calls.ask(store_requests.purge(magazine, limit, in_flight, left))
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:

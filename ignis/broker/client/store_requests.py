@@ -108,7 +108,7 @@ def delete_waiting(magazine: str, runs: bytes) -> ClientRequest[int]:
 def purge(
     magazine: str, limit: int, in_flight: bool, left: Mapping[int, tuple[int, int]] | None
 ) -> ClientRequest[Purged]:
-    """One step; see `MagazineStore.purge`."""
+    """Removes one step of what waits; see `MagazineStore.purge`."""
     request = build(Command.PURGE, magazine, limit, in_flight, None if left is None else dict(left))
     return read_as(lambda row: Purged(*row), request)
 

@@ -1,4 +1,4 @@
-"""One connection of the sync client, shared by any number of threads, without a thread of its own.
+"""Carries the requests of any number of threads over one connection, without a thread of its own.
 
 Whoever waits for an answer reads: if nobody reads, a waiting thread becomes the reader and gives every answer that
 comes to whom it belongs; when its own is there it passes the reading on to another waiting thread. So a lone caller
@@ -42,7 +42,7 @@ _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
 class SyncConnection:
-    """One connection for any number of threads: whoever waits for an answer reads for all. Thread-safe.
+    """Carries requests and their answers over one connection: whoever waits for an answer reads for all. Thread-safe.
 
     Args:
         sock: connected; the connection owns it from now on.
@@ -367,7 +367,7 @@ class SyncConnection:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """One waiting thread looks whether it is to read. Caller holds the lock."""
+        """Wakes one waiting thread, which looks whether it is to read. Caller holds the lock."""
         while self._parked:
             slot = self._parked.popleft()
             if slot.parked:

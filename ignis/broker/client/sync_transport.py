@@ -44,7 +44,7 @@ class SyncTransport:
 
     @property
     def bare_fd(self) -> int:
-        """Of the socket, where bytes go as they are; -1 with TLS."""
+        """The number of the socket, where bytes go as they are; -1 with TLS."""
         return self._fd
 
     def send(self, view: memoryview) -> int:

@@ -32,7 +32,7 @@ _WHERE = re.compile(r" - at (?:`key` in )?`\$\[(\d+)\]")
 _OUT_OF_BOUNDS = re.compile(r"Expected `\w+` (?:[<>]|of length|matching|that's)")
 
 _TOLD_BYTES = 8_192
-"""Of a larger head no value is shown: all of it would be decoded again for one word of a message."""
+"""The largest head of which a value is shown: all of it is decoded again for one word of a message."""
 
 _U32 = struct.Struct(">I")
 _HELLO = struct.Struct(">4sHHQ")  # magic, lowest version, highest version, features
@@ -84,7 +84,7 @@ def unpack(payload: bytes, kind: type[T]) -> tuple[T, int]:
 
 
 def _refusal(head: bytes, kind: Any, why: str) -> BadRequestError | ConfigError:
-    """For a head that was not taken."""
+    """Says which field of a head was refused, what was given and what is allowed."""
     called = getattr(kind, "__name__", kind)
     where = _WHERE.search(why)
     fields: tuple[str, ...] = getattr(kind, "__struct_fields__", ())

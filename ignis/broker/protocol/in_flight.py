@@ -12,7 +12,7 @@ from ignis.storage.runs import runs_of as pairs_of
 __all__ = ["MOST_RUNS", "InFlight", "Run", "as_pointers", "runs_in", "runs_of"]
 
 MOST_RUNS = 4_096
-"""Of a list that is taken apart at once: a longer one would keep everybody else waiting."""
+"""The longest list that is taken apart at once: a longer one would keep everybody else waiting."""
 
 Run = tuple[int, int, int]
 """(shard, first pointer, behind the last)."""
@@ -44,7 +44,7 @@ def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:
 
 
 class InFlight:
-    """Sets of pointers per magazine, kept as runs: what they cost does not grow with the messages. One thread at a
+    """Keeps sets of pointers for each magazine, as runs: what they cost does not grow with the messages. One thread at a
     time."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class InFlight:
             self._counts.pop(magazine, None)
 
     def add(self, magazine: str, runs: Iterable[Run]) -> None:
-        """Pointers that are held already are no mistake: a store that fires one again after a power cut means the
+        """Adds pointers. Those that are held already are no mistake: a store that fires one again after a power cut means the
         same one."""
         self.ever.add(magazine)
         for shard, start, stop in runs:
@@ -148,7 +148,7 @@ class InFlight:
         return found
 
     def magazines(self) -> list[str]:
-        """Of which something is held."""
+        """Returns the magazines of which something is held."""
         return list(self._counts)
 
     def join(self, other: InFlight) -> None:

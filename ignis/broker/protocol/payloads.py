@@ -131,7 +131,7 @@ class Connected(_Head):
     resumed: int = 0
     tells_repeats: bool = False
     owner: str = ""
-    """In whose name this client's claims are made."""
+    """The name in which this client's claims are made."""
     message_expiry_s: int = 0
     """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
 

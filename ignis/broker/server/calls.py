@@ -39,10 +39,10 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request, whose sender may make it.
+    """A request whose sender may make it.
 
     Attributes:
-        owner: in whose name its claims are made.
+        owner: the name in which its claims are made.
         bound: bytes that the answer may take.
     """
 

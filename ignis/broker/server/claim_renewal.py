@@ -66,7 +66,7 @@ class ClaimRenewal:
                 self._renew(magazine, many, delayed.get(magazine, []))
 
     def _ask(self, magazine: str) -> None:
-        """For the stuck time, which the store knows."""
+        """Reads the queue's settings for the stuck time, which the store knows."""
         if magazine in self._asked:
             return
         self._asked.add(magazine)

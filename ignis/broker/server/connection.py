@@ -24,7 +24,7 @@ log = logging.getLogger("ignis.broker")
 _JOINED_BYTES = 65_536
 """What is sent in one piece; more is not copied for that."""
 _MOST_PIECES = 512
-"""Of one call of the system."""
+"""Pieces in one call of the system."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -49,7 +49,7 @@ class Connection(asyncio.BufferedProtocol):
         self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
         self._transport: asyncio.Transport | None = None
         self._fd = -1
-        """Of a connection without TLS, as long as its transport is open."""
+        """The socket's number on a connection without TLS, as long as its transport is open."""
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._flush_planned = False
@@ -247,13 +247,13 @@ class Connection(asyncio.BufferedProtocol):
     # -- reading or not
 
     def pause(self, reason: str) -> None:
-        """The client is not read any more, until every reason for it is gone."""
+        """Stops reading the client, until every reason for it is gone."""
         if not self._paused_by and self._transport is not None and not self._closing:
             self._transport.pause_reading()
         self._paused_by.add(reason)
 
     def resume(self, reason: str) -> None:
-        """One reason is gone."""
+        """Reads the client again when this was the last reason not to."""
         if reason not in self._paused_by:
             return
         self._paused_by.discard(reason)

@@ -89,7 +89,8 @@ class ConsumerCommands:
     # -- subscriptions
 
     def magazine_of(self, payload: bytes) -> str | None:
-        """Of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises BadRequestError."""
+        """Returns the magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises
+        BadRequestError."""
         consumer = self._subscriptions.get(unpack(payload, Unsubscribe)[0].subscription)
         return None if consumer is None else consumer.magazine
 

@@ -38,17 +38,17 @@ log = logging.getLogger("ignis.broker")
 
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
-"""Of a claim by the event loop, which does nothing else meanwhile."""
+"""The largest claim by the event loop, which does nothing else meanwhile."""
 _FEW = 64
 """After a claim of fewer the next one may follow in the same turn of the loop."""
 _MOST_CLAIMS = 16
-"""In one turn of the loop, however small they are: there may be a thousand consumers with room for one message each."""
+"""Claims in one turn of the loop, however small they are: there may be a thousand consumers with room for one message each."""
 _RETRY_S = 0.5
 
 
 _NOTHING = Packed(ClaimsFrame(), b"", [], 0, False)
 _PAUSED = Packed(ClaimsFrame(), b"", [], 0, False)
-"""Of a queue whose consumers are paused: there may be messages, and nobody is to have them."""
+"""What a claim on a paused queue finds: there may be messages, and nobody is to have them."""
 
 
 class DirectDelivery:
@@ -68,7 +68,7 @@ class DirectDelivery:
         return bool(self._runs)
 
     def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
-        """They are the consumer's, if they are stored."""
+        """Gives the consumer messages that are its own if they are stored."""
         claims = ClaimsFrame()
         for (shard, batch), first in zip(batches, firsts, strict=True):
             claims.add_batch(shard, first, batch)
@@ -77,8 +77,8 @@ class DirectDelivery:
         self._pump.hand_over(self._consumer, found)
 
     def undo(self) -> None:
-        """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
-        this connection from now on is not heard."""
+        """Takes back messages that were not stored. The consumer must not account for them: their pointers will be others'. What
+        it says on this connection from now on is not heard."""
         peer = self._consumer.peer
         peer.claims.take(self._pump.magazine, self._runs)
         peer.abort()
@@ -108,18 +108,18 @@ class Dispatcher:
         self._subscriptions: deque[Subscription] = deque()
         self._said = LimitedLog(log)
         self._pulls: dict[Subscription, None] = {}
-        """In the order of their requests. They go first. There may be very many: nothing is done for each of them per request,
-        per claim or per time-out."""
+        """Pulls in the order of their requests. They go first. There may be very many: nothing is done for each of them per
+        request, per claim or per time-out."""
         self._untried: dict[Subscription, int] = {}
-        """Those for which no claim has left nothing yet, by number, ascending."""
+        """Pulls for which no claim has left nothing yet, with their numbers, ascending."""
         self._over: dict[Subscription, None] = {}
-        """Those that are due and tried."""
+        """Pulls that are due and tried."""
         self._due: dict[Subscription, None] = {}
-        """Those that are due and not tried."""
+        """Pulls that are due and not tried."""
         self._waiting = 0
         """How many of them are not due."""
         self._number = 0
-        """Of the latest pull."""
+        """The number of the latest pull."""
         self._firing = False
         self._firing_for: Subscription | None = None
         self._witness = 0
@@ -142,7 +142,7 @@ class Dispatcher:
         return not self.consumers and not self._firing
 
     def add(self, consumer: Subscription) -> None:
-        """From now on it gets messages. Raises TooManyRequestsError when too many magazines are watched."""
+        """Gives the consumer messages from now on. Raises TooManyRequestsError when too many magazines are watched."""
         if not consumer.due:
             watch = self._watches.watch(self.magazine)
             if watch.changed is None:
@@ -161,7 +161,7 @@ class Dispatcher:
         self.poke()
 
     def remove(self, consumer: Subscription) -> None:
-        """It gets nothing more. Idempotent."""
+        """Gives the consumer nothing more. Idempotent."""
         consumer.ended = True
         if consumer.timer is not None:
             consumer.timer.cancel()
@@ -230,7 +230,7 @@ class Dispatcher:
             self._end_pull(one)
 
     def poke(self) -> None:
-        """There may be messages, or room for them."""
+        """Claims if there may be messages, and room for them."""
         if self._firing:
             self._again = True
             return
@@ -284,7 +284,7 @@ class Dispatcher:
         return DirectDelivery(self, consumer, consumer.peer.owner)
 
     def look(self) -> None:
-        """As `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
+        """Does as `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
         self._by_thread = True
         self.poke()
 
@@ -321,7 +321,7 @@ class Dispatcher:
         return None
 
     def _fire(self, asked: tuple[Subscription, int]) -> tuple[Subscription, Packed]:
-        """In a thread of the store's."""
+        """Claims, in a thread of the store's."""
         consumer, limit = asked
         try:
             self._recovery.recover(self.magazine)

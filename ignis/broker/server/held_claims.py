@@ -34,9 +34,9 @@ class HeldClaims:
         self.held = InFlight()
         """All that it was given and has not accounted for."""
         self.fired = InFlight()
-        """Those of them that the client claimed by itself (FIRE), and hence renews by itself."""
+        """What the client claimed by itself (FIRE), and hence renews by itself."""
         self.earlier = InFlight()
-        """Those that were delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
+        """What was delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
         self.resumed: set[str] = set()
         """Magazines of which the client said what it holds."""
         self._session = session
@@ -64,7 +64,7 @@ class HeldClaims:
         self.hold(magazine, runs, fired=fired)
 
     def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
+        """Takes these from it; returns what it held of them."""
         taken = self.held.take(magazine, runs)
         for some in (self.fired, self.earlier):
             if some:
@@ -72,7 +72,7 @@ class HeldClaims:
         return taken
 
     def take_all(self) -> dict[str, list[Run]]:
-        """It holds nothing any more; returns what it did, by magazine."""
+        """Takes all from it; returns what it held, by magazine."""
         self.fired.take_all()
         self.earlier.take_all()
         return self.held.take_all()

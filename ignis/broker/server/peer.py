@@ -16,13 +16,13 @@ class Claims(Protocol):
     """What a connection holds. `HeldClaims` is it."""
 
     def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
-        """It was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
+        """Notes that it was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
 
     def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
-        """It holds these of the magazine, and nothing else."""
+        """Notes that it holds these of the magazine, and nothing else."""
 
     def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
+        """Takes these from it; returns what it held of them."""
 
     def take_up(self, magazine: str, runs: list[Run]) -> None:
         """Its client held these on an earlier connection."""
@@ -35,10 +35,11 @@ class Claims(Protocol):
 
 
 class Peer(Protocol):
-    """One connection. Belongs to the event loop; ``owner`` never changes once the client is known."""
+    """A connection that messages are delivered to. Belongs to the event loop; ``owner`` never changes once the client is
+    known."""
 
     owner: Owner
-    """In whose name its claims are made."""
+    """The name in which its claims are made."""
     held: InFlight
     """What it was given and has not accounted for: `HeldClaims.held`."""
     closed: bool
@@ -91,7 +92,7 @@ class Peer(Protocol):
         """Whether it is not read, on purpose."""
 
     def pause(self, reason: str) -> None:
-        """It is not read any more, until every reason for that is gone."""
+        """Stops reading it, until every reason for that is gone."""
 
     def resume(self, reason: str) -> None:
-        """One reason is gone."""
+        """Reads it again when this was the last reason not to."""

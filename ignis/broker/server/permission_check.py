@@ -20,7 +20,7 @@ __all__ = ["check", "check_queue", "may_something", "own_lock", "own_scope"]
 _LEADER = "leader-"
 """What stands before a scope in the name of its leader's lock."""
 _MOST_SCOPE = 64
-"""Of a scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
+"""The longest scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
 
 
 def may_something(principal: Principal) -> bool:
@@ -58,7 +58,7 @@ def check(caller: Caller, command: int, payload: bytes) -> None:
 
 
 def check_queue(principal: Principal, state: BrokerState, word: str, name: str) -> None:
-    """One name of a queue or of one of its magazines. Raises PermissionDeniedError."""
+    """Checks the name of a queue or of one of its magazines. Raises PermissionDeniedError."""
     queue = name.removesuffix(SIDELINE_SUFFIX)
     if not principal.allows(word, queue):
         _deny(state, word, queue)
@@ -95,8 +95,8 @@ def _leads(principal: Principal, scope: str) -> bool:
 
 
 def _check_lock(caller: Caller, word: str, payload: bytes) -> None:
-    """By the lock's name. In a table that is its id, behind the ``client_id#`` that its key begins with; a table, a farm or
-    an application that are not the connection's own are for those who may do so to every lock."""
+    """Checks by the lock's name. In a table that is its id, behind the ``client_id#`` that its key begins with. A table, a farm
+    or an application that are not the connection's own are for those who may do so to every lock."""
     head, principal, state = unpack(payload, LockRequest)[0], caller.principal, caller.context.state
     if not head.table:
         scope = head.name.removeprefix(_LEADER)
@@ -114,7 +114,7 @@ def _check_lock(caller: Caller, word: str, payload: bytes) -> None:
 
 
 def _check_subscription(caller: Caller, word: str, payload: bytes) -> None:
-    """By its queue. Of one that there is not, who may subscribe to anything is told so."""
+    """Checks by the subscription's queue. Of one that there is not, who may subscribe to anything is told so."""
     principal, state = caller.principal, caller.context.state
     magazine = caller.subscribed_to(payload)
     if magazine is not None:

@@ -50,7 +50,7 @@ class Redelivery:
         return not (self._returning or self._delayed)
 
     def delayed(self) -> dict[str, list[Run]]:
-        """By magazine, what the broker itself keeps until its time comes."""
+        """Returns what the broker itself keeps until its time comes, by magazine."""
         found: dict[str, list[Run]] = {}
         for _, magazine, runs in self._delayed.values():
             found.setdefault(magazine, []).extend(runs)

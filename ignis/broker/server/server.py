@@ -58,7 +58,7 @@ _THREADS_S = 10.0
 
 
 class Broker:
-    """One broker. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
+    """Serves a store on one port. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
 
     Args:
         url: of the store; any that `ignis.storage.open_store` takes.
@@ -271,7 +271,7 @@ class Broker:
 
     @property
     def connections_refused(self) -> int:
-        """For want of a place, also of those that had one."""
+        """Connections that were refused for want of a place, or lost theirs."""
         return self.admission.refused + self.admission.displaced
 
     def authenticate(
@@ -314,15 +314,15 @@ class Broker:
         self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
 
     def holder(self, principal: Principal, peer: str) -> str:
-        """Under what a connection and the applications that it uses are counted: its user, or without users its address; of this
-        machine's own connections to an open broker nothing."""
+        """Returns under what a connection and the applications that it uses are counted: its user, or without users its address.
+        This machine's own connections to an open broker are not counted."""
         if not self.authenticator.open:
             return f"user {principal.name}"
         host = peer.rpartition(":")[0]
         return "" if not host or is_loopback(host) else f"address {network_of((host,))}"
 
     def left(self, application: Application, principal: Principal, peer: str) -> None:
-        """One user of the application less."""
+        """Counts one user of the application less."""
         self._table.leave(application, self.holder(principal, peer))
 
     def known(self, session: Session, principal: Principal) -> None:

@@ -1,5 +1,7 @@
-"""One client of the broker: who it is, and where its requests are carried out. Everything here runs on the event loop and never
-blocks it."""
+"""Finds out who a client is, and takes its requests to where they are carried out.
+
+Everything here runs on the event loop and never blocks it.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ class Host(Reports, Protocol):
         """A client has said who it is. Raises TooManyRequestsError."""
 
     def left(self, application: Application, principal: Principal, peer: str) -> None:
-        """One user of the application less."""
+        """Counts one user of the application less."""
 
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
@@ -98,9 +100,9 @@ class Session(Connection):
         self.visitor = visitor
         self.claims = HeldClaims(self, lambda magazine: host.said(self, magazine))
         self.held = self.claims.held
-        """At hand, because it is asked for with each delivery."""
+        """What `claims` holds, at hand because it is asked for with each delivery."""
         self.owner = Owner("", Process())
-        """In whose name its claims are made; known once the client is, and the same from then on."""
+        """The name in which its claims are made; known once the client is, and the same from then on."""
         self.principal: Principal = Anyone()
         self.instance = ""
         self.application: Application | None = None
@@ -221,7 +223,7 @@ class Session(Connection):
             self.refuse(request.request_id, exc)
 
     def subscribed_to(self, payload: bytes) -> str | None:
-        """See `ConsumerCommands.magazine_of`."""
+        """Returns the magazine that an UNSUBSCRIBE or CREDIT is about, see `ConsumerCommands.magazine_of`."""
         return self.consuming.magazine_of(payload)
 
     def in_pieces(self, work: Work) -> None:

@@ -118,7 +118,7 @@ def _delete_waiting(asked: Asked) -> Reply:
 
 
 def _purge(asked: Asked) -> Reply:
-    """One step. Whoever holds what was removed finds out when it acknowledges."""
+    """Makes one step. Whoever holds what was removed finds out when it acknowledges."""
     head, _ = unpack(asked.payload, PurgeRequest)
     limit = min(head.limit, PURGE_BATCH)
     return value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
@@ -142,7 +142,7 @@ def _scan(asked: Asked) -> Reply:
 
 
 def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
-    """As many rows (shard, pointer, record, ...) as the answer has room for, one at least."""
+    """Returns as many rows (shard, pointer, record, ...) as the answer has room for, one at least."""
     for index, row in enumerate(rows):
         bound -= len(row[2] or b"") + 64
         if bound < 0 and index:

@@ -28,7 +28,7 @@ class Packed(NamedTuple):
 
 
 def packed(claims: ClaimsFrame, found: FiredInto) -> Packed:
-    """In whichever thread made the claim, so that the event loop has nothing left to do per message."""
+    """Packs a claim in whichever thread made it, so that the event loop has nothing left to do per message."""
     head = pack(Delivery(found.more, found.expired, found.holes))
     return Packed(claims, head, claims.runs, claims.messages, found.more)
 
@@ -64,9 +64,9 @@ class Subscription:
         self.ended = False
         self.timer: asyncio.TimerHandle | None = None
         self.due = False
-        """Of a pull: it waits no longer."""
+        """Whether a pull waits no longer."""
         self.tried = False
-        """Of a pull: there was nothing for it at some moment since it was asked for."""
+        """Whether there was nothing for a pull at some moment since it was asked for."""
 
     @property
     def room(self) -> int:
