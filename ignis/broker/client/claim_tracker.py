@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from ignis.broker.client import requests
 from ignis.broker.client.client_request import ClientRequest
-from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_of
+from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers, runs_of
 from ignis.config import ClientSettings
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
 from ignis.log_limit import LimitedLog
@@ -182,7 +182,7 @@ class ClaimTracker:
             self._doubtful.discard(magazine)
         return True
 
-    def _say(self, magazine: str, runs: Sequence[Run]) -> None:
+    def _say(self, magazine: str, runs: Sequence[PointerRange]) -> None:
         if sum(stop - start for _, start, stop in runs) > MAX_POINTERS:
             log.warning("more than %d messages of %s are held: a new broker is not told", MAX_POINTERS, magazine)
             return

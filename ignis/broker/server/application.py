@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ignis.app import Ignis
-from ignis.broker.protocol.in_flight import Run
+from ignis.broker.protocol.in_flight import PointerRange
 from ignis.broker.server.claim_renewal import ClaimRenewal
 from ignis.broker.server.context import ApplicationContext, BrokerContext
 from ignis.broker.server.dispatcher import Dispatcher
@@ -177,7 +177,7 @@ class Application:
 
         self._broker.threads.call(read, compare, waited_for, failed)
 
-    def give_back(self, magazine: str, runs: list[Run], crashed: bool = False) -> None:
+    def give_back(self, magazine: str, runs: list[PointerRange], crashed: bool = False) -> None:
         """Gives messages back to their queue, see `Redelivery.give_back`."""
         self.redelivery.give_back(magazine, runs, crashed)
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
-from ignis.broker.protocol.in_flight import Run
+from ignis.broker.protocol.in_flight import PointerRange
 from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.recovery import Recovery
@@ -60,7 +60,7 @@ class DirectDelivery:
         self.owner = owner
         self._pump = pump
         self._consumer = consumer
-        self._runs: list[Run] = []
+        self._runs: list[PointerRange] = []
 
     @property
     def given(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ignis.broker.protocol.in_flight import InFlight, Run
+from ignis.broker.protocol.in_flight import InFlight, PointerRange
 from ignis.broker.server.context import ApplicationContext
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner
@@ -15,22 +15,22 @@ __all__ = ["Claims", "Peer"]
 class Claims(Protocol):
     """What a connection holds. `HeldClaims` is it."""
 
-    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
+    def hold(self, magazine: str, runs: list[PointerRange], *, fired: bool = False) -> None:
         """Notes that it was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
 
-    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
+    def hold_only(self, magazine: str, runs: list[PointerRange], *, fired: bool) -> None:
         """Notes that it holds these of the magazine, and nothing else."""
 
-    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
+    def take(self, magazine: str, runs: list[PointerRange]) -> list[PointerRange]:
         """Takes these from it; returns what it held of them."""
 
-    def take_up(self, magazine: str, runs: list[Run]) -> None:
+    def take_up(self, magazine: str, runs: list[PointerRange]) -> None:
         """Its client held these on an earlier connection."""
 
-    def let_go(self, magazine: str, runs: list[Run]) -> None:
+    def let_go(self, magazine: str, runs: list[PointerRange]) -> None:
         """Its client accounted for these."""
 
-    def delivered(self, magazine: str) -> list[Run]:
+    def delivered(self, magazine: str) -> list[PointerRange]:
         """What it holds of the magazine and did not claim by itself."""
 
 

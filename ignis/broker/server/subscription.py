@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ignis.broker.protocol.encoding import pack
-from ignis.broker.protocol.in_flight import Run
+from ignis.broker.protocol.in_flight import PointerRange
 from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.peer import Peer
 from ignis.native.wire import ClaimsFrame
@@ -21,7 +21,7 @@ class Packed(NamedTuple):
 
     claims: ClaimsFrame
     head: bytes
-    runs: list[Run]
+    runs: list[PointerRange]
     messages: int
     more: bool
     error: Exception | None = None

@@ -11,7 +11,7 @@ import pytest
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, PointerRange
 from ignis.native import encode_record
 from ignis.native.wire import pack_pointers
 from tests.support import WAIT_S
@@ -32,7 +32,7 @@ class _Passes:
         self._own = broker.on_loop(threading.get_ident)
         take = InFlight.take
 
-        def counted(held: InFlight, magazine: str, runs: Iterable[Run]) -> list[Run]:
+        def counted(held: InFlight, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
             runs = list(runs)
             if magazine and threading.get_ident() == self._own:
                 self.runs.append(len(runs))
