@@ -20,6 +20,7 @@ from ignis.config import (
     PublisherSettings,
     QueueSettings,
     RefresherSettings,
+    SchedulesSettings,
     SweeperSettings,
     check_name,
     check_queue_name,
@@ -39,6 +40,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
 from ignis.control.redelivery import take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
+from ignis.control.scheduler import Scheduler
 from ignis.control.sweeper import Sweeper, SweepResult
 from ignis.errors import (
     ConfigError,
@@ -58,6 +60,7 @@ from ignis.native import pool_classes
 from ignis.publisher import end_publishers, pending_messages
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
+from ignis.schedules.book import Schedules
 from ignis.stop_signals import stop_signals
 from ignis.storage import open_store
 from ignis.storage.os_errors import without_means
@@ -97,7 +100,7 @@ class Ignis:
         farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
             by which then go the memory store, locks and schedules too.
@@ -118,6 +121,7 @@ class Ignis:
         refresher: Mapping[str, Any] | None = None,
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
+        schedules: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -139,6 +143,7 @@ class Ignis:
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
+        self.schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
         self.hooks = Hooks()
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
@@ -154,6 +159,7 @@ class Ignis:
         self._magazines: MagazineManager | None = None
         self._codecs: dict[tuple[Any, str, bool], BodyCodec[Any]] = {}
         self._sweeper: Sweeper | None = None
+        self._scheduler: Scheduler | None = None
         self._deciders: Deciders | None = None
         self._running = False
         self.paused = False
@@ -171,6 +177,8 @@ class Ignis:
         self.context = self._make_context()
         """What queues need of this application."""
         self._table = QueueTable(self.context)
+        self.schedules = Schedules(lambda: self.store, self._opened_codec, lambda: self.clock, self._schedules_changed)
+        """What is stored to be published by the clock."""
         self.refresher = Refresher(
             self._table,
             lambda: self.store,
@@ -469,6 +477,71 @@ class Ignis:
         """Sweeps one queue now, by hand; see `Sweeper.sweep_queue`. Raises LockHeldError when another instance leads."""
         return self.sweeper().sweep_queue(check_name(name))
 
+    def schedule(
+        self,
+        name: str,
+        *,
+        queue: Queue[Any] | str,
+        message: Any,
+        cron: str | None = None,
+        every: Any = None,
+        timezone: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "once",
+    ) -> None:
+        """Declares a schedule: the message is published at each of its ticks, once each, by the instance that leads.
+
+        It is stored by `start`. What an operator changes there since then stays until the code asks for something else.
+        ``app.schedules`` lists, changes, pauses and removes what is stored, and `Schedules.add` stores one at once.
+
+        >>> from ignis import Ignis
+        >>> with Ignis("memory://") as app:
+        ...     app.schedule("beat", every="5m", queue="jobs", message="look around")
+        ...     app.schedules.store_declared()
+        ...     [(one.name, one.queue, one.every_s) for one in app.schedules.list()]
+        [('beat', 'jobs', 300.0)]
+
+        Args:
+            name: ``[A-Za-z0-9._-]{1,128}``.
+            queue: where the messages go.
+            message: of the queue's type.
+            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``.
+            every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
+            timezone: of ``cron``, such as ``"Europe/Berlin"``.
+            missed: what becomes of ticks that nobody fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once`` fires
+                the newest in place of all that are due, ``all`` fires each.
+
+        Raises ConfigError, InvalidNameError.
+        """
+        named = queue.name if isinstance(queue, Queue) else queue
+        self.schedules.declare(
+            name, queue=named, message=message, cron=cron, every=every, timezone=timezone, missed=missed
+        )
+        if self._running:
+            self.schedules.store_declared()
+
+    def _opened_codec(self, name: str) -> BodyCodec[Any]:
+        """Of a queue, which is opened."""
+        queue = self.queue(name)
+        queue.open()
+        return queue.codec
+
+    def scheduler(self) -> Scheduler:
+        """What fires the schedules of this store; it does only while this instance leads the scope ``schedules``."""
+        with self._lock:
+            if self._scheduler is None:
+                self._scheduler = Scheduler(
+                    self.store, self.leader("schedules"), self.schedules_settings, self.clock, self._tell_published
+                )
+            return self._scheduler
+
+    def _schedules_changed(self) -> None:
+        if (scheduler := self._scheduler) is not None:
+            scheduler.wake()
+
+    def _tell_published(self, queue: str, count: int) -> None:
+        if self.hooks.after_publish:
+            self.hooks.published(queue, count)
+
     def leader(self, scope: str = "sweeper") -> Leadership:
         """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
         check_name(scope, "scope")
@@ -513,7 +586,9 @@ class Ignis:
                 with without_means("the application cannot be started"):
                     for queue in chosen:
                         queue.start(held=True)
+                    self.schedules.store_declared()
                     self.sweeper().start()
+                    self.scheduler().start()
                     self.refresher.start(None if queues is None else wanted)
             except BaseException:
                 self.stop(0)
@@ -568,6 +643,8 @@ class Ignis:
                     thread.start()
                 except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
                     thread.run()
+            if self._scheduler is not None:
+                self._scheduler.stop(timeout)
             if self._sweeper is not None:
                 self._sweeper.stop(timeout)
             for thread in threads:
@@ -631,19 +708,22 @@ class Ignis:
         return self._store is not None
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
-        and the part in elections, once there are any. Of queues that it may only publish to, over a broker or a relay,
-        those that this process counted."""
+        """Figures of the store, of every queue of this process, of the schedules, what the refresher knows of all queues, and of
+        the sweeper, the scheduler and the part in elections, once there are any. Of queues that it may only publish to, over a
+        broker or a relay, those that this process counted."""
         states = self.refresher.states
         figures: dict[str, Any] = {
             "store": self.store.stats(),
             "queues": [_figures_of(queue) for queue in self.queues() if states.get(queue.name) != REMOVED],
+            "schedules": self.schedules.figures(),
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
+        if self._scheduler is not None:
+            figures["scheduler"] = self._scheduler.stats()
         if self._deciders is not None:
             figures["leaders"] = {scope: one.stats() for scope, one in self._deciders.known().items()}
         return figures
@@ -660,7 +740,7 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running or self._sweeper is not None:
+        if self._running or self._sweeper is not None or self._scheduler is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)
@@ -670,6 +750,7 @@ class Ignis:
             end_publishers(open_.magazines, timeout)
         with self._lock:
             store, self._store, self._magazines, self._sweeper = self._store, None, None, None
+            self._scheduler = None
             deciders, self._deciders = self._deciders, None
             self._table.reset()
             self.refresher.reset()

@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_plan http_endpoint pydantic_models stacks",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures leader locks pausing registration",
+        "array_queue clearing figures leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
@@ -96,7 +96,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "command exit_codes filters output state",
         "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
         "autoscale broker completion inspection pipeline publish queue worker workers",
-        "consume sideline",
+        "consume schedules sideline",
     ),
     "ignis.consumer": (
         "handler_form handler_log middleware",
@@ -120,7 +120,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
-        "sweeper",
+        "scheduler sweeper",
     ),
     "ignis.demo": (
         "data results settings",
@@ -146,6 +146,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
+    ),
+    "ignis.schedules": (
+        "timing",
+        "due stored",
+        "fire",
+        "book",
     ),
     "ignis.spark": (
         "_pyspark offsets",
