@@ -169,13 +169,13 @@ class Scheduler:
     def _look(self) -> float:
         """What is due by now; returns for how many seconds nothing is."""
         with self._looking:
-            if self._changed or self._clock.steady_s() >= self._list_at_s:
+            if self._changed or self._clock.monotonic_s() >= self._list_at_s:
                 self._list()
             if not self._next:
                 if self._under is not None:
                     self._leader.relinquish()
                     self._under = None
-                return max(0.0, self._list_at_s - self._clock.steady_s())
+                return max(0.0, self._list_at_s - self._clock.monotonic_s())
             fence = self._leader.try_lead()
             if fence is None:
                 self._under = None
@@ -184,7 +184,7 @@ class Scheduler:
                 self._list()  # what was known may be old: others led
                 self._under = fence
             self._fire_due(fence)
-            rest_s = self._list_at_s - self._clock.steady_s()
+            rest_s = self._list_at_s - self._clock.monotonic_s()
             due = [at_ms for at_ms in self._next.values() if at_ms is not None]
             if due:
                 rest_s = min(rest_s, min(due) / 1000 - self._clock())
@@ -199,7 +199,7 @@ class Scheduler:
             if found:
                 self._next[record.name] = self._next_of(record.name, found)
         looks = 1 if self._next else _IDLE_LOOKS
-        self._list_at_s = self._clock.steady_s() + looks * self._settings.look_s
+        self._list_at_s = self._clock.monotonic_s() + looks * self._settings.look_s
 
     def _tell_damaged(self, queue: str) -> Callable[[str, Exception], None]:
         def tell(name: str, why: Exception) -> None:

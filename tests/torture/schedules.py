@@ -138,6 +138,7 @@ def schedule_rounds(
             if child.join(None):
                 raise RuntimeError(f"the schedule was not stored: {child.trouble()}")
         children: list[Child] = []
+        gone_on: Counter[int] = Counter()  # how often each was made to
 
         def add() -> None:
             role = instance(url, fault, rng.choice(STEPS), rng.randint(1, 3))
@@ -149,9 +150,10 @@ def schedule_rounds(
             for number in range(rounds):
                 if time.monotonic() >= deadline:
                     break
-                meet = _killed if fault == signal.SIGKILL else _stopped
-                gone = meet(children)
-                if fault == signal.SIGKILL:
+                if fault == signal.SIGSTOP:
+                    _stopped(children, gone_on)
+                else:
+                    gone = _killed(children)
                     gone.close()
                     children.remove(gone)
                     add()
@@ -184,25 +186,27 @@ def _killed(children: list[Child]) -> Child:
     return gone
 
 
-def _stopped(children: list[Child]) -> Child:
-    """The leader that has stopped itself, and goes on after another has led."""
-    met = {one.pid: sum(word == "fault" for word, _ in one.notes) for one in children}
+def _stopped(children: list[Child], gone_on: Counter[int]) -> None:
+    """A leader that has stopped itself goes on after another has led, which may have stopped itself by then."""
+
+    def stops(one: Child) -> list[int]:
+        return [int(text) for word, text in one.notes if word == "fault"]
 
     def faulty() -> Child | None:
-        return next((one for one in children if sum(word == "fault" for word, _ in one.notes) > met[one.pid]), None)
+        return next((one for one in children if len(stops(one)) > gone_on[one.pid]), None)
 
     _follow(children, lambda: faulty() is not None, "a leader's stop")
     stopped = faulty()
     assert stopped is not None
-    epoch = int([text for word, text in stopped.notes if word == "fault"][-1])
+    epoch = stops(stopped)[-1]
 
     def replaced() -> bool:
         others = [one for one in children if one is not stopped]
-        return any(word in ("led", "fault") and int(text) > epoch for one in others for word, text in one.notes)
+        return any(word == "led" and int(text) > epoch for one in others for word, text in one.notes)
 
     _follow(children, replaced, "the next leader")
+    gone_on[stopped.pid] += 1
     os.kill(stopped.pid, signal.SIGCONT)
-    return stopped
 
 
 def _follow(children: list[Child], until: Callable[[], bool], what: str) -> None:
