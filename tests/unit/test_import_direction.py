@@ -166,7 +166,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage": (
         ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
-        "process_identity purging removing write_batch",
+        "later process_identity purging removing write_batch",
         "base",
         "checks parts",
         "aerospike clock",
@@ -191,12 +191,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "catalogue context repair",
         "array_queues claim_scan claims inspection load_once locks queues",
         "transfers writes",
+        "later",
         "magazines",
         "store",
     ),
     "ignis.storage.memory": (
         "state",
-        "control magazines",
+        "control later",
+        "magazines",
         "store",
     ),
     "ignis.supervisor": (
