@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_plan http_endpoint pydantic_models stacks",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures leader locks pausing registration",
+        "array_queue clearing figures later leader locks pausing registration",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
@@ -95,7 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion inspection pipeline publish queue worker workers",
+        "autoscale broker completion inspection later pipeline publish queue worker workers",
         "consume sideline",
     ),
     "ignis.consumer": (
