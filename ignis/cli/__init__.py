@@ -54,8 +54,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay, broker,
-    pipeline, doctor, demo, bench, completion,
+    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
+    broker, pipeline, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 
