@@ -35,6 +35,7 @@ from ignis.errors import (
     TooManyRequestsError,
     UnauthenticatedError,
 )
+from ignis.native.lone import ACK_FRAME_BYTES, LoneRequest
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner, Process
 
@@ -214,6 +215,12 @@ class Session(asyncio.BufferedProtocol):
         self._state.bytes_in += nbytes
         if self._closing:
             return
+        if self._takes_lone and self._sending.take_received(nbytes):
+            if self._out:
+                self._receiving.read(self, True, self.heard_s)
+                if self.over_outbound():
+                    self.pause("outbound")
+            return
         try:
             requests, at_once = self._machine.received(nbytes)
         except IgnisError as exc:
@@ -221,11 +228,8 @@ class Session(asyncio.BufferedProtocol):
             return
         if at_once:
             self.write(at_once)
-        if len(requests) == 1:
-            self._take(requests[0], alone=not at_once)
-        else:
-            for request in requests:
-                self._take(request)
+        for request in requests:
+            self._take(request)
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
             self._broken(lost)
             return
@@ -301,6 +305,27 @@ class Session(asyncio.BufferedProtocol):
         self._out_bytes = 0
         if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
+
+    def await_answer(self) -> None:
+        """One pending request more."""
+        self._machine.pending += 1
+
+    def acknowledge(self, lone: LoneRequest) -> None:
+        """Sends the answer to a request that was never pending: at once, unless something else is to go out with it."""
+        transport = self._transport
+        if (
+            self._fd < 0
+            or self._out
+            or transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+        ):
+            self.write(lone.ack())
+            return
+        rest = lone.acknowledge(self._fd)
+        self._state.bytes_out += ACK_FRAME_BYTES
+        if rest:
+            transport.write(rest)
 
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more, unless more is being done."""
@@ -400,7 +425,18 @@ class Session(asyncio.BufferedProtocol):
 
     # -- requests
 
-    def _take(self, request: Request, alone: bool = False) -> None:
+    @property
+    def _takes_lone(self) -> bool:
+        """Whether a request that comes alone may be carried out before it is known which one it is."""
+        pending = self._machine.pending
+        return (
+            self.application is not None
+            and not self._pieces
+            and not self._state.draining
+            and (not pending or pending < self._settings.max_pending)
+        )
+
+    def _take(self, request: Request) -> None:
         command = request.command
         if self._closing:
             return
@@ -417,7 +453,7 @@ class Session(asyncio.BufferedProtocol):
             self.refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):
-            self._sending.take(request, alone)
+            self._sending.take(request)
             return
         try:
             permission_check.check(self, command, request.payload)
