@@ -22,7 +22,7 @@ from ignis.config import MAX_EXPIRY_S, check_number, check_whole, shown
 from ignis.errors import ConfigError
 from ignis.message import MAX_ERROR_CHARS
 from ignis.native import ANY_SHARD, PackedBatch
-from ignis.native.wire import pack_pointers, unpack_claims
+from ignis.native.wire import Outgoing, pack_pointers, unpack_claims
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -186,6 +186,11 @@ def load(
     """`send_batch` of what was checked already."""
     payload = payloads.pack_send_batch(_encoded(magazine), _ms(ttl_s), batches)
     return ClientRequest(Command.SEND_BATCH, payload, unpack_send_ack)
+
+
+def load_one(magazine: str, shard: int, batch: PackedBatch, ttl_s: Ttl) -> Outgoing:
+    """`load` of one batch, for a connection on which nobody waits; its answer is read with `unpack_send_ack`."""
+    return Outgoing.load(_encoded(magazine), _ms(ttl_s), shard, batch)
 
 
 # -- consuming

@@ -25,6 +25,7 @@ from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.protocol.commands import DEFAULT_PORT, Command
+from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.config import ClientSettings, resolve
 from ignis.errors import (
     ClosedError,
@@ -304,13 +305,32 @@ class BrokerMagazines(MagazineStore):
             self._store.ask(requests.metadata(magazine))
             return []
         self._check(batches)
-        ask = requests.load(magazine, batches, ttl_s)
-        self._check_size(len(ask.payload))
-        placed = self._store.ask(ask)
+        placed = self._load_one(magazine, *batches[0], ttl_s) if len(batches) == 1 else None
+        if placed is None:
+            ask = requests.load(magazine, batches, ttl_s)
+            self._check_size(len(ask.payload))
+            placed = self._store.ask(ask)
         firsts = [first for _, first, _ in placed]
         for (shard, batch), first in zip(batches, firsts, strict=True):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return firsts
+
+    def _load_one(
+        self, magazine: str, shard: int, batch: PackedBatch, ttl_s: float | None
+    ) -> list[tuple[int, int, int]] | None:
+        """`load` where nobody else waits on the connection: without putting the request together. None when it was not sent."""
+        store = self._store
+        client, link = store.client, store.client.link
+        broker = None if link is None else link.machine.broker
+        outgoing = requests.load_one(magazine, shard, batch, ttl_s)
+        if broker is None or outgoing.nbytes > broker.max_frame_bytes or client.forked:
+            return None
+        store.gate.enter()
+        try:
+            answer = client.exchange_alone(outgoing)
+        finally:
+            store.gate.leave()
+        return None if answer is None else unpack_send_ack(answer)
 
     def begin_load(
         self,

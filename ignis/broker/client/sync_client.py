@@ -32,6 +32,7 @@ from ignis.errors import (
     StoreTimeoutError,
     StoreUnreachableError,
 )
+from ignis.native.wire import Outgoing
 from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
@@ -97,6 +98,23 @@ class SyncClient:
                 if time.monotonic() + self.settings.retry_wait_s >= deadline:
                     raise
                 time.sleep(self.settings.retry_wait_s)
+
+    def exchange_alone(self, outgoing: Outgoing) -> bytes | None:
+        """`exchange` of a request that may not be repeated, on a connection that stands and on which nobody else waits. None
+        when there is none, and when nothing was done: `exchange` says why, or does it."""
+        link = self._link
+        if link is None or not link.usable or self._forks != FORKS[0]:
+            return None
+        try:
+            return link.exchange_alone(outgoing, self.settings.timeout_s)
+        except ConnectionLostError as exc:
+            if self._closed:
+                raise ClosedError("the client is closed") from None
+            if exc.sent:
+                raise
+        except DrainingError:
+            link.lose("the broker is shutting down")
+        return None
 
     def _link_for(self, ask: ClientRequest[T], timeout_s: float) -> SyncConnection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""

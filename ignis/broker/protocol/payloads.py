@@ -18,7 +18,16 @@ from msgspec import Meta
 
 from ignis.array_queue import MAX_DEPTH
 from ignis.broker.protocol.commands import FEATURES, MAGIC, MAX_HEAD_BYTES, VERSION
-from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidMessageError, InvalidNameError, ProtocolError
+from ignis.errors import (
+    BadRequestError,
+    ConfigError,
+    IgnisError,
+    InvalidMessageError,
+    InvalidNameError,
+    MalformedFrameError,
+    ProtocolError,
+)
+from ignis.native import wire
 from ignis.native.wire import pack_send_batch
 from ignis.storage.base import QueueRecord
 from ignis.storage.checks import (
@@ -121,7 +130,6 @@ _MOST_VALUES = 1_000_000
 _U32 = struct.Struct(">I")
 _HELLO = struct.Struct(">4sHHQ")  # magic, lowest version, highest version, features
 _RUN = struct.Struct(">HQI")
-_ONE_RUN = struct.Struct(">HHQI")
 _encode = msgspec.msgpack.Encoder().encode
 _MAP = dict[str | int, msgspec.Raw]
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -575,10 +583,7 @@ def pack_send_ack(runs: Sequence[tuple[int, int, int]]) -> bytes:
 
 def unpack_send_ack(payload: bytes) -> list[tuple[int, int, int]]:
     """(shard, first pointer, count) per group. Raises ProtocolError."""
-    if len(payload) == _ONE_RUN.size:
-        count, *run = _ONE_RUN.unpack(payload)
-        if count == 1:
-            return [(run[0], run[1], run[2])]
-    if len(payload) < 2 or len(payload) != 2 + _RUN.size * int.from_bytes(payload[:2], "big"):
-        raise ProtocolError(f"SEND_ACK of {len(payload)} bytes")
-    return list(_RUN.iter_unpack(payload[2:]))
+    try:
+        return wire.unpack_send_ack(payload)
+    except MalformedFrameError as exc:
+        raise ProtocolError(str(exc)) from None
