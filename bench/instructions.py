@@ -168,7 +168,8 @@ class _BrokerSteps:
     def __init__(self, url: str) -> None:
         from ignis.broker.client import requests
         from ignis.broker.protocol.commands import Command
-        from ignis.broker.protocol.payloads import Connect, pack_connect, pack_send_batch
+        from ignis.broker.protocol.encoding import pack_connect
+        from ignis.broker.protocol.payloads import Connect, pack_send_batch
         from ignis.broker.server.server import Broker
         from ignis.native import PackedBatch, encode_frame, encode_record
 

@@ -126,38 +126,56 @@ uint64_t ign_claim_bytes(const char *owner, uint32_t runs);
 uint8_t *ign_claim_put(uint8_t *to, uint32_t magazine, const char *owner, uint64_t ms, uint32_t runs);
 bool ign_as_expected(ign_ctl *ctl, const ign_store_change *change);
 
-/* ignis_store_roll.c. A file of a kind with room on the disk and nothing in it, and its end. */
+/* ignis_store_roll.c, under the lock. */
+bool ign_store_must_roll(ign_generation *generation, uint64_t size);
+int ign_store_roll(ign_store *store, ign_generation *generation, uint64_t size);
+
+/* ignis_store_ahead.c. A word of the control file says what is laid out: how large it is, and whether it is. */
+enum { IGN_AHEAD_UNIT = 1024 };
+
+static inline uint64_t ign_ahead_bytes(uint64_t drawn)
+{
+    return (drawn & IGN_AHEAD_KIB) * IGN_AHEAD_UNIT;
+}
+
+static inline bool ign_ahead_is_laid(_Atomic uint64_t *word)
+{
+    return atomic_load_explicit(word, memory_order_seq_cst) != 0;
+}
+
+/* A file of a kind with room on the disk and nothing in it, and its end. */
 int ign_store_lay_out(ign_store *store, const ign_generation *generation, const char *kind, uint64_t bytes, bool filled, uint64_t *drawn);
 int ign_store_fill(ign_store_io *io, int file, uint64_t bytes); /* with zeros; 0 or an errno */
 void ign_store_give(ign_store *store, const ign_generation *generation, const char *kind, uint64_t drawn);
 /* Under the lock: */
-bool ign_store_must_roll(ign_generation *generation, uint64_t size);
 uint64_t ign_store_next_bytes(const ign_store *store, ign_generation *generation); /* of the segment that is laid out next */
 uint64_t ign_store_reserve_bytes(const ign_store *store, ign_generation *generation); /* ... and of the one that is kept */
-/* What an entry is to the disk: it asks for room, it neither asks nor gives, it gives room back. */
+/* What is laid out is in the word, unless somebody was quicker. */
+int ign_store_lay_into(ign_store *store, ign_generation *generation, _Atomic uint64_t *word, uint64_t bytes, bool filled);
+void ign_store_set_ahead(ign_store *store, ign_generation *generation, uint64_t another);
+uint64_t ign_store_cheapest(ign_generation *generation); /* ... the one that is emptied most cheaply */
+uint64_t ign_store_log_bytes(ign_generation *generation);  /* of all segments */
+uint64_t ign_store_kept_bytes(ign_generation *generation); /* of what is laid out and kept beside them */
+/* Bytes of log that it takes at most to empty a segment of what lives in it. */
+uint64_t ign_store_cost(const ign_state_segment *segment);
+/* Without the lock, by maintenance: the segments that are laid out ahead, filled. IGN_OK; IGN_EMPTY: they were there; IGN_E_NO_ROOM. */
+int ign_store_probe(ign_store *store, ign_generation *generation, uint64_t bytes);
+int ign_store_lay_reserve(ign_store *store, ign_generation *generation, uint64_t bytes);
+int ign_store_lay_ahead(ign_store *store, ign_generation *generation, uint64_t bytes, uint64_t reserve_bytes);
+/* Room that is kept for checkpoints, and given to them when they find none. */
+uint64_t ign_store_spare_bytes(const ign_generation *generation, uint64_t log_bytes);
+int ign_store_keep_spare(ign_store *store, ign_generation *generation, uint64_t bytes);
+
+/* ignis_store_way.c, under the lock. What an entry is to the disk: it asks for room, it neither asks nor gives, it gives room back. */
 typedef enum ign_store_weight { IGN_WEIGHT_LOAD, IGN_WEIGHT_OTHER, IGN_WEIGHT_FREES } ign_store_weight;
 /* Is there nothing to do in ign_store_make_way? */
 bool ign_store_has_way(ign_generation *generation, uint64_t size, ign_store_weight weight);
 /* An entry of that size may be written: what has to be laid out ahead is. *another: for which the one ahead makes way in the roll; it is
  * to be given to ign_store_set_ahead behind that. IGN_OK, or IGN_E_NO_ROOM: maintenance has to find room first. */
 int ign_store_make_way(ign_store *store, ign_generation *generation, uint64_t size, ign_store_weight weight, uint64_t *another);
-int ign_store_roll(ign_store *store, ign_generation *generation, uint64_t size);
-void ign_store_set_ahead(ign_store *store, ign_generation *generation, uint64_t another);
-/* Without the lock, by maintenance: the segments that are laid out ahead, filled. IGN_OK; IGN_EMPTY: they were there; IGN_E_NO_ROOM. */
-int ign_store_probe(ign_store *store, ign_generation *generation, uint64_t bytes);
-/* Room that is kept for checkpoints, and given to them when they find none. */
-uint64_t ign_store_spare_bytes(const ign_generation *generation, uint64_t log_bytes);
-int ign_store_keep_spare(ign_store *store, ign_generation *generation, uint64_t bytes);
-int ign_store_lay_reserve(ign_store *store, ign_generation *generation, uint64_t bytes);
-int ign_store_lay_ahead(ign_store *store, ign_generation *generation, uint64_t bytes, uint64_t reserve_bytes);
-uint64_t ign_store_cheapest(ign_generation *generation); /* ... the one that is emptied most cheaply */
 uint64_t ign_store_left(ign_generation *generation); /* bytes of entries that fit without more room on the disk */
 /* The call that holds the lock found no room for what is to be laid out; `goes`: it goes on all the same. */
 void ign_store_note_no_room(ign_generation *generation, ign_store_weight weight, bool goes);
-uint64_t ign_store_log_bytes(ign_generation *generation);  /* of all segments */
-uint64_t ign_store_kept_bytes(ign_generation *generation); /* of what is laid out and kept beside them */
-/* Bytes of log that it takes at most to empty a segment of what lives in it. */
-uint64_t ign_store_cost(const ign_state_segment *segment);
 
 /* ignis_store_growth.c, under the lock: may batches take the place of what is freed, though they are larger? */
 bool ign_store_may_grow(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t frees);
@@ -209,9 +227,23 @@ int ign_chain_read(ign_store *store, ign_chain *chain);
 void ign_chain_free(ign_chain *chain);
 const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position);
 uint64_t ign_chain_next(const ign_chain *chain, uint64_t position); /* where the next segment behind begins; ~0: nowhere */
+/* ignis_store_scan.c: along the log from `position` on. IGN_OK: to its end, or what one of the functions said. */
+typedef int ign_chain_enter(void *arg, const ign_segment_info *segment);
+typedef int ign_chain_visit(void *arg, const ign_entry *entry);
+/* Something at `from` is no entry; `next` is where the log goes on, if it does. IGN_OK: go on there. IGN_EMPTY: end. */
+typedef int ign_chain_gap(void *arg, uint64_t from, uint64_t next, ign_log_reader *reader);
+
+typedef struct ign_chain_walker {
+    ign_chain_enter *enter;
+    ign_chain_visit *visit;
+    ign_chain_gap *gap;
+    void *arg;
+} ign_chain_walker;
+
+int ign_chain_walk(ign_store *store, const ign_chain *chain, uint64_t position, const ign_chain_walker *walker);
 /* Looks at the log from `position` on: where it ends, and up to where it was known to be flushed. */
 int ign_chain_scan(ign_store *store, const ign_chain *chain, uint64_t position, uint64_t *durable, uint64_t *end);
-/* Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
+/* ignis_store_replay.c. Applies the log from what `ctl` has up to `end`. What is damaged is passed over, and counted. `sink`: see recovery.c. */
 typedef int ign_chain_sink(void *arg, const ign_entry *entry);
 int ign_chain_replay(ign_store *store, const ign_chain *chain, ign_ctl *ctl, uint64_t end, ign_chain_sink *sink, void *arg);
 /* A generation is made from the disk and published, unless somebody else was quicker: IGN_E_STALE. `newest`: the control file

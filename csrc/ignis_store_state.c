@@ -1,8 +1,6 @@
 #include "ignis_store_state.h"
 
 #include "ignis_bytes.h"
-#include "ignis_record.h"
-#include "ignis_store_salvage.h"
 
 #include <string.h>
 
@@ -173,128 +171,6 @@ static int apply_segment(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
     return IGN_OK;
 }
 
-/* -- loads --------------------------------------------------------------------------------------------------------- */
-
-/* One part of a LOAD or a MOVE at `p`, of which `bytes` are there. `extent` is filled in. IGN_OK | IGN_E_MALFORMED | IGN_EMPTY: it was
- * lost. */
-static int read_part(const ign_entry *entry, const uint8_t *p, uint64_t bytes, uint16_t *shard, ign_item *extent, uint64_t *size)
-{
-    if (bytes < 16 || bytes - 16 < ign_get32(p + 4) || ign_get32(p + 4) < IGN_SEGMENT_HEADER_BYTES)
-        return IGN_E_MALFORMED;
-    uint32_t batch_bytes = ign_get32(p + 4), count = ign_get32(p + 16 + 4);
-    uint64_t first = ign_get64(p + 8);
-    *size = 16 + pad8(batch_bytes);
-    if (ign_get16(p) == IGN_SHARD_LOST)
-        return IGN_EMPTY;
-    if (count == 0 || count > IGN_SEGMENT_MAX_RECORDS || first == 0 || first > INT64_MAX)
-        return IGN_E_MALFORMED;
-    *shard = ign_get16(p);
-    *extent = (ign_item){
-        .first = first, .left = (uint64_t)count << 32 | count,
-        .word = {entry->position, ign_get64(p + 16 + 8), 0,
-                 (uint64_t)(p + 16 - entry->payload + IGN_ENTRY_HEADER) << 32 | batch_bytes},
-    };
-    return IGN_OK;
-}
-
-static int apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes)
-{
-    ign_magazine *magazine = bytes < 8 ? NULL : ign_state_magazine(ctl, ign_get32(p));
-    if (magazine == NULL)
-        return IGN_E_MALFORMED;
-    bool reload = (ign_get16(p + 4) & IGN_LOAD_RELOAD) != 0;
-    uint16_t parts = ign_get16(p + 6);
-    for (uint64_t at = 8, size; parts > 0; parts--, at += size) {
-        uint16_t number;
-        ign_item extent;
-        int rc = at > bytes ? IGN_E_MALFORMED : read_part(entry, p + at, bytes - at, &number, &extent, &size);
-        if (rc == IGN_EMPTY)
-            continue;
-        if (rc != IGN_OK)
-            return rc;
-        ign_shard *shard = ign_state_shard(ctl, magazine, number);
-#ifndef IGN_MUTANT_ANY_PLACE
-        if (ign_get16(p + at + 2) == IGN_PART_UNREAD && (shard == NULL || extent.first != shard->load_pointer + 1))
-            continue; /* its place is what was damaged, or came behind another that is lost */
-#endif
-        if (shard == NULL || extent.first <= shard->load_pointer)
-            return IGN_E_MALFORMED;
-        uint32_t count = IGN_ITEM_LEFT(&extent);
-        ign_seq_append(ctl, &shard->extents, &extent);
-        ign_ctl_put(ctl, &shard->load_pointer, IGN_ITEM_LAST(&extent));
-        if (reload)
-            ign_ctl_add(ctl, &shard->fire_counter, (uint64_t)-(int64_t)count);
-        else
-            ign_ctl_add(ctl, &shard->load_counter, count);
-        ign_ctl_add(ctl, &shard->living, count);
-        ign_state_account(ctl, &extent, 0, count);
-    }
-    return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
-}
-
-/* The living records of an extent, and of those that follow it, stand in other places now, as extents of their own. *size: of the move. */
-static int move_one(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes, uint64_t *size)
-{
-    ign_magazine *magazine = bytes < 24 ? NULL : ign_state_magazine(ctl, ign_get32(p));
-    ign_shard *shard = magazine == NULL ? NULL : ign_state_shard(ctl, magazine, ign_get16(p + 4));
-    uint32_t parts = shard == NULL ? 0 : ign_get32(p + 8), further = shard == NULL ? 0 : ign_get32(p + 12);
-    ign_cursor at;
-    ign_item *old = parts == 0 ? NULL : ign_seq_find(ctl, &shard->extents, ign_get64(p + 16), &at);
-    if (old == NULL || old->first != ign_get64(p + 16))
-        return IGN_E_MALFORMED;
-    uint64_t first = old->first, last = IGN_ITEM_LAST(old), living = IGN_ITEM_LEFT(old), total = 0, part_bytes;
-    for (uint32_t i = 0; i < further; i++) {
-        const ign_item *next = ign_seq_next(ctl, &shard->extents, &at);
-        if (next == NULL)
-            return IGN_E_MALFORMED;
-        last = IGN_ITEM_LAST(next);
-        living += IGN_ITEM_LEFT(next);
-    }
-    if (parts > last - first + 1 || parts > bytes / 16)
-        return IGN_E_MALFORMED;
-    uint64_t scratch = ign_ctl_alloc(ctl, parts * sizeof(ign_item));
-    if (scratch == 0)
-        return IGN_E_NO_ROOM;
-    ign_item *items = ign_ctl_at(ctl, scratch);
-    *size = 24;
-    for (uint64_t i = 0, behind = first; i < parts; i++, *size += part_bytes) {
-        uint16_t number;
-        if (*size > bytes || read_part(entry, p + *size, bytes - *size, &number, &items[i], &part_bytes) != IGN_OK ||
-            items[i].first < behind || IGN_ITEM_LAST(&items[i]) > last)
-            return IGN_E_MALFORMED;
-        behind = IGN_ITEM_LAST(&items[i]) + 1;
-        total += IGN_ITEM_LEFT(&items[i]);
-    }
-    if (total != living)
-        return IGN_E_MALFORMED;
-    for (uint32_t i = 0; i <= further; i++) { /* the first goes last, by the splice */
-        old = ign_seq_find(ctl, &shard->extents, first, &at);
-        if (i < further)
-            old = ign_seq_next(ctl, &shard->extents, &at);
-        ign_state_account(ctl, old, IGN_ITEM_LEFT(old), 0);
-        if (IGN_ITEM_SPAN(old) > 64)
-            ign_ctl_free(ctl, old->word[2], (IGN_ITEM_SPAN(old) + 63) / 64 * 8);
-        if (i < further)
-            ign_seq_remove(ctl, &shard->extents, &at);
-    }
-    for (uint64_t i = 0; i < parts; i++)
-        ign_state_account(ctl, &items[i], 0, IGN_ITEM_LEFT(&items[i]));
-    ign_seq_splice(ctl, &shard->extents, &at, true, items, parts);
-    ign_ctl_free(ctl, scratch, parts * sizeof(ign_item));
-    return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
-}
-
-static int apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes)
-{
-    int rc = IGN_E_MALFORMED;
-    for (uint64_t size; bytes >= 24; p += size, bytes -= size) {
-        rc = move_one(ctl, entry, p, bytes, &size);
-        if (rc != IGN_OK)
-            break;
-    }
-    return rc;
-}
-
 /* -- runs ---------------------------------------------------------------------------------------------------------- */
 
 static ign_shard *run_at(ign_ctl *ctl, const ign_magazine *magazine, const uint8_t *run, uint64_t *first, uint64_t *last)
@@ -323,7 +199,7 @@ static int apply_transfer(ign_ctl *ctl, const ign_entry *entry)
     uint64_t loads = entry->payload_bytes < 8 ? UINT64_MAX : pad8(ign_get32(entry->payload));
     if (loads > entry->payload_bytes || entry->payload_bytes - 8 < loads)
         return IGN_E_MALFORMED;
-    int rc = apply_load(ctl, entry, entry->payload + 8, loads);
+    int rc = ign_state_apply_load(ctl, entry, entry->payload + 8, loads);
     return rc != IGN_OK ? rc : apply_retire(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads);
 }
 
@@ -358,7 +234,7 @@ static int apply_claimed(ign_ctl *ctl, const ign_entry *entry)
     uint64_t loads = entry->payload_bytes < 8 ? UINT64_MAX : pad8(ign_get32(entry->payload));
     if (loads > entry->payload_bytes || entry->payload_bytes - 8 < loads)
         return IGN_E_MALFORMED;
-    int rc = apply_load(ctl, entry, entry->payload + 8, loads);
+    int rc = ign_state_apply_load(ctl, entry, entry->payload + 8, loads);
     return rc != IGN_OK ? rc : apply_claims(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads, false);
 }
 
@@ -383,7 +259,7 @@ static int apply_once(ign_ctl *ctl, const ign_entry *entry)
     if (magazine == NULL || (bytes - 16) / IGN_ID_BYTES < ign_get32(p + 4))
         return IGN_E_MALFORMED;
     uint64_t ids = (uint64_t)ign_get32(p + 4) * IGN_ID_BYTES;
-    int rc = apply_load(ctl, entry, p + 16 + ids, bytes - 16 - ids);
+    int rc = ign_state_apply_load(ctl, entry, p + 16 + ids, bytes - 16 - ids);
     for (uint64_t at = 0; rc == IGN_OK && at < ids; at += IGN_ID_BYTES) {
         ign_ids_add(ctl, &magazine->ids, ign_get32(p + 8), p + 16 + at);
         rc = ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
@@ -461,12 +337,12 @@ int ign_state_apply(ign_ctl *ctl, const ign_entry *entry)
     switch (entry->type) {
     case IGN_ENTRY_OPEN: return apply_open(ctl, p, bytes);
     case IGN_ENTRY_CATALOGUE: return apply_catalogue(ctl, p, bytes);
-    case IGN_ENTRY_LOAD: return apply_load(ctl, entry, p, bytes);
+    case IGN_ENTRY_LOAD: return ign_state_apply_load(ctl, entry, p, bytes);
     case IGN_ENTRY_CLAIM: return apply_claims(ctl, p, bytes, false);
     case IGN_ENTRY_RENEW: return apply_claims(ctl, p, bytes, true);
     case IGN_ENTRY_RETIRE: return apply_retire(ctl, p, bytes);
     case IGN_ENTRY_TRANSFER: return apply_transfer(ctl, entry);
-    case IGN_ENTRY_MOVE: return apply_move(ctl, entry, p, bytes);
+    case IGN_ENTRY_MOVE: return ign_state_apply_move(ctl, entry, p, bytes);
     case IGN_ENTRY_KEY: return apply_keys(ctl, p, bytes);
     case IGN_ENTRY_SEGMENT: return apply_segment(ctl, p, bytes);
     case IGN_ENTRY_EXPIRE: return apply_expire(ctl, p, bytes);

@@ -82,6 +82,10 @@ void ign_state_add_segment(ign_ctl *ctl, const ign_segment_info *segment);
 ign_state_segment *ign_state_find_segment(ign_ctl *ctl, uint64_t position); /* NULL: none */
 ign_state_segment *ign_state_last_segment(ign_ctl *ctl);
 
+/* ignis_store_extents.c: pieces of ign_state_apply. */
+int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes);
+int ign_state_apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes);
+
 /* ignis_store_claims.c */
 uint32_t ign_extent_living(ign_ctl *ctl, const ign_item *extent, uint64_t first, uint64_t last);
 bool ign_extent_lives(ign_ctl *ctl, const ign_item *extent, uint64_t pointer);

@@ -331,20 +331,20 @@ class Refresher:
 
     def _loop(self) -> None:
         clock = self._schedule()
-        next_pass = clock.steady_s() + self.settings.initial_delay_s
+        next_pass = clock.monotonic_s() + self.settings.initial_delay_s
         watch_s = self.settings.watch_s or float("inf")
-        next_watch = clock.steady_s() + watch_s
-        while not clock.wait(self._stop, max(0.0, min(next_pass, next_watch) - clock.steady_s())):
+        next_watch = clock.monotonic_s() + watch_s
+        while not clock.wait(self._stop, max(0.0, min(next_pass, next_watch) - clock.monotonic_s())):
             try:
-                if clock.steady_s() >= next_pass:
-                    next_pass = clock.steady_s() + self.settings.interval_s
+                if clock.monotonic_s() >= next_pass:
+                    next_pass = clock.monotonic_s() + self.settings.interval_s
                     self.run_once()
                 else:
                     self.watch_once()
-                next_watch = clock.steady_s() + watch_s
+                next_watch = clock.monotonic_s() + watch_s
             except Exception as exc:
                 self.errors += 1
-                next_watch = clock.steady_s() + watch_s
+                next_watch = clock.monotonic_s() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
 

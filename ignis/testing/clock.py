@@ -56,7 +56,7 @@ class ManualClock(Clock):
     def __call__(self) -> float:
         return self._start_s + self._passed_s
 
-    def steady_s(self) -> float:
+    def monotonic_s(self) -> float:
         """Seconds since it was made."""
         return self._passed_s
 

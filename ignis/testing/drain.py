@@ -15,9 +15,10 @@ from ignis.app import Ignis
 from ignis.clock import Clock
 from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
-from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
+from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
+from ignis.consumer.runner import Runner
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
@@ -189,7 +190,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
     if not clock.by_hand:
         return
     last = _schedules.setdefault(clock, weakref.WeakKeyDictionary()).setdefault(app, {})
-    now_s = clock.steady_s()
+    now_s = clock.monotonic_s()
 
     def due(what: str, every_s: float, first_s: float) -> bool:
         if now_s < (last[what] + every_s if what in last else first_s):

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Connected, pack_connect
+from ignis.broker.protocol.encoding import pack_connect
+from ignis.broker.protocol.payloads import Connected
 from ignis.native import FrameDecoder, encode_frame
 
 Script = Callable[[int, int, bytes], "bytes | None"]

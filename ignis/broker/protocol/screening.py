@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
-from ignis.broker.protocol.payloads import head_bytes
+from ignis.broker.protocol.encoding import head_bytes
 from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import BadRequestError
 
@@ -18,11 +18,11 @@ __all__ = ["HEAD_BYTES", "SCREENED_BYTES", "Unfit", "check_head_bytes", "name_at
 SCREENED_BYTES = PRE_AUTH_FRAME_BYTES
 """Frames up to this size come to the end before anything is decided."""
 _MOST_BYTES = MAX_HEAD_BYTES
-"""Of a request that has no records, pointers or values: as much as one read may bring anyway."""
+"""The largest request that has no records, pointers or values: as much as one read may bring anyway."""
 _MOST_NAME_BYTES = 1_024
 _FRAME = struct.Struct(">ihq")
 HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
-"""So many bytes of a frame are enough to decide."""
+"""Bytes at the beginning of a frame that are enough to decide."""
 
 _SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
 

@@ -28,7 +28,7 @@ from ignis.storage.in_flight import Gate
 from ignis.storage.os_errors import store_error, store_errors, without_means
 from ignis.storage.process_identity import Identity, this_process
 
-__all__ = ["Directory", "fork_generation", "open_directory", "release_directory"]
+__all__ = ["Directory", "open_directory", "release_directory"]
 
 log = logging.getLogger("ignis.storage")
 
@@ -224,19 +224,13 @@ class Directory:
 class _Process:
     """What this process has open. Replaced in the child of a fork."""
 
-    def __init__(self, generation: int = 0) -> None:
-        self.generation = generation
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.opened: dict[Path, Directory] = {}
         self.forking = ExitStack()
 
 
 _process = [_Process()]
-
-
-def fork_generation() -> int:
-    """Rises in the child of every fork: handles compare it with what it was when they were made."""
-    return _process[0].generation
 
 
 def open_directory(path: Path, options: StoreOptions) -> Directory:
@@ -289,7 +283,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     before = _process[0]
-    _process[0] = _Process(before.generation + 1)
+    _process[0] = _Process()
     for directory in before.opened.values():
         directory.abandon()
 

@@ -13,7 +13,8 @@ import pytest
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.client import requests
 from ignis.broker.protocol.commands import OWN_TTL, Command
-from ignis.broker.protocol.payloads import pack, pack_send, pack_send_batch
+from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.payloads import pack_send, pack_send_batch
 from ignis.broker.server.publish_commands import PublishCommands
 from ignis.native import ANY_SHARD, PackedBatch, Record, encode_frame, encode_record
 from tests.support import WAIT_S

@@ -17,8 +17,9 @@ from ignis.broker.client.store import BrokerStore
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.errors import failure_of
-from ignis.broker.protocol.payloads import pack, pack_send_ack
+from ignis.broker.protocol.payloads import pack_send_ack
 from ignis.config import ClientSettings, resolve
 from ignis.errors import ClosedError, DrainingError, StoreFullError
 from ignis.native import PackedBatch, encode_frame, encode_record
@@ -116,8 +117,8 @@ def outcome(name: str, alone: bool, monkeypatch: pytest.MonkeyPatch, nbytes: int
                 got = store.magazines.load("q", [(3, one)], 60.0)
             except Exception as exc:
                 got = type(exc), re.sub(r"\d+ ms", "so many ms", str(exc)), getattr(exc, "sent", None)
-            link = store.client.link
-            machine = None if link is None else link.machine
+            connection = store.client.connection
+            machine = None if connection is None else connection.machine
             left = None if machine is None else (machine.pending, machine.unknown_answers, machine.draining)
             sent = [
                 payload for (command, _), payload in zip(puppet.seen, puppet.payloads, strict=True) if command == 11
@@ -143,7 +144,11 @@ def test_an_answer_that_comes_in_parts() -> None:
             eventually(lambda: any(command == Command.SEND_BATCH for command, _ in puppet.seen))
             frame = encode_frame(Command.SEND_ACK, puppet.seen[-1][1], ACK)
             puppet.connections[0].sendall(frame[:9])
-            eventually(lambda: store.client.link is not None and store.client.link.machine.reader.buffered_bytes == 9)
+            eventually(
+                lambda: (
+                    store.client.connection is not None and store.client.connection.machine.reader.buffered_bytes == 9
+                )
+            )
             puppet.connections[0].sendall(frame[9:])
             part.set()
 
