@@ -29,7 +29,7 @@ _FRAME_BYTES = 50
 _ACK_BYTES = 30
 _STEPS = (
     ("publish, until its request is sent", "publish", "sent"),
-    ("publish, until the broker's loop reads", "publish", "reads"),
+    ("publish, until the broker has read", "publish", "reads"),
     ("read, until the store is called", "reads", "load"),
     ("the store's load", "load", "loaded"),
     ("loaded, until the answer is being sent", "loaded", "answers"),
@@ -112,7 +112,7 @@ def _serve(gate: Gate, url: str, port: int) -> list[tuple[str, int]]:
     from ignis.storage.embedded.magazines import EmbeddedMagazines
 
     rows: list[tuple[str, int]] = []
-    _around(rows, Session, "get_buffer", "reads", "")
+    _around(rows, Session, "buffer_updated", "reads", "")
     _around(rows, EmbeddedMagazines, "try_load_lone", "load", "loaded")
     for name in ("acknowledge", "flush"):
         _around(rows, Session, name, "answers", "")

@@ -1,5 +1,7 @@
 from typing import final
 
+from typing_extensions import Self
+
 from ignis.native.store import Log
 from ignis.native.wire import ClaimsFrame, FrameReader, ReadArea
 
@@ -7,7 +9,7 @@ ACK_FRAME_BYTES: int
 
 @final
 class LoneRequest:
-    def __init__(self, area: ReadArea) -> None: ...
+    def __new__(cls, area: ReadArea) -> Self: ...
     @property
     def request_id(self) -> int: ...
     @property

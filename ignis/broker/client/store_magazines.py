@@ -69,30 +69,34 @@ class BrokerMagazines(MagazineStore):
             self._calls.ask(store_requests.metadata(magazine))
             return []
         self._check(batches)
-        placed = self._load_one(magazine, *batches[0], ttl_s) if len(batches) == 1 else None
-        if placed is None:
-            request = store_requests.load(magazine, batches, ttl_s)
-            self._check_size(len(request.payload))
-            placed = self._calls.ask(request)
+        if len(batches) == 1:
+            shard, batch = batches[0]
+            first = self._load_one(magazine, shard, batch, ttl_s)
+            if first is not None:
+                batch.seal(0, shard, first)
+                return [first]
+        request = store_requests.load(magazine, batches, ttl_s)
+        self._check_size(len(request.payload))
+        placed = self._calls.ask(request)
         firsts = [first for _, first, _ in placed]
         for (shard, batch), first in zip(batches, firsts, strict=True):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return firsts
 
-    def _load_one(
-        self, magazine: str, shard: int, batch: PackedBatch, ttl_s: float | None
-    ) -> list[tuple[int, int, int]] | None:
-        """`load` where nobody else waits on the connection: without putting the request together. None when it was not sent."""
-        calls, broker = self._calls, self._calls.broker
+    def _load_one(self, magazine: str, shard: int, batch: PackedBatch, ttl_s: float | None) -> int | None:
+        """Loads one batch where nobody else waits on the connection, without putting the request together; returns its first
+        pointer. None when it was not sent."""
+        gate, client = self._calls.gate, self._calls.client
         outgoing = store_requests.load_one(magazine, shard, batch, ttl_s)
-        if broker is None or outgoing.nbytes > broker.max_frame_bytes or calls.client.forked:
-            return None
-        calls.gate.enter()
+        gate.enter()
         try:
-            answer = calls.client.exchange_alone(outgoing)
+            answer = client.exchange_alone(outgoing)
         finally:
-            calls.gate.leave()
-        return None if answer is None else unpack_send_ack(answer)
+            gate.leave()
+        if answer is None:
+            return None
+        ((_, first, _),) = unpack_send_ack(answer)
+        return first
 
     def begin_load(
         self,

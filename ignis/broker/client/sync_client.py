@@ -34,6 +34,7 @@ from ignis.errors import (
     StoreUnreachableError,
 )
 from ignis.native.wire import Outgoing
+from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["SyncClient"]
@@ -91,7 +92,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         """The payload of the answer to a request that may not be repeated, on a connection that stands and on which nobody else
         waits. None when there is none, and when nothing was done: `ask` says why, or does it."""
         connection = self._connection
-        if connection is None or not connection.usable or self.forked:
+        if connection is None or self._forks != FORKS[0]:
             return None
         try:
             return connection.exchange_alone(outgoing, self.settings.timeout_s)

@@ -117,6 +117,9 @@ class SyncConnection:
     def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
         """`exchange` of a request that can be sent at once, nobody else waiting on the connection; None when it cannot, and
         nothing was sent."""
+        broker = self.machine.broker
+        if broker is None or outgoing.nbytes > broker.max_frame_bytes:
+            return None
         deadline = time.monotonic() + timeout_s
         if deadline - self.heard_s > _QUIET_S + timeout_s:
             self._glance()

@@ -48,6 +48,8 @@ class Connection(asyncio.BufferedProtocol):
         self.began_s = self.heard_s = self._now()
         self.stuck_since_s: float | None = None
         self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
+        # Not by two calls of Python: the event loop asks before each read.
+        self.get_buffer = self._machine.arriving.get_buffer  # type: ignore[method-assign]
         self._transport: asyncio.Transport | None = None
         self._fd = -1
         """The socket's number on a connection without TLS, as long as its transport is open."""
@@ -112,9 +114,6 @@ class Connection(asyncio.BufferedProtocol):
         return self.outbound_bytes > unread.allowed_bytes
 
     # -- in
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._machine.receive_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard_s = self._now()
