@@ -79,7 +79,7 @@ cdef class Outgoing:
 
         Raises OSError.
         """
-        cdef uint8_t head[14]
+        cdef uint8_t head[IGN_FRAME_HEADER_BYTES]
         cdef iovec parts[3]
         cdef msghdr message
         cdef ssize_t sent
@@ -135,7 +135,7 @@ def unpack_send_ack(bytes payload not None) -> list:
     cdef Py_ssize_t size = len(payload), i
     cdef list runs
     if size < 2 or size != 2 + 14 * <Py_ssize_t>ign_get16(at):
-        raise malformed(f"SEND_ACK of {size} bytes")
+        raise malformed(f"SEND_ACK of {size} bytes does not have the groups that it announces")
     runs = PyList_New(size // 14)
     for i in range(size // 14):
         put_item(runs, i, (ign_get16(at + 2), ign_get64(at + 4), ign_get32(at + 12)))

@@ -17,7 +17,7 @@ from ignis.native.store cimport (
     Log, ign_store_how, ign_store_load, ign_store_load_claimed, ign_store_mark, ign_store_part,
 )
 from ignis.native.wire cimport (
-    IGN_WIRE_ACK_FRAME_BYTES, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32, put_claim_head,
+    IGN_WIRE_ACK_FRAME_BYTES, IGN_WIRE_SEND_BATCH, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32, put_claim_head,
 )
 
 include "_errors.pxi"
@@ -59,7 +59,6 @@ ACK_FRAME_BYTES = <int>IGN_WIRE_ACK_FRAME_BYTES
 
 cdef enum:
     MOST_NAME = 255
-    ACK_BYTES = 30
 
 
 @cython.final
@@ -109,7 +108,7 @@ cdef class LoneRequest:
     @property
     def is_batch(self) -> bool:
         """Whether it is a SEND_BATCH."""
-        return self._lone.command == 11
+        return self._lone.command == IGN_WIRE_SEND_BATCH
 
     @property
     def ttl_ms(self) -> int:
@@ -240,29 +239,29 @@ cdef class LoneRequest:
 
     def ack(self) -> bytes:
         """The frame that answers it."""
-        cdef uint8_t frame[ACK_BYTES]
+        cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
         self._check_loaded()
         ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
-        return PyBytes_FromStringAndSize(<const char *>frame, ACK_BYTES)
+        return PyBytes_FromStringAndSize(<const char *>frame, IGN_WIRE_ACK_FRAME_BYTES)
 
     def acknowledge(self, int fd) -> bytes:
         """Sends the frame that answers it, without waiting. Returns what of it the system did not take: empty as a rule."""
-        cdef uint8_t frame[ACK_BYTES]
+        cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
         cdef ssize_t sent = 0
         cdef int number = 0
         self._check_loaded()
         ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
         while True:
             with nogil:
-                sent = send(fd, frame, ACK_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL)
+                sent = send(fd, frame, IGN_WIRE_ACK_FRAME_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL)
                 number = errno
             if sent >= 0 or number != EINTR:
                 break
             PyErr_CheckSignals()
-        if sent == ACK_BYTES:
+        if sent == <ssize_t>IGN_WIRE_ACK_FRAME_BYTES:
             return b""
         sent = max(sent, 0)
-        return PyBytes_FromStringAndSize(<const char *>frame + sent, ACK_BYTES - sent)
+        return PyBytes_FromStringAndSize(<const char *>frame + sent, <ssize_t>IGN_WIRE_ACK_FRAME_BYTES - sent)
 
     def put_into(self, ClaimsFrame claims not None) -> None:
         """Adds its messages, with the pointers that they were given, to claims."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ignis.errors import MalformedFrameError
-from ignis.native import FrameDecoder, PackedBatch, encode_frame
+from ignis.native import FRAME_HEADER_BYTES, FrameDecoder, PackedBatch, encode_frame
 from ignis.native.wire import (
     FrameReader,
     Outgoing,
@@ -38,7 +38,7 @@ def reader() -> FrameReader:
 
 def test_a_frame_is_sent_whole(pair: tuple[socket.socket, socket.socket]) -> None:
     for payload in (b"", b"payload", b"x" * 30_000):
-        assert Outgoing(11, payload).send(pair[0].fileno(), -5) == 14 + len(payload)
+        assert Outgoing(11, payload).send(pair[0].fileno(), -5) == FRAME_HEADER_BYTES + len(payload)
         decoder = FrameDecoder()
         found: list[tuple[int, int, bytes]] = []
         while not found:
