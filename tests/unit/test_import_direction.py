@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake outbox plan record ring slab store wait wire",),
+    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
     "ignis.relay": (
         "channel_label directory publish_only publisher",
         "channel_reader store",

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
 from ignis.native import PackedBatch, Watch
+from ignis.native.lone import LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -34,7 +35,7 @@ from ignis.storage.records import (
     Transfer,
     joined_runs,
 )
-from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, PendingSync, WriteBatch
+from ignis.storage.write_batch import ClaimsWriter, FiredInto, LoneReceiver, PendingSync, WriteBatch
 
 __all__ = ["EmbeddedMagazines"]
 
@@ -300,15 +301,17 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
             self.calls["deletes" if write.batches is None else "loads"] += write.done
         return unflushed
 
-    def try_load(
+    def try_load_lone(
         self,
         magazine: str,
-        batches: Sequence[tuple[int, PackedBatch]],
+        lone: LoneRequest,
+        shards: int,
+        any_shard: int,
         ttl_s: float | None,
-        taker: DirectReceiver | None = None,
-    ) -> tuple[list[int], PendingSync | None] | None:
-        loaded = self._writes.try_load(magazine, batches, ttl_s, taker)
-        self.calls["loads"] += loaded is not None
+        taker: LoneReceiver | None = None,
+    ) -> PendingSync | bool:
+        loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
+        self.calls["loads"] += loaded is not False
         return loaded
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
