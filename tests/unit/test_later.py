@@ -188,6 +188,15 @@ def test_a_queue_with_delayed_messages_is_not_empty(app: Ignis) -> None:
     assert not [name for name in store.magazines.names() if name.startswith("jobs")]
 
 
+def test_the_longest_name(app: Ignis) -> None:
+    name = "q" * 128
+    queue = app.queue(name, str)
+    queue.publish("a", delay="1h")
+    queue.publish("b", delay=0)
+    assert bodies(queue) == ["b"]
+    assert app.store.remove_queue(name, force=True)
+
+
 def test_many_threads_put_and_take(app: Ignis) -> None:
     queue = app.queue("jobs", str)
     got: list[str] = []
