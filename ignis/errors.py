@@ -434,6 +434,12 @@ class QueueRemovedError(QueueNotFoundError):
     code = "queue_removed"
 
 
+class ScheduleNotFoundError(IgnisError, LookupError):
+    """No schedule of that name is stored."""
+
+    code = "schedule_not_found"
+
+
 class QueueMismatchError(ConfigError):
     """The queue exists with other settings that cannot change while it holds messages."""
 

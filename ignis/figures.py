@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ignis.storage.base import ShardState
 
-__all__ = ["CONSUMER", "QUEUE", "SHOVEL", "ConsumerFigures", "Figure", "depths"]
+__all__ = ["CONSUMER", "QUEUE", "SCHEDULE", "SHOVEL", "ConsumerFigures", "Figure", "depths"]
 
 
 class Figure(NamedTuple):
@@ -95,6 +95,14 @@ SHOVEL = (
     Figure("refused", True),
 )  # fmt: skip
 """Of a shovel: ``stats()["shovel"]``. Each process has seen the same sideline, so that what waits there is not summed."""
+
+SCHEDULE = (
+    Figure("fired", True, "ignis_schedule_fired", "Ticks that were fired, by anybody."),
+    Figure("missed", True, "ignis_schedule_missed", "Ticks that nobody fired in time and that were left out."),
+    Figure("lag_s", False, "ignis_schedule_lag_seconds", "How late the last tick was fired."),
+    Figure("paused", False, "ignis_schedule_paused", "1 while the schedule is paused."),
+)
+"""Of a schedule: ``stats()["schedules"]``."""
 
 QUEUE = (
     Figure("pending", False, "ignis_queue_pending", "Messages that wait in the queue."),

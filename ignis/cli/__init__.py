@@ -27,6 +27,7 @@ from ignis.cli.pipeline import pipeline
 from ignis.cli.publish import publish
 from ignis.cli.queue import queue
 from ignis.cli.relay import relay
+from ignis.cli.schedules import schedules
 from ignis.cli.sideline import sideline
 from ignis.cli.state import State, common_options
 from ignis.cli.worker import sweep, worker
@@ -53,8 +54,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, sweep, leader, autoscale, relay, broker,
-    pipeline, doctor, demo, bench, completion,
+    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
+    broker, pipeline, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures later leader locks pausing registration",
+        "array_queue clearing figures later leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
@@ -40,7 +40,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "queue",
         "queue_table",
         "control raw_magazines",
-        "app_running app_store",
+        "app_schedules app_store",
+        "app_running",
         "app",
         "broker progress relay spark supervisor testing",
         "demo",
@@ -104,7 +105,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "command exit_codes filters output state",
         "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
         "autoscale broker completion inspection later pipeline publish queue worker workers",
-        "consume sideline",
+        "consume schedules sideline",
     ),
     "ignis.consumer": (
         "handler_form handler_log middleware",
@@ -129,7 +130,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
-        "sweeper",
+        "scheduler sweeper",
     ),
     "ignis.demo": (
         "data results settings",
@@ -155,6 +156,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
+    ),
+    "ignis.schedules": (
+        "timing",
+        "due stored",
+        "fire",
+        "book",
     ),
     "ignis.spark": (
         "_pyspark offsets",
