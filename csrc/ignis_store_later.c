@@ -1,6 +1,7 @@
 /* Messages that wait for their time: putting them there, moving what is due, and looking. */
 #include "ignis_store_parts.h"
 
+#include "ignis_store_fire.h"
 #include "ignis_store_later.h"
 
 #include "ignis_bytes.h"
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SLICES = 4096, MOST_EXPIRED = 4096, TRIES = 16, MOST_TIDIES = 64 };
+enum { MOST_SLICES = 4096, MOST_EXPIRED = 4096, TRIES = 16, MOST_TIDIES = 64, READ_WHOLE = 16 << 10, WORTH_ALL = 4 };
 
 int ign_store_load_later(ign_store *store, uint32_t later, ign_store_part *parts, uint16_t count, const uint64_t *dues,
                          const ign_store_how *how, ign_store_mark *mark)
@@ -255,6 +256,46 @@ static bool of_one_batch(const gathering *c, uint32_t i)
     return i > 0 && c->slices[i - 1].slice.position == c->slices[i].slice.position && c->slices[i - 1].slice.offset == c->slices[i].slice.offset;
 }
 
+static uint32_t record_end(const uint8_t *batch, uint32_t k)
+{
+    return k == 0 ? 0 : ign_get32(batch + IGN_SEGMENT_HEADER_BYTES + (size_t)(k - 1) * IGN_SEGMENT_INDEX_BYTES);
+}
+
+/* The batch that slice `i` is of: all of it, or if little of a large one is wanted, its header and index, and what is wanted of its
+ * records, at their places. *opened: it is one. */
+static int read_batch(ign_store *store, const gathering *c, uint32_t i, uint8_t *batch, ign_segment *segment, bool *opened)
+{
+    const ign_slice *s = &c->slices[i].slice;
+    uint32_t wanted = s->to - s->from, end = i + 1, count = 0;
+    for (; end < c->count && of_one_batch(c, end); end++)
+        wanted += c->slices[end].slice.to - c->slices[end].slice.from;
+    int rc = s->bytes < READ_WHOLE ? IGN_EMPTY : ign_store_fetch_part(store, s, 0, batch, IGN_SEGMENT_HEADER_BYTES);
+    uint64_t head = rc == IGN_OK ? IGN_SEGMENT_HEADER_BYTES + (uint64_t)ign_get32(batch + 4) * IGN_SEGMENT_INDEX_BYTES : 0;
+    if (rc == IGN_OK && (head > s->bytes || wanted > ign_get32(batch + 4) / WORTH_ALL))
+        rc = IGN_EMPTY;
+    if (rc == IGN_OK)
+        rc = ign_store_fetch_part(store, s, 0, batch, head);
+    if (rc == IGN_OK && ign_segment_open(batch, s->bytes, segment) != IGN_OK)
+        rc = IGN_EMPTY;
+    *opened = rc == IGN_OK;
+    for (uint32_t k = i; rc == IGN_OK && k < end; k++) {
+        const ign_slice *part = &c->slices[k].slice;
+        if (part->to > segment->count)
+            continue;
+        uint32_t from = record_end(batch, part->from);
+        rc = ign_store_fetch_part(store, s, head + from, batch + head + from, record_end(batch, part->to) - from);
+    }
+    if (rc != IGN_EMPTY)
+        return rc;
+    rc = ign_store_fetch(store, s, batch);
+    *opened = rc == IGN_OK && ign_segment_open(batch, s->bytes, segment) == IGN_OK;
+    if (rc == IGN_OK && !*opened) {
+        ign_batch_mend(batch, s->bytes, c->later_number, s->shard, s->first, &count);
+        *opened = ign_segment_open(batch, s->bytes, segment) == IGN_OK;
+    }
+    return rc;
+}
+
 /* One batch after the other is read, and what is wanted of it is copied. */
 static int copy_records(ign_store *store, gathering *c, uint8_t **copies)
 {
@@ -272,17 +313,10 @@ static int copy_records(ign_store *store, gathering *c, uint8_t **copies)
     for (uint32_t i = 0; rc == IGN_OK && i < c->count; i++) {
         due_slice *d = &c->slices[i];
         const ign_slice *s = &d->slice;
-        if (!of_one_batch(c, i)) {
-            uint32_t count = 0;
-            rc = ign_store_fetch(store, s, batch);
-            if (rc != IGN_OK)
-                break;
-            opened = ign_segment_open(batch, s->bytes, &segment) == IGN_OK;
-            if (!opened) {
-                ign_batch_mend(batch, s->bytes, c->later_number, s->shard, s->first, &count);
-                opened = ign_segment_open(batch, s->bytes, &segment) == IGN_OK;
-            }
-        }
+        if (!of_one_batch(c, i))
+            rc = read_batch(store, c, i, batch, &segment, &opened);
+        if (rc != IGN_OK)
+            break;
         d->records = *copies + at;
         for (uint32_t k = s->from; k < s->to; k++) {
             const uint8_t *record = batch;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -27,14 +29,21 @@ def due_time_ms(store: Store, delay: Any, at: Any) -> int:
     """
     if (delay is None) == (at is None):
         raise ConfigError("give delay or at, not both")
-    delay_s = parse_duration_s(delay, "delay") if at is None else _until(at)
+    delay_s = parse_duration_s(delay, "delay") if at is None else _until(store, at)
     if not delay_s <= MAX_DELAY_S or (at is None and delay_s < 0):
         name, given = ("delay", delay) if at is None else ("at", at)
         raise ConfigError(f"{name} = {shown(given)} is not within 100 years")
-    return max(0, round((store.now_s() + delay_s) * 1000))
+    due_ms = (store.now_s() + delay_s) * 1000
+    # Rounded up, for nobody gets it before; a thousandth of a millisecond is what adding them up may be wrong by.
+    return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
 
 
-def _until(at: Any) -> float:
+def _wall_s(store: Store) -> float:
+    """What users read as the time: the wall clock, or the one that a test gave the store."""
+    return time.time() if store.lock_clock is None else store.lock_clock()
+
+
+def _until(store: Store, at: Any) -> float:
     """Seconds from now on. One that is over is due at once."""
     if not isinstance(at, datetime):
         raise ConfigError(f"at = {shown(at)} is not a datetime")
@@ -43,7 +52,7 @@ def _until(at: Any) -> float:
             f"at = {shown(at)} has no time zone, so nobody can tell when it is: give one, as in "
             "datetime.now(timezone.utc) + timedelta(hours=1) or datetime(2027, 3, 28, 8, tzinfo=ZoneInfo('Europe/Berlin'))"
         )
-    return (at - datetime.now(timezone.utc)).total_seconds()
+    return at.timestamp() - _wall_s(store)
 
 
 class DelayedMessage(NamedTuple):
@@ -130,7 +139,7 @@ class Later:
 
     def _ahead_s(self) -> float:
         """How far the store's clock is ahead of the wall clock, which users read."""
-        return self._store.now_s() - datetime.now(timezone.utc).timestamp()
+        return self._store.now_s() - _wall_s(self._store)
 
 
 def _places(some: Sequence[Delayed]) -> dict[int, Sequence[int]]:

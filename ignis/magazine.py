@@ -225,24 +225,32 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % self.shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self.load_batches(batches, due_ms)
+            if due_ms is None:
+                self.load_batches(batches)
+            else:
+                self._load_later(batches, due_ms)
             ids += part_ids
         return MessageIds(ids)
 
-    def load_batches(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int | None = None) -> list[int]:
+    def load_batches(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
         """Packed batches in one transaction; returns the first pointer of each. Raises QueueRemovedError."""
         registration = self.registration
+        if registration is None:
+            return self._magazines.load(self.name, batches, self.ttl_s)
+        registration.check()
+        try:
+            return self._magazines.load(self.name, batches, self.ttl_s)
+        except QueueNotFoundError as exc:
+            raise registration.explain(exc) from exc
+
+    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int) -> None:
+        registration, dues_ms = self.registration, [[due_ms] * batch.count for _, batch in batches]
         if registration is not None:
             registration.check()
         try:
-            if due_ms is not None:
-                dues_ms = [[due_ms] * batch.count for _, batch in batches]
-                return self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
-            return self._magazines.load(self.name, batches, self.ttl_s)
+            self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
         except QueueNotFoundError as exc:
-            if registration is None:
-                raise
-            raise registration.explain(exc) from exc
+            raise exc if registration is None else registration.explain(exc) from exc
 
     def begin_load(
         self, batches: Sequence[tuple[int, PackedBatch]], after: PendingLoad | None = None

@@ -323,6 +323,25 @@ static void moves_what_is_due(void)
     end(&w);
 }
 
+/* Of a large batch a few records come at a time. */
+static void few_of_many(void)
+{
+    world w;
+    uint64_t ids[64], dues[800];
+    begin(&w);
+    for (uint64_t i = 0; i < 800; i++)
+        dues[i] = 1000 + i * 7 % 800;
+    put_until(&w, 2, 800, dues, 0);
+    uint32_t found = 0;
+    for (uint64_t now = 1009; now < 1800; now += 10) {
+        CHECK_EQ(fire(&w, now, ids, 64), 10);
+        for (uint32_t i = 0; i < 10; i++)
+            CHECK_EQ(w.due[ids[i]], 1000 + found++);
+    }
+    CHECK_EQ(found, 800);
+    end(&w);
+}
+
 static void a_step_of_the_clock(void)
 {
     world w;
@@ -477,6 +496,7 @@ MAIN("store_due", {
     RUN(garbage_is_bounded);
     RUN(undone);
     RUN(moves_what_is_due);
+    RUN(few_of_many);
     RUN(a_step_of_the_clock);
     RUN(expires_on_the_way);
     RUN(both_go_together);

@@ -54,6 +54,7 @@ def remove_queue(magazines: _Magazines, queues: _Queues, name: str, force: bool)
 def _messages(magazines: _Magazines, magazine: str) -> int | None:
     """Waiting, delayed and claimed; None when there is no such magazine."""
     try:
-        return sum(one.pending + one.in_flight for one in magazines.metadata(magazine)) + magazines.delayed(magazine)
+        held = sum(one.pending + one.in_flight for one in magazines.metadata(magazine))
+        return held if magazine.endswith(_SIDELINE) else held + magazines.delayed(magazine)
     except QueueNotFoundError:
         return None

@@ -16,9 +16,9 @@ import pytest
 from ignis import Ignis
 from ignis.cli import exit_codes, main
 from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, QueueNotEmptyError
-from ignis.later import Later
+from ignis.later import Later, due_time_ms
 from ignis.storage.later import KeepsLater
-from ignis.testing import drain
+from ignis.testing import ManualClock, drain
 
 BOUND_S = 60.0
 
@@ -65,6 +65,30 @@ def test_every_form_of_a_delay(app: Ignis, delay: Any) -> None:
         assert timedelta(minutes=59) < one.due - before < timedelta(minutes=61)
     assert bodies(queue) == []
     assert queue.stats()["delayed"] == 2
+
+
+def test_never_a_moment_too_early(app: Ignis) -> None:
+    """By the store's clock, whose milliseconds end later than those who publish may think."""
+    store = app.store
+    for delay_s in (0.0104, 0.0109, 0.3, 300.0005):
+        for _ in range(200):
+            before_s = store.now_s()
+            assert due_time_ms(store, delay_s, None) / 1000 >= before_s + delay_s - 2e-6
+            assert due_time_ms(store, delay_s, None) / 1000 <= store.now_s() + delay_s + 0.0011
+
+
+def test_by_a_clock_of_the_tests_it_is_exact() -> None:
+    clock = ManualClock(start=1_600_000_000)
+    with Ignis("memory://", clock=clock) as app:
+        queue = app.queue("jobs", str)
+        queue.publish("a", delay="5m")
+        clock.advance(299.999)
+        assert bodies(queue) == []
+        clock.advance(0.001)
+        assert drain(queue).done == 1
+        at = datetime.fromtimestamp(1_600_003_600, timezone.utc)
+        queue.publish("b", at=at)
+        assert queue.later.next_due() == at
 
 
 def test_at_a_time(app: Ignis) -> None:
@@ -186,6 +210,15 @@ def test_a_queue_with_delayed_messages_is_not_empty(app: Ignis) -> None:
     assert len(queue.later) == 1
     assert store.remove_queue("jobs", force=True)
     assert not [name for name in store.magazines.names() if name.startswith("jobs")]
+
+
+def test_the_longest_name(app: Ignis) -> None:
+    name = "q" * 128
+    queue = app.queue(name, str)
+    queue.publish("a", delay="1h")
+    queue.publish("b", delay=0)
+    assert bodies(queue) == ["b"]
+    assert app.store.remove_queue(name, force=True)
 
 
 def test_many_threads_put_and_take(app: Ignis) -> None:

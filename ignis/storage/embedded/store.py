@@ -96,7 +96,7 @@ class EmbeddedStore(Store):
         return self._context.owner
 
     def now_s(self) -> float:
-        return self.directory.clock.now_ms() / 1000
+        return self.directory.clock.now_s()
 
     @property
     def local_dir(self) -> str | None:
