@@ -158,7 +158,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.schedules": (
         "timing",
-        "due stored",
+        "due",
+        "stored",
         "fire",
         "book",
     ),
