@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
         "config hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
+        "body_codec",
         "message sweep_result upkeep",
         "storage",
         "array_queue clearing figures leader locks pausing registration schedules",

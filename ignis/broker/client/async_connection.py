@@ -231,7 +231,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             future: asyncio.Future[Answer] = self.loop.create_future()
             self._blocked.append(future)
             if await answer_in(future, timeout_s) is None:
-                raise ConnectionLostError("the broker does not read", sent=False)
+                raise ConnectionLostError("the broker does not read what it is sent", sent=False)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.tls_error = final_tls_error(exc)

@@ -122,7 +122,7 @@ class SyncConnection:
             raise
         if answer is None:
             self.cancel(request_id, slot, undo)
-            raise StoreTimeoutError(f"request {command} to the broker", int(timeout_s * 1000), "client.timeout_s")
+            raise StoreTimeoutError(f"{Command(command).name} to the broker", int(timeout_s * 1000), "client.timeout_s")
         if answer.error is not None:
             raise answer.error
         return answer.payload

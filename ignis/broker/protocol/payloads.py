@@ -393,5 +393,5 @@ def unpack_send_ack(payload: bytes) -> list[tuple[int, int, int]]:
         if count == 1:
             return [(run[0], run[1], run[2])]
     if len(payload) < 2 or len(payload) != 2 + _RUN.size * int.from_bytes(payload[:2], "big"):
-        raise ProtocolError(f"SEND_ACK of {len(payload)} bytes")
+        raise ProtocolError(f"SEND_ACK of {len(payload)} bytes does not have the groups that it announces")
     return list(_RUN.iter_unpack(payload[2:]))

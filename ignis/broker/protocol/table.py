@@ -134,7 +134,8 @@ def _head(kind: type[T], of: Callable[[T], tuple[str, ...]]) -> Names:
 def _replaced(records: _Records) -> tuple[str, ...]:
     if records.known.name != records.fresh.name:
         raise BadRequestError(
-            f"QUEUE_REPLACE of {records.known.name[:128]!a} by a record of {records.fresh.name[:128]!a}"
+            f"QUEUE_REPLACE of {records.known.name[:128]!a} by a record of {records.fresh.name[:128]!a}; "
+            "give two records of one queue"
         )
     return (records.known.name,)
 

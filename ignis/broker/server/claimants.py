@@ -53,7 +53,7 @@ def claimant(principal: str, head: Connect) -> Owner:
             or not 0 <= start_time <= _MOST
             or not 0 <= namespace <= _MOST
         ):
-            raise ConfigError("process is not [host, pid, start time, namespace, boot] of a process")
+            raise ConfigError("process in CONNECT is not [host, pid, start time, namespace, boot]")
         process = Process(pid, start_time, namespace, boot)
         where = f"{host}:{pid}:{start_time}:{namespace}:{boot[:_BOOT_CHARS]}"
     told = msgspec.msgpack.encode((principal, head.instance, process, where))  # two clients never give the same bytes

@@ -340,7 +340,11 @@ class Session(Connection):
             log.error("%s: authentication failed to run", self.peer, exc_info=exc)
         if isinstance(exc, UnauthenticatedError):
             self._state.denied += 1
-        self.end(exc if isinstance(exc, IgnisError) else BrokerError("the broker cannot tell who is who at the moment"))
+        self.end(
+            exc
+            if isinstance(exc, IgnisError)
+            else BrokerError("the broker cannot check credentials at the moment; try again later")
+        )
 
     def notice(self) -> None:
         """Tells the client that the broker is going away."""

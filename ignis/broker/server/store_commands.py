@@ -248,7 +248,9 @@ def _queue_replace(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueReplace)
     known, fresh = head.known, head.fresh
     if known.name != fresh.name:
-        raise BadRequestError(f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}")
+        raise BadRequestError(
+            f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}; give two records of one queue"
+        )
     check_settings(fresh, known)
     if not asked.may(Command.CREATE_QUEUE, known.name):
         for name in ("shards", "durability", "codec"):
