@@ -159,7 +159,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.schedules": (
         "timing",
-        "due stored",
+        "due",
+        "stored",
         "fire",
         "book",
     ),
