@@ -117,7 +117,7 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     }
     ign_log_reader_close(&reader);
     ign_store_drop_file(store, file);
-    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM)
+    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM || rc == IGN_E_IO)
         return rc;
     rc = wipe(store, g, root->applied, written);
     if (rc != IGN_OK)

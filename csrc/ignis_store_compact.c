@@ -278,9 +278,37 @@ static int gather_entry(ign_store *store, move_call *call, const ign_entry *entr
     return end - p < 8 ? IGN_OK : gather_parts(store, call, entry, p + 8, ign_get32(p), ign_get16(p + 6), &next);
 }
 
+/* What is damaged in it cannot be moved: it is not chosen again before something of it is retired. */
+static bool is_left(const ign_store *store, const ign_state_segment *segment)
+{
+#ifdef IGN_MUTANT_EMPTIES_AGAIN
+    return false;
+#endif
+    for (unsigned i = 0; i < IGN_STORE_LEFT; i++)
+        if (store->left[i].generation == segment->info.generation && store->left[i].number == segment->info.number &&
+            store->left[i].living == segment->living)
+            return true;
+    return false;
+}
+
+static void note_left(ign_store *store, ign_generation *g, const ign_segment_info *info)
+{
+    if (ign_store_lock(store, g, false) != IGN_OK)
+        return;
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        if (all[i].info.generation == info->generation && all[i].info.number == info->number && all[i].living != 0) {
+            store->left[store->left_next].generation = info->generation;
+            store->left[store->left_next].number = info->number;
+            store->left[store->left_next].living = all[i].living;
+            store->left_next = (store->left_next + 1) % IGN_STORE_LEFT;
+        }
+    ign_store_unlock(store, g);
+}
+
 /* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. When room is short
  * the one that is emptied most cheaply: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
-static bool choose(ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
+static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
     bool found = false;
@@ -288,7 +316,7 @@ static bool choose(ign_generation *g, ign_need need, ign_segment_info *info, uin
     uint64_t best = UINT64_MAX, most = need == IGN_NEED_NONE ? 512 : need == IGN_NEED_SOME ? 640 : 960;
     for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
         uint64_t share = all[i].living * 1024 / all[i].info.size, by = need != IGN_NEED_NONE ? all[i].living : share;
-        if (all[i].living == 0 || by >= best || share > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
+        if (all[i].living == 0 || is_left(store, &all[i]) || by >= best || share > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
             continue;
         best = by;
         *info = all[i].info;
@@ -344,12 +372,14 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_ne
     if (rc != IGN_OK)
         return rc;
     rc = ign_store_lock(store, g, false);
-    bool found = rc == IGN_OK && choose(g, need, &info, &limit);
+    bool found = rc == IGN_OK && choose(store, g, need, &info, &limit);
     uint64_t before = rc == IGN_OK ? g->ctl.root->applied : 0;
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
     if (found)
         rc = empty_segment(store, &info, limit);
+    if (found && rc == IGN_OK)
+        note_left(store, g, &info);
     uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
     if (found && rc == IGN_OK && end - before > info.size / 16 * 15) {
         store->vain_generation = figures->generation;

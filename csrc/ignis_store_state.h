@@ -89,6 +89,7 @@ int ign_state_apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
 /* ignis_store_claims.c */
 uint32_t ign_extent_living(ign_ctl *ctl, const ign_item *extent, uint64_t first, uint64_t last);
 bool ign_extent_lives(ign_ctl *ctl, const ign_item *extent, uint64_t pointer);
+uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last); /* how many of these */
 uint64_t ign_state_retire(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 int ign_state_claim(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last, const void *owner, uint32_t owner_bytes,
                     uint64_t ms);
