@@ -38,7 +38,7 @@ typedef struct move_call {
     moved batches[MOST_BATCHES];
     uint32_t count, taken; /* of which so many are in the entry */
     uint8_t *buffer;
-    uint64_t bytes, capacity;
+    uint64_t bytes, capacity, most; /* `most`: so many are gathered for one entry */
     piece *pieces;
     uint32_t piece_count, piece_room;
 } move_call;
@@ -218,7 +218,7 @@ static int move_gathered(ign_store *store, move_call *call)
 static int gather(ign_store *store, move_call *call, const moved *one, const uint8_t *batch)
 {
     int rc = IGN_OK;
-    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > MOST_BYTES))
+    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > call->most))
         rc = move_gathered(store, call);
     if (rc == IGN_OK && call->bytes + one->bytes > call->capacity) {
         uint64_t want = one->bytes > MOST_BYTES ? one->bytes : MOST_BYTES;
@@ -307,7 +307,7 @@ static void note_left(ign_store *store, ign_generation *g, const ign_segment_inf
 }
 
 /* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. When room is short
- * the one that is emptied most cheaply: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
+ * also what it takes must be there: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
 static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
@@ -315,8 +315,8 @@ static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign
     uint64_t left = ign_store_left(g);
     uint64_t best = UINT64_MAX, most = need == IGN_NEED_NONE ? 512 : need == IGN_NEED_SOME ? 640 : 960;
     for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
-        uint64_t share = all[i].living * 1024 / all[i].info.size, by = need != IGN_NEED_NONE ? all[i].living : share;
-        if (all[i].living == 0 || is_left(store, &all[i]) || by >= best || share > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
+        uint64_t by = all[i].living * 1024 / all[i].info.size;
+        if (all[i].living == 0 || is_left(store, &all[i]) || by >= best || by > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
             continue;
         best = by;
         *info = all[i].info;
@@ -326,7 +326,7 @@ static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign
     return found;
 }
 
-static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit)
+static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit, uint64_t most)
 {
     ign_log_file *file;
     int rc = ign_store_use_file(store, info->generation, info->number, NULL, &file);
@@ -337,6 +337,8 @@ static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_
     ign_entry entry;
     ign_log_reader_open(&reader, store->io, file->file, info, info->base, limit);
     rc = call == NULL ? IGN_E_NOMEM : IGN_OK;
+    if (call != NULL)
+        call->most = most;
     while (rc == IGN_OK) {
         rc = ign_log_next(&reader, &entry);
         if (rc == IGN_E_CORRUPT)
@@ -377,7 +379,7 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_ne
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
     if (found)
-        rc = empty_segment(store, &info, limit);
+        rc = empty_segment(store, &info, limit, need == IGN_NEED_NONE ? MOST_BYTES : IGN_MOVE_BYTES);
     if (found && rc == IGN_OK)
         note_left(store, g, &info);
     uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
@@ -386,5 +388,5 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_ne
         store->vain_end = end;
     }
     ign_store_leave(store, g);
-    return rc == IGN_OK && !found ? IGN_EMPTY : rc;
+    return rc == IGN_OK && (!found || end == before) ? IGN_EMPTY : rc; /* what could not be moved is no reason to look again at once */
 }

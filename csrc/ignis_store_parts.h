@@ -293,7 +293,7 @@ void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from
 bool ign_store_await_maintenance(ign_store *store, ign_generation *generation);
 
 /* Of the state, what a move may take while it is applied: compaction makes them small enough. */
-enum { IGN_MOVE_TAKES = 64 << 10 };
+enum { IGN_MOVE_TAKES = 64 << 10, IGN_MOVE_BYTES = 64 << 10 /* of the log, when room is short */ };
 
 /* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may, or the disk has no more room.
  * IGN_OK | IGN_EMPTY. */

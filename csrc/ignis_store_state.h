@@ -59,7 +59,8 @@ typedef struct ign_magazine {
 
 typedef struct ign_state_segment {
     ign_segment_info info;
-    uint64_t living; /* bytes of batches in it that live */
+    uint64_t living;  /* bytes of batches in it that live */
+    uint64_t extents; /* ... and of how many */
 } ign_state_segment;
 
 /* Living records side by side, and where they stand. */
