@@ -77,7 +77,8 @@ class Wire(asyncio.Protocol):
 async def connect_all(port: int, count: int) -> list[Wire]:
     """So many connections, a bounded number at a time: the broker bounds those that have not said who they are."""
     from ignis.broker.protocol.commands import Command
-    from ignis.broker.protocol.payloads import Connect, pack_connect
+    from ignis.broker.protocol.encoding import pack_connect
+    from ignis.broker.protocol.payloads import Connect
 
     loop, turn, made = asyncio.get_running_loop(), asyncio.Semaphore(_AT_A_TIME), list[Wire]()
 

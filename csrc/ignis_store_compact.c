@@ -379,7 +379,7 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_ne
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
     if (found)
-        rc = empty_segment(store, &info, limit, need == IGN_NEED_NONE ? MOST_BYTES : IGN_MOVE_BYTES);
+        rc = empty_segment(store, &info, limit, need == IGN_NEED_NONE ? MOST_BYTES : IGN_SHORT_MOVE_BYTES);
     if (found && rc == IGN_OK)
         note_left(store, g, &info);
     uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);

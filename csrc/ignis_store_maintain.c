@@ -215,7 +215,7 @@ static bool find_reserve(ign_store *store, ign_generation *g, const ign_store_fi
     ign_ctl_head *head = g->ctl.head;
     if (figures->dead_bytes > 0)
         return false;
-    uint64_t largest = atomic_load_explicit(&head->largest, memory_order_relaxed), empty = largest > IGN_MOVE_BYTES ? largest : IGN_MOVE_BYTES;
+    uint64_t largest = atomic_load_explicit(&head->largest, memory_order_relaxed), empty = largest > IGN_SHORT_MOVE_BYTES ? largest : IGN_SHORT_MOVE_BYTES;
     uint64_t left = figures->segment_bytes - IGN_LOG_SECTOR - figures->written, cheapest = figures->cheapest_bytes;
     left = left > empty ? left - empty : 0; /* of the newest, which an entry does not fill to its end */
     if (left != 0)

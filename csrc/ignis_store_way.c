@@ -23,7 +23,7 @@ static uint64_t fits(_Atomic uint64_t *word)
 static uint64_t room_in(ign_generation *g, uint64_t left, uint64_t ahead, uint64_t kept)
 {
     uint64_t largest = atomic_load_explicit(&g->ctl.head->largest, memory_order_relaxed), room = 0, most = 0, parts[3] = {left, ahead, kept};
-    uint64_t empty = largest > IGN_MOVE_BYTES ? largest : IGN_MOVE_BYTES;
+    uint64_t empty = largest > IGN_SHORT_MOVE_BYTES ? largest : IGN_SHORT_MOVE_BYTES;
     for (unsigned i = 0; i < 3; i++) {
         room += parts[i] > empty ? parts[i] - empty : 0;
         most = parts[i] > most ? parts[i] : most;

@@ -4,73 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import queue as queues_
-import signal
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from types import TracebackType
+from typing import Any, Literal, TypeVar, overload
 
+from ignis.app_running import AppRunning
+from ignis.app_schedules import AppSchedules
+from ignis.app_store import AppStore, open_app_store
 from ignis.clock import Clock
 from ignis.config import (
     ConsumerSettings,
     LeaderSettings,
     PublisherSettings,
-    QueueSettings,
     RefresherSettings,
+    SchedulesSettings,
     SweeperSettings,
     check_name,
     check_queue_name,
     check_text,
     check_timeout,
-    check_whole,
     load_file,
-    naming,
     resolve,
     shown,
     url_named,
 )
-from ignis.consumer import PROCESS, REMOVAL
+from ignis.consumer import REMOVAL
 from ignis.consumer.handler import Middleware
 from ignis.consumer.handler_form import check_callable
 from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
 from ignis.control.redelivery import take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
+from ignis.control.scheduler import Scheduler
 from ignis.control.sweeper import Sweeper, SweepResult
-from ignis.errors import (
-    ConfigError,
-    IgnisError,
-    InvalidNameError,
-    PermissionDeniedError,
-    PublishOnlyError,
-    QueueMismatchError,
-    QueueNotFoundError,
-)
+from ignis.errors import ConfigError, IgnisError, PermissionDeniedError, PublishOnlyError
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
 from ignis.leader import Deciders, Leadership
 from ignis.magazine import SIDELINE_SUFFIX, Magazine, MagazineManager
-from ignis.main_guard import check_start
-from ignis.message import MAX_HEADERS_BYTES, BodyCodec
 from ignis.native import pool_classes
 from ignis.publisher import end_publishers, pending_messages
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
-from ignis.stop_signals import stop_signals
-from ignis.storage import open_store
-from ignis.storage.os_errors import without_means
+from ignis.raw_magazines import RawMagazines
+from ignis.storage.base import Store
 from ignis.urls import redacted
-
-if TYPE_CHECKING:
-    from ignis.storage.base import Store
 
 __all__ = ["Ignis"]
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
-log = logging.getLogger("ignis.app")
 
 
 def _figures_of(queue: Queue[Any]) -> dict[str, Any]:
@@ -97,7 +81,7 @@ class Ignis:
         farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
             by which then go the memory store, locks and schedules too.
@@ -118,6 +102,7 @@ class Ignis:
         refresher: Mapping[str, Any] | None = None,
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
+        schedules: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -139,6 +124,7 @@ class Ignis:
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
+        schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
         self.hooks = Hooks()
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
@@ -149,36 +135,48 @@ class Ignis:
                 raise ConfigError(f"store has {shown(name)}, which is no option of a store")
         self.clock = clock if isinstance(clock, Clock) else Clock(clock)
         """The time by which this application acts."""
+        self._opened = AppStore(
+            lambda: open_app_store(
+                self.url, self._url_source, self.client_id, self.farm_id, self.store_options, self.clock
+            )
+        )
+        # Held by who starts or closes, and waited for by nobody who holds the lock of a queue.
         self._lock = threading.RLock()
-        self._store: Store | None = None
-        self._magazines: MagazineManager | None = None
-        self._codecs: dict[tuple[Any, str, bool], BodyCodec[Any]] = {}
         self._sweeper: Sweeper | None = None
         self._deciders: Deciders | None = None
-        self._running = False
-        self.paused = False
-        self.ready = False
-        """Everything that `start` starts runs."""
-        self.drained = True
-        """Nothing was left claimed by the last `stop`."""
-        self._stop_lock = threading.Lock()
-        # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
-        # set from there can wait for itself.
-        self._wake: queues_.SimpleQueue[None] = queues_.SimpleQueue()
-        self._stop_asked = False
-        self._signals_seen = 0
-        self._failure: BaseException | None = None
         self.context = self._make_context()
         """What queues need of this application."""
         self._table = QueueTable(self.context)
+        self._raw_magazines = RawMagazines(self.context, self._table)
+        self._scheduling = AppSchedules(
+            self._table,
+            lambda: self.store,
+            self.leader,
+            lambda: self.running,
+            schedules_settings,
+            lambda: self.clock,
+            self.hooks,
+            self._lock,
+        )
+        self.schedules = self._scheduling.stored
+        """What is stored to be published by the clock."""
         self.refresher = Refresher(
             self._table,
             lambda: self.store,
-            lambda: self._running,
+            lambda: self._running.running,
             self.refresher_settings,
             stop_timeout_s=self.consumer_settings.stop_timeout_s,
             schedule=lambda: self.clock,
             clock=clock,
+        )
+        self._running = AppRunning(
+            self._table,
+            lambda: self.refresher,
+            self.sweeper,
+            lambda: self._sweeper,
+            self._scheduling,
+            self._lock,
+            self.consumer_settings.stop_timeout_s,
         )
 
     def _make_context(self) -> AppContext:
@@ -208,28 +206,12 @@ class Ignis:
     @property
     def store(self) -> Store:
         """The opened store. Raises StoreUnreachableError, StoreFormatError, ConfigError."""
-        if self._store is None:
-            with self._lock:
-                if self._store is None:
-                    if not self.url:
-                        raise ConfigError("no store: give a URL such as embedded:///var/lib/orders, or set IGNIS_URL")
-                    options = dict(self.store_options)
-                    if self.clock.by_hand:
-                        if not self.url.startswith("memory:"):
-                            raise ConfigError(f"a clock by hand goes with memory://, not with {redacted(self.url)}")
-                        options["clock"] = self.clock
-                    with naming(self._url_source):
-                        self._store = open_store(self.url, client_id=self.client_id, farm_id=self.farm_id, **options)
-        return self._store
+        return self._opened.store
 
     @property
     def magazines(self) -> MagazineManager:
         """The magazines of the store. Opens it, and raises as `store` does."""
-        if self._magazines is None:
-            with self._lock:
-                if self._magazines is None:
-                    self._magazines = MagazineManager(self.store)
-        return self._magazines
+        return self._opened.magazines
 
     @overload
     def queue(self, name: str, type: type[M], **settings: Any) -> Queue[M]: ...
@@ -327,55 +309,10 @@ class Ignis:
             consumers could not read what is loaded. QueueNotFoundError: the sideline of a queue that is not stored.
             StoreFormatError: its entry in the store is damaged.
         """
-        if not isinstance(name, str):
-            raise InvalidNameError(f"magazine name {shown(name)} is not text")
-        name = str.__str__(name)
-        of = check_queue_name(name.removesuffix(SIDELINE_SUFFIX), "magazine")
-        body_codec = self._codec_of(type, codec, strict)
-        record = self.store.queues.get(of)
-        if record is None and of != name:
-            raise QueueNotFoundError(
-                f"magazine {name!r} is the sideline of queue {of!r}, which is not there: app.queue({of!r}) makes both"
-            )
-        most_bytes, most_headers_bytes = 1 << 20, MAX_HEADERS_BYTES
-        if record is not None:
-            queue = self._table.find(of)
-            settings = queue.settings if queue is not None else resolve(QueueSettings, {}, self.file, name=of)
-            most_bytes, most_headers_bytes = settings.max_message_bytes, settings.max_headers_bytes
-            _same(of, "durability", record.durability, durability)
-            _within(of, "max_message_bytes", most_bytes, max_message_bytes)
-            _within(of, "max_headers_bytes", most_headers_bytes, max_headers_bytes)
-            if queue is not None and queue.type is not None:
-                if type is not None and type is not queue.type:
-                    raise QueueMismatchError(
-                        f"queue {of!r} has messages of {queue.type!r} here, asked for {shown(type)}"
-                    )
-                type = queue.type
-            asked = codec if codec != "auto" else body_codec.name if type is not None else record.codec
-            if (asked == "raw") != (record.codec == "raw") or codec != "auto":
-                _same(of, "codec", record.codec, asked)
-            body_codec = self._codec_of(bytes if type is None and record.codec == "raw" else type, record.codec, strict)
-        if shards is None:
-            shards = self.magazines.stored_shards(name) or (record.shards if record is not None else 32)
-        if ttl_s == "queue":
-            ttl_s = (self.store.message_expiry_s if record is None else record.message_expiry_s) or None
-        if durability is None:
-            durability = record.durability if record is not None else "sync"
-        return self.magazines.get(
-            name, body_codec, shards=shards, ttl_s=ttl_s, durability=durability,
-            max_message_bytes=most_bytes if max_message_bytes is None else max_message_bytes,
-            max_headers_bytes=most_headers_bytes if max_headers_bytes is None else max_headers_bytes,
+        return self._raw_magazines.get(
+            name, type, shards=shards, ttl_s=ttl_s, durability=durability, codec=codec,
+            max_message_bytes=max_message_bytes, max_headers_bytes=max_headers_bytes, strict=strict,
         )  # fmt: skip
-
-    def _codec_of(self, type: Any, codec: str, strict: bool) -> BodyCodec[Any]:
-        """The same object for the same arguments: a magazine is known by it."""
-        fresh: BodyCodec[Any] = BodyCodec(type, codec, strict)
-        try:
-            hash(type)
-        except TypeError:
-            return fresh
-        with self._lock:
-            return self._codecs.setdefault((type, codec, strict), fresh)
 
     def middleware(self, layer: Middleware) -> Middleware:
         """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
@@ -415,26 +352,16 @@ class Ignis:
                     fn, pattern=pattern, handler_type=handler_type, type=type, options=options, max_consumers=most
                 )
             )
-            self._start_late()
+            self._running.start_late()
             return fn
 
         return register
 
-    def _start_late(self, name: str | None = None) -> None:
-        """Runs what was registered while the application runs: the queue of that name, or those that a pattern fits."""
-        if not self._running:
-            return
-        log.warning(
-            "a handler of %s was registered after the start: it runs from now on; register before app.start()",
-            name or "a pattern of queues",
-        )
-        if name is None:
-            try:
-                self.refresh()
-            except IgnisError as exc:
-                log.warning("the queues that it fits are found by the refresher's next pass: %s", exc)
-        elif self.refresher.may_run(name) and (queue := self._table.find(name)) is not None:
-            queue.start()
+    def _start_late(self, name: str) -> None:
+        self._running.start_late(name)
+
+    def _consumer_failed(self, exc: BaseException) -> None:
+        self._running.failed(exc)
 
     def _take_back(self, name: str) -> None:
         if self.sweeper_settings.dead_owners:
@@ -469,6 +396,49 @@ class Ignis:
         """Sweeps one queue now, by hand; see `Sweeper.sweep_queue`. Raises LockHeldError when another instance leads."""
         return self.sweeper().sweep_queue(check_name(name))
 
+    def schedule(
+        self,
+        name: str,
+        *,
+        queue: Queue[Any] | str,
+        message: Any,
+        cron: str | None = None,
+        every: Any = None,
+        timezone: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "once",
+    ) -> None:
+        """Declares a schedule: the message is published at each of its ticks, once each, by the instance that leads.
+
+        It is stored by `start`. What an operator changes there since then stays until the code asks for something else.
+        ``app.schedules`` lists, changes, pauses and removes what is stored, and `Schedules.add` stores one at once.
+
+        >>> from ignis import Ignis
+        >>> with Ignis("memory://") as app:
+        ...     app.schedule("beat", every="5m", queue="jobs", message="look around")
+        ...     app.schedules.store_declared()
+        ...     [(one.name, one.queue, one.every_s) for one in app.schedules.list()]
+        [('beat', 'jobs', 300.0)]
+
+        Args:
+            name: ``[A-Za-z0-9._-]{1,128}``.
+            queue: where the messages go.
+            message: of the queue's type.
+            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``.
+            every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
+            timezone: of ``cron``, such as ``"Europe/Berlin"``.
+            missed: what becomes of ticks that nobody fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once`` fires
+                the newest in place of all that are due, ``all`` fires each.
+
+        Raises ConfigError, InvalidNameError.
+        """
+        self._scheduling.declare(
+            name, queue=queue, message=message, cron=cron, every=every, timezone=timezone, missed=missed
+        )
+
+    def scheduler(self) -> Scheduler:
+        """What fires the schedules of this store; it does only while this instance leads the scope ``schedules``."""
+        return self._scheduling.scheduler()
+
     def leader(self, scope: str = "sweeper") -> Leadership:
         """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
         check_name(scope, "scope")
@@ -489,41 +459,7 @@ class Ignis:
         ``ignis worker`` imports; StoreUnreachableError where memory, descriptors or threads are lacking. Then nothing runs, and
         nothing was claimed.
         """
-        check_start("app.start() was called")
-        if queues is not None:
-            if isinstance(queues, str):
-                raise ConfigError(f"queues = {shown(queues)} is one name; give a list of names")
-            try:
-                queues = [check_name(one) for one in queues]
-            except TypeError:
-                raise ConfigError(f"queues = {shown(queues)} is not a list of names") from None
-        with self._lock:
-            chosen = [queue for queue in self._table.all() if queue.spec is not None]
-            if queues is not None:
-                wanted = set(queues)
-                missing = wanted - {queue.name for queue in chosen}
-                if missing and not self.templates:
-                    raise ConfigError(f"no handler is registered for {', '.join(sorted(missing))}")
-                chosen = [queue for queue in chosen if queue.name in wanted]
-            if not chosen and not self.templates:
-                raise ConfigError("no queue of this application has a handler")
-            self._failure = None
-            self._running = True
-            try:
-                with without_means("the application cannot be started"):
-                    for queue in chosen:
-                        queue.start(held=True)
-                    self.sweeper().start()
-                    self.refresher.start(None if queues is None else wanted)
-            except BaseException:
-                self.stop(0)
-                raise
-            # Nothing is claimed before everything runs: a start that fails leaves no message behind.
-            for queue in chosen:
-                queue.let_go()
-        if self.templates:
-            self.refresh()  # the queues that are there already do not wait for the first pass
-        self.ready = True
+        self._running.start(queues)
 
     def refresh(self) -> RefreshResult:
         """A pass of the refresher now: discovers, expires, reconciles. Raises the store's error when it cannot be asked."""
@@ -531,51 +467,38 @@ class Ignis:
 
     def pause(self) -> None:
         """Stops claiming on all queues here, those found later included; what was claimed is finished. See `quiet`."""
-        self.paused = True
-        for queue in self.queues():
-            if queue.consumer is not None:
-                queue.consumer.pause(PROCESS)
+        self._running.pause()
 
     def resume(self) -> None:
         """Claims again after `pause`."""
-        self.paused = False
-        for queue in self.queues():
-            if queue.consumer is not None:
-                queue.consumer.resume(PROCESS)
+        self._running.resume()
+
+    @property
+    def paused(self) -> bool:
+        """Whether consumers of this process claim nothing for now: see `pause`."""
+        return self._running.paused
+
+    @property
+    def ready(self) -> bool:
+        """Everything that `start` starts runs."""
+        return self._running.ready
+
+    @property
+    def drained(self) -> bool:
+        """Nothing was left claimed by the last `stop`."""
+        return self._running.drained
 
     @property
     def quiet(self) -> bool:
         """Paused, with nothing claimed and every outcome stored: this instance may go without touching any message."""
-        consumers = [queue.consumer for queue in self.queues()]
-        return self.paused and all(one is None or one.quiet for one in consumers)
+        return self._running.quiet
 
     def stop(self, timeout: float | None = None) -> bool:
         """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are
         stored. Returns True when nothing was left claimed. Idempotent. Not to be called by a handler, which would wait
         for itself: see `request_stop`.
         """
-        timeout = self.consumer_settings.stop_timeout_s if timeout is None else check_timeout(timeout)
-        # Not under the application's lock: a handler that is to finish may want a queue of this application.
-        with self._stop_lock:
-            self._running = self.ready = False
-            # First: it would start again what is stopped here.
-            self.refresher.stop(timeout)
-            queues = self.queues()
-            clean: list[bool] = []
-            threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
-            for thread in threads:
-                try:
-                    thread.start()
-                except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
-                    thread.run()
-            if self._sweeper is not None:
-                self._sweeper.stop(timeout)
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(timeout + 10)
-            self.drained = len(clean) == len(queues) and all(clean)
-            self._wake.put(None)  # `run`, in another thread
-            return self.drained
+        return self._running.stop(timeout)
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
         """`start`, then blocks until SIGTERM, SIGINT or SIGHUP, `request_stop`, or a `stop` or `close` by another thread; then
@@ -587,53 +510,26 @@ class Ignis:
 
         Raises the error of a consumer that failed (the store broke), after stopping the others.
         """
-        if stop_timeout is not None:
-            check_timeout(stop_timeout, "stop_timeout")
-        self._stop_asked, self._signals_seen = False, 0
-        check_start("app.run() was called")
-        with _signals(self._on_signal):
-            self.start(queues)
-            while self._running and not self._stop_asked:
-                with contextlib.suppress(queues_.Empty):
-                    self._wake.get(timeout=0.5)
-            log.info("stopping; a second signal ends at once")
-            self.stop(stop_timeout)
-        if self._failure is not None:
-            raise self._failure
+        self._running.run(lambda: self.start(queues), lambda: self.stop(stop_timeout), stop_timeout)
 
     def request_stop(self) -> None:
         """Makes `run` return, from any thread or a handler."""
-        self._stop_asked = True
-        self._wake.put(None)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals_seen += number != signal.SIGHUP
-        if self._signals_seen > 1:
-            for queue in self.queues():
-                if queue.consumer is not None:
-                    queue.consumer.kill()
-            os._exit(130)
-        self.request_stop()
-
-    def _consumer_failed(self, exc: BaseException) -> None:
-        """A consumer cannot go on."""
-        self._failure = exc
-        self.request_stop()
+        self._running.request_stop()
 
     @property
     def running(self) -> bool:
         """Whether it was started and not stopped since."""
-        return self._running
+        return self._running.running
 
     @property
     def opened(self) -> bool:
         """Whether the store is open."""
-        return self._store is not None
+        return self._opened.opened is not None
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
-        and the part in elections, once there are any. Of queues that it may only publish to, over a broker or a relay,
-        those that this process counted."""
+        """Figures of the store, of every queue of this process, of the schedules, what the refresher knows of all queues, and of
+        the sweeper, the scheduler and the part in elections, once there are any. Of queues that it may only publish to, over a
+        broker or a relay, those that this process counted."""
         states = self.refresher.states
         figures: dict[str, Any] = {
             "store": self.store.stats(),
@@ -641,6 +537,7 @@ class Ignis:
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
+            **self._scheduling.stats(),
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
@@ -660,20 +557,22 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running or self._sweeper is not None:
+        if self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)
-        open_ = self._store
+        open_ = self._opened.opened
         if open_ is not None:
             # Not under the lock: a hook that is told of what was stored may want a queue of this application.
             end_publishers(open_.magazines, timeout)
         with self._lock:
-            store, self._store, self._magazines, self._sweeper = self._store, None, None, None
+            store = self._opened.take()
+            self._sweeper = None
+            self._scheduling.forget()
             deciders, self._deciders = self._deciders, None
             self._table.reset()
             self.refresher.reset()
-            self.paused = False
+            self._running.paused = False
             if deciders is not None:
                 deciders.close()
             if store is not None:
@@ -705,33 +604,9 @@ class Ignis:
         return f"<Ignis {redacted(self.url or '')!r} {self.farm_id}/{self.client_id}>"
 
 
-def _same(queue: str, setting: str, stored: str, asked: object) -> None:
-    if asked is not None and asked != stored:
-        raise QueueMismatchError(f"queue {queue!r} is stored with {setting} {stored!r}, asked for {shown(asked)}")
-
-
-def _within(queue: str, setting: str, most: int, asked: object) -> None:
-    if asked is not None and check_whole(asked, setting, 0) > most:
-        raise QueueMismatchError(f"queue {queue!r} has {setting} = {most}, asked for {shown(asked)}")
-
-
 def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name} = {shown(value)} is not a mapping")
     return value
-
-
-@contextlib.contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Any:
-    """Installs the handler for the signals that ask to stop while in the main thread; elsewhere nothing can be installed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -26,7 +26,7 @@ class Clock:
         """Seconds since 1970."""
         return self._wall()
 
-    def steady_s(self) -> float:
+    def monotonic_s(self) -> float:
         """Seconds that only rise."""
         return time.monotonic()
 

@@ -1,8 +1,7 @@
 """Every setting of ignis: name, unit, range, default, and where its value comes from.
 
 Precedence, written once in :func:`resolve`: argument > environment > file > default. One frozen dataclass per
-component, validated on construction. ``docs/settings.md`` and the sample file are generated from here
-(:func:`reference`) and compared by a test, so they cannot drift.
+component, validated on construction. ``docs/settings.md`` is generated from these classes by `ignis.settings_page`.
 
 * environment: ``IGNIS_<SECTION>_<NAME>``, for example ``IGNIS_QUEUE_SHARDS=64``;
 * file: TOML, named by ``IGNIS_CONFIG`` or the ``config`` argument, one table per section, and
@@ -66,7 +65,6 @@ __all__ = [
     "parse_bool",
     "parse_duration_s",
     "parse_number",
-    "reference",
     "resolve",
     "url_named",
 ]
@@ -401,6 +399,22 @@ class RefresherSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class SchedulesSettings(_Settings):
+    """What fires schedules, one active instance per store. See schedules.md."""
+
+    section: ClassVar[str] = "schedules"
+
+    look_s: float = _setting(
+        10,
+        "time within which the leader sees what another process changed, and within which another instance takes over; six "
+        "times as long where no schedule is known",
+        0.05,
+        3_600,
+    )
+    grace_s: float = _setting(60, "a tick that is fired later counts as missed", 0, 3_600)
+
+
+@dataclass(frozen=True)
 class LeaderSettings(_Settings):
     """Who runs what only one instance may run: the sweeper first of all. See leader.md."""
 
@@ -627,7 +641,7 @@ class ClientSettings(_Settings):
 
 
 SECTIONS: tuple[type[_Settings], ...] = (
-    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
+    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, SchedulesSettings, LeaderSettings,
     SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings, ClientSettings, SparkSettings,
 )  # fmt: skip
 
@@ -831,77 +845,3 @@ def _merge(cls: type[_Settings], names: set[str], into: dict[str, Any], given: M
                 f"unknown {cls.section} setting {shown(key)} ({source}); {meant(key, spellings)}known: {', '.join(sorted(names))}"
             )
         into[known] = value
-
-
-EMBEDDED_OPTIONS = (
-    (
-        "sync_interval_ms",
-        "1,000",
-        "1 to 3,600,000",
-        "how long an acknowledged message of durability interval may be unsafe in a power cut",
-    ),
-    (
-        "max_store_bytes",
-        "274,877,906,944",
-        "1,048,576 to 70,368,744,177,664",
-        "most living bytes of each durability; loads over it are refused",
-    ),
-    ("write_timeout_s", "30", "0.01 to 3,600", "longest wait for the store's lock, and for recovery when it is opened"),
-    ("create", "True", "", "make the directory when there is none"),
-)
-"""Of `ignis.storage.embedded.options.StoreOptions`, for the page: name, default, range, what it does."""
-
-_EXAMPLE = """\
-url = "embedded:///var/lib/orders"
-
-[queue]               # every queue
-shards = 8
-message_expiry = "2d" # durations: seconds, or text with ms, s, m, h, d, w
-
-[queue.orders]        # this one
-durability = "interval"
-
-[sweeper]
-interval_s = 300
-"""
-
-
-def reference() -> str:
-    """The reference page of every setting, as Markdown: ``docs/settings.md`` is this text."""
-    lines = [
-        "# Settings",
-        "",
-        "Generated from `ignis/config.py` (`python -m ignis.config`).",
-        "Precedence: argument > environment `IGNIS_<SECTION>_<NAME>` > file > default.",
-        "",
-        'The file is TOML. It is named by `Ignis(config="ignis.toml")`, by the variable `IGNIS_CONFIG`, or by `--config` with',
-        "every command. What it names and ignis does not know is an error.",
-        "",
-        "```toml",
-        *_EXAMPLE.splitlines(),
-        "```",
-    ]
-    for cls in SECTIONS:
-        lines += ["", f"## [{cls.section}]", "", (cls.__doc__ or "").strip(), ""]
-        lines += ["| setting | default | range | what it does |", "| --- | --- | --- | --- |"]
-        for spec in dataclasses.fields(cls):
-            meta = spec.metadata
-            bounds = ", ".join(meta["choices"]) if meta["choices"] else ""
-            if meta["low"] is not None:
-                bounds = f"{meta['low']:,} to {meta['high']:,}"
-            plain = isinstance(spec.default, (bool, str))
-            default = str(spec.default) if plain else f"{spec.default:,}"
-            lines.append(f"| `{spec.name}` | {default} | {bounds} | {meta['does']} |")
-    lines += [
-        "", "## Options of the embedded store", "",
-        "They stand in its URL, `embedded:///var/lib/orders?sync_interval_ms=200`, or in `Ignis(store={...})`, which goes before",
-        "the URL; not in the file. Whoever opens a directory first in a process decides for all of that process. Those of",
-        "`aerospike://` are in [aerospike.md](aerospike.md); `relay://` and `ignis://` take what `[relay]` and `[client]` have.",
-        "", "| option | default | range | what it does |", "| --- | --- | --- | --- |",
-        *(f"| `{name}` | {default} | {bounds} | {does} |" for name, default, bounds, does in EMBEDDED_OPTIONS),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

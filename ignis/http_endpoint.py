@@ -2,7 +2,8 @@
 
 The standard library's server, one thread per connection, with a bound on connections, in all and for each address, on
 request time and on the size of what is read. When all places are taken, another address takes one of the address that has
-most of them. It shows figures and never a message.
+most of them. It shows figures and never a message. On loopback it answers only requests for this machine's own names: a page in
+a browser must not read it by a name that leads here (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ def json_reply(status: int, value: object) -> Reply:
     return Reply(status, msgspec.json.encode(value) + b"\n")
 
 
+_MISDIRECTED = json_reply(
+    421, {"error": "the request's Host is not a name of this machine: ask for localhost, or for an address in digits"}
+)
+
+
 class Exposition(Protocol):
     """Metrics as text, see `ignis.metrics.Exposition`."""
 
@@ -100,12 +106,28 @@ def _loopback(host: str) -> bool:
         return False
 
 
+def _names_this_machine(header: str, bound: str) -> bool:
+    """Whether the Host of a request is ``localhost``, a name below it, an address in digits, or the bound name. A page that came
+    here by DNS rebinding can have none of them: a browser sends the name that the page was loaded from."""
+    host = header.strip().lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    host = host.rstrip(".")
+    if host in ("localhost", bound.lower()) or host.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     block_on_close = False
 
     def __init__(self, address: tuple[str, int], routes: Mapping[str, Route]) -> None:
+        self.bound = address[0]
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.routes = routes
         self.said = LimitedLog(log)
@@ -199,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        reply = self._reply(path)
+        reply = self._reply(path) if self._meant_for_us() else _MISDIRECTED
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.body)))
@@ -207,6 +229,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if with_body:
             self.wfile.write(reply.body)
+
+    def _meant_for_us(self) -> bool:
+        """Whether it may be answered. Who is bound for all to reach is reached by names that we do not know."""
+        bound = self.server.bound
+        return not _loopback(bound) or all(_names_this_machine(one, bound) for one in self.headers.get_all("Host", ()))
 
     def _reply(self, path: str) -> Reply:
         for name, route in self.server.routes.items():

@@ -23,7 +23,7 @@ from ignis.errors import ChannelFullError, ClosedError, ForkedHandleError, Publi
 from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
-from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, shard_for_key
+from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
 from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
 from ignis.storage.pending_load import PendingLoad
@@ -100,8 +100,14 @@ class Publisher(Generic[M]):
         at_exit(_flush_at_exit)
         _open.add(self)
 
-    def _open_outbox(self) -> Outbox:
+    def _open_outbox(self) -> SendRing:
         return Outbox(capacity=self._settings.capacity, max_message_bytes=self._magazine.max_message_bytes)
+
+    @property
+    def _drained(self) -> Outbox:
+        """The outbox, where a flusher drains it."""
+        assert isinstance(self._outbox, Outbox)
+        return self._outbox
 
     def _start_flusher(self) -> threading.Thread | None:
         name = f"ignis-flusher-{self._magazine.name}"
@@ -283,7 +289,7 @@ class Publisher(Generic[M]):
         log_safely(log, logging.CRITICAL, "%s", error, exc_info=exc)
 
     def _flush_until_closed(self, under_way: deque[_Loading]) -> None:
-        outbox, settings, shards = self._outbox, self._settings, self._shards
+        outbox, settings, shards = self._drained, self._settings, self._shards
         most = 1 if settings.linger_s else settings.loads_in_flight
         while True:
             if len(under_way) >= most:
@@ -348,7 +354,7 @@ class Publisher(Generic[M]):
             # Raised by a receipt, it would end the program or cancel the task of whoever asks.
             error = PublishError(count, f"{type(exc).__name__}: {exc}")
             error.__cause__ = exc
-        self._outbox.fail(count, error)
+        self._drained.fail(count, error)
         log_safely(
             log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
         )
@@ -356,7 +362,7 @@ class Publisher(Generic[M]):
     def _settle(self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
         if self._on_placed is not None:
             self._on_placed(batches, firsts)
-        self._outbox.settle(count)
+        self._drained.settle(count)
         if self._on_stored is not None:
             call_user_code(
                 log, f"on_stored failed for {count} message(s) of {self._magazine.name}", self._on_stored, count

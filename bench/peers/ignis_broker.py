@@ -90,9 +90,9 @@ class BrokerSession(Session):
         found = self._client.consume(QUEUE, limit, 0.5)
         self._handled(found, handle)
         if found.claims:
-            self._client.ack_soon(QUEUE, self._pointers_of(found))
+            self._client.ack_nowait(QUEUE, self._pointers_of(found))
             return int(found.total())
-        self._client.settle()
+        self._client.wait_acks()
         return 0
 
     def _handled(self, found: Any, handle: Handle) -> None:
@@ -108,9 +108,9 @@ class BrokerSession(Session):
                 found = subscription.receive(1.0)
                 if found is not None:
                     self._handled(found, handle)
-                    subscription.ack_soon(self._pointers_of(found))
+                    subscription.ack_nowait(self._pointers_of(found))
                     done += found.total()
-            subscription.settle()
+            subscription.wait_acks()
         return done
 
     def close(self) -> None:

@@ -19,10 +19,11 @@ from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.claims import Claims, ThreadClaims
 from ignis.consumer.dispatcher import Dispatcher
-from ignis.consumer.handler import Failure, HandlerSpec, Runner, check_consumers, message_name
+from ignis.consumer.handler import Failure, HandlerSpec, check_consumers
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.loop_claims import LoopClaims
 from ignis.consumer.pools import make_pool
+from ignis.consumer.runner import Runner, message_name
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures

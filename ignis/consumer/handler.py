@@ -1,48 +1,23 @@
-"""Handlers: what a user registers, the context it is called with, and who calls it.
+"""Handlers: what a user registers, and the context it is called with.
 
-What its answers mean is in `ignis.consumer.outcome`. This module has no threads and no I/O: the pools in
-``ignis/consumer/pools`` call :class:`Runner`.
+What its answers mean is in `ignis.consumer.outcome`, and who calls it in `ignis.consumer.runner`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from ignis.config import check_number, check_whole, shown
-from ignis.consumer.handler_form import check_expected, check_handler, takes_context
+from ignis.consumer.handler_form import check_expected, check_handler
 from ignis.consumer.handler_log import HandlerLog
-from ignis.consumer.middleware import Completed, check_layers, is_coroutine_function, wrapped
-from ignis.consumer.outcome import (
-    DROPPED,
-    Dropped,
-    Failed,
-    Failure,
-    Outcome,
-    batch_outcomes,
-    failure_of,
-    is_awaitable,
-    joined_failure,
-    outcome_of,
-    overrun_failure,
-    stamped,
-)
-from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
-from ignis.history import MOST_ATTEMPTS
-from ignis.message import (
-    REASON_TIMEOUT,
-    REASON_UNREADABLE,
-    BodyCodec,
-    Message,
-    as_utf8,
-)
+from ignis.consumer.middleware import check_layers, is_coroutine_function
+from ignis.consumer.outcome import DROPPED, Failure, Outcome, failure_of
+from ignis.errors import ConfigError, ConsumerLimitError
+from ignis.message import Message
 from ignis.native import Record
-from ignis.native.handling import ANSWERED, UNREADABLE, Delivery, Progress, handle_records
+from ignis.native.handling import Delivery
 from ignis.near_names import meant
 
 __all__ = [
@@ -52,11 +27,9 @@ __all__ = [
     "HandlerSpec",
     "Middleware",
     "Outcome",
-    "Runner",
     "check_consumers",
     "failure_of",
     "make_spec",
-    "message_name",
 ]
 
 POOLS = ("thread", "async", "process")
@@ -234,274 +207,3 @@ def make_spec(
     spec = HandlerSpec(fn, queue, ignore=ignore, max_consumers=max_consumers, **options)
     check_expected(fn, f"handler of queue {queue!r}", kind, spec.batch_size is not None, Context)
     return spec
-
-
-class Runner:
-    """Calls one handler for one record, or one batch of them, and tells the outcome. Not shared between workers.
-
-    Args:
-        spec: the handler.
-        codec: the queue's body codec.
-        resources: given to every context.
-    """
-
-    def __init__(self, spec: HandlerSpec, codec: BodyCodec[Any], resources: Mapping[str, Any]) -> None:
-        self._spec = spec
-        self._log = spec.log
-        self._decode = codec.decode_checked
-        self._resources = resources
-        self._queue = spec.queue
-        self._attempts = spec.attempts
-        self._ignore = spec.ignore
-        self._call = _onion(spec)
-        self._fn = spec.fn
-        self._takes_context = takes_context(spec.fn)
-        self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
-        """`handle_records` for this handler, where nothing stands between the worker and it; see `judge`."""
-        if not spec.middleware and spec.attempts == 1 and spec.batch_size is None and spec.pool != "async":
-            self.run = self._run_direct  # type: ignore[method-assign]
-            decode = None if codec.takes_any else codec.decode_checked
-            kind = Context if self._takes_context else None
-            self.direct = functools.partial(handle_records, spec.fn, decode, kind, spec.queue, resources)
-        self.cancelling = False
-        """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
-
-    def leave_awaiting(self) -> bool:
-        """Leaves layers that are coroutine functions to the caller's event loop, by `run_async` and `run_batch_async`, though
-        the handler is plain. Returns whether there are any."""
-        if not isinstance(self._call, Completed):
-            return False
-        self._call = self._call.call
-        return True
-
-    def run(self, data: bytes) -> Outcome:
-        """One record through a plain handler."""
-        try:
-            record = Record(data)
-            body = self._decode(record.body)
-        except UnreadableMessageError as exc:
-            return self._unreadable(data, exc)
-        context = Context(record, body, self._queue, 1, self._resources)
-        earlier: Sequence[Failed] = ()
-        while True:
-            try:
-                answer = self._call(context)
-            except self._ignore:
-                return DROPPED
-            except BaseException as exc:
-                # SystemExit too: a handler ends its message, never its worker.
-                outcome: Outcome = self._raised(exc, record, context.attempt)
-            else:
-                if answer is None or answer is True:
-                    return None
-                outcome = outcome_of(answer, self._log)
-            if not isinstance(outcome, Failure):
-                return outcome
-            if context.attempt >= self._attempts:
-                return joined_failure(earlier, outcome)
-            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
-            context.attempt += 1
-
-    def _run_direct(self, data: bytes) -> Outcome:
-        """`run` where nothing stands between the worker and the handler: no middleware, one attempt."""
-        try:
-            record = Record(data)
-            body = self._decode(record.body)
-        except UnreadableMessageError as exc:
-            return self._unreadable(data, exc)
-        try:
-            if self._takes_context:
-                answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
-            else:
-                answer = self._fn(body)
-        except self._ignore:
-            return DROPPED
-        except BaseException as exc:
-            return self._raised(exc, record, 1)
-        return None if answer is None or answer is True else outcome_of(answer, self._log)
-
-    def judge(self, what: int, data: bytes, value: Any) -> Outcome:
-        """The outcome of a record for which `direct` came back."""
-        if what == ANSWERED:
-            return outcome_of(value, self._log)
-        if what == UNREADABLE:
-            return self.run(data)
-        if isinstance(value, self._ignore):
-            return DROPPED
-        return self._raised(value, Record(data), 1)
-
-    async def run_async(self, data: bytes) -> Outcome:
-        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
-        try:
-            record = Record(data)
-            body = self._decode(record.body)
-        except UnreadableMessageError as exc:
-            return self._unreadable(data, exc)
-        context = Context(record, body, self._queue, 1, self._resources)
-        deadline = self._deadline()
-        earlier: Sequence[Failed] = ()
-        while True:
-            answer, outcome = await self._await(context, deadline, record, 1)
-            if outcome is None:
-                outcome = outcome_of(answer, self._log)
-            if not isinstance(outcome, Failure):
-                return outcome
-            if not self._again(outcome) or context.attempt >= self._attempts:
-                return joined_failure(earlier, outcome)
-            earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
-            context.attempt += 1
-
-    def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
-        """Several records through a batch handler; one outcome each, in order. A further attempt gets what failed."""
-        outcomes, todo = self._open_batch(records)
-        attempt = 1
-        while todo:
-            context = self._batch_context(todo, attempt)
-            try:
-                answers = batch_outcomes(self._call(context), len(todo), self._log)
-            except self._ignore:
-                answers = [DROPPED] * len(todo)
-            except BaseException as exc:
-                answers = [self._raised(exc, todo[0].record, attempt, len(todo))] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, attempt)
-            attempt += 1
-        return outcomes
-
-    async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
-        """`run_batch` for coroutine handlers."""
-        outcomes, todo = self._open_batch(records)
-        deadline = self._deadline()
-        attempt = 1
-        while todo:
-            context = self._batch_context(todo, attempt)
-            answer, outcome = await self._await(context, deadline, todo[0].record, len(todo))
-            answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, attempt)
-            attempt += 1
-        return outcomes
-
-    # -- failures
-
-    def _raised(self, exc: BaseException, record: Record, attempt: int, count: int = 1) -> Failed:
-        """The outcome of a call that raised, which is logged. ``record``: of the message, or the first of a batch."""
-        ended_s = time.monotonic()
-        self._log.raised(exc, _which(record, count), again=attempt < self._attempts)
-        failure = failure_of(exc)
-        return Failed.of(failure.reason, failure.error, failure.attempts, [ended_s])
-
-    def _unreadable(self, data: bytes, exc: UnreadableMessageError) -> Failure:
-        failure = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
-        self._log.failed(failure.reason, failure.error, message_name(data))
-        return failure
-
-    def _deadline(self) -> float | None:
-        timeout_s = self._spec.timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
-
-    async def _await(
-        self, context: Context, deadline: float | None, record: Record, count: int
-    ) -> tuple[Any, Failure | Dropped | None]:
-        """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
-        try:
-            answer = self._call(context)
-            if is_awaitable(answer):  # a middleware may answer by itself
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                answer = await asyncio.wait_for(_contained(answer), left_s)
-                if type(answer) is _Contained:
-                    raise answer.exc
-            return answer, None
-        except BaseException as exc:
-            # The handler's own time-outs look alike: only ours has waited until the deadline.
-            if isinstance(exc, asyncio.TimeoutError) and deadline is not None and time.monotonic() >= deadline:
-                failure = overrun_failure(cast(float, self._spec.timeout_s))
-                self._log.failed(failure.reason, failure.error, _which(record, count))
-                return None, failure
-            if isinstance(exc, self._ignore):
-                return None, DROPPED
-            if isinstance(exc, asyncio.CancelledError) and self.cancelling:
-                raise
-            return None, self._raised(exc, record, context.attempt, count)
-
-    @staticmethod
-    def _again(outcome: Outcome) -> bool:
-        return isinstance(outcome, Failure) and outcome.reason not in (REASON_TIMEOUT, REASON_UNREADABLE)
-
-    def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
-        outcomes: list[Outcome] = [None] * len(records)
-        todo: list[_Opened] = []
-        for index, data in enumerate(records):
-            try:
-                record = Record(data)
-                todo.append(_Opened(index, record, Message(record), self._decode(record.body)))
-            except UnreadableMessageError as exc:
-                outcomes[index] = self._unreadable(data, exc)
-        return outcomes, todo
-
-    def _batch_context(self, todo: Sequence[_Opened], attempt: int) -> Context:
-        messages = [one.message for one in todo]
-        return Context(messages, [one.body for one in todo], self._queue, attempt, self._resources)
-
-    def _close_batch(
-        self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], attempt: int
-    ) -> list[_Opened]:
-        """Notes the answers; returns what is to be tried once more."""
-        left = []
-        for one, answer in zip(todo, answers, strict=True):
-            before = outcomes[one.place]  # of the attempt before
-            if not isinstance(answer, Failure):
-                outcomes[one.place] = answer
-                continue
-            failure = joined_failure([before], answer) if isinstance(before, Failed) else answer
-            if attempt < self._attempts and self._again(answer):
-                failure = stamped(failure)
-                left.append(one)
-            outcomes[one.place] = failure
-        return left
-
-
-class _Opened(NamedTuple):
-    """A readable message of a batch and its place in it."""
-
-    place: int
-    record: Record
-    message: Message
-    body: Any
-
-
-def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:
-    """The handler wrapped in its middleware, the first registered outermost."""
-    fn = spec.fn
-    with_context = takes_context(fn)
-
-    def innermost(context: Context) -> Any:
-        return fn(context.body, context) if with_context else fn(context.body)
-
-    return wrapped(innermost, spec.middleware, spec.pool == "async")
-
-
-def message_name(data: bytes, count: int = 1) -> str:
-    """What a stored message is called in the log, or a batch of which it is the first."""
-    try:
-        return _which(Record(data), count)
-    except UnreadableMessageError:
-        return "a message without an envelope"
-
-
-def _which(record: Record, count: int) -> str:
-    """The message as the log names it, or the batch by its first."""
-    name = f"message {uuid.UUID(bytes=record.id)}"
-    return name if count == 1 else f"a batch of {count:,} from {name} on"
-
-
-class _Contained(NamedTuple):
-    """What a task must not end with."""
-
-    exc: BaseException
-
-
-async def _contained(answer: Awaitable[Any]) -> Any:
-    """A task that ends with SystemExit ends its event loop as well."""
-    try:
-        return await answer
-    except (SystemExit, KeyboardInterrupt) as exc:
-        return _Contained(exc)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.handler import HandlerSpec
+from ignis.consumer.runner import Runner
 
 __all__ = ["Registered", "note_handler", "note_pattern", "registered"]
 

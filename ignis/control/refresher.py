@@ -27,6 +27,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
+from ignis.schedules.stored import has_schedules
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = [
@@ -283,7 +284,8 @@ class Refresher:
             # Not at every pass: a mark that is a little old only lets the queue live a little longer.
             return record
         used, empty = self._use(store, record.name)
-        if mark is None or mark[0] != used:
+        if mark is None or mark[0] != used or has_schedules(record):
+            # A queue that something is scheduled for is in use, however rarely that comes.
             return store.queues.update(record.name, lambda one: one.extra.update({USED: [used, now_ms]}))
         if not empty or now_ms - mark[1] < expiry_ms:
             return record
@@ -331,20 +333,20 @@ class Refresher:
 
     def _loop(self) -> None:
         clock = self._schedule()
-        next_pass = clock.steady_s() + self.settings.initial_delay_s
+        next_pass = clock.monotonic_s() + self.settings.initial_delay_s
         watch_s = self.settings.watch_s or float("inf")
-        next_watch = clock.steady_s() + watch_s
-        while not clock.wait(self._stop, max(0.0, min(next_pass, next_watch) - clock.steady_s())):
+        next_watch = clock.monotonic_s() + watch_s
+        while not clock.wait(self._stop, max(0.0, min(next_pass, next_watch) - clock.monotonic_s())):
             try:
-                if clock.steady_s() >= next_pass:
-                    next_pass = clock.steady_s() + self.settings.interval_s
+                if clock.monotonic_s() >= next_pass:
+                    next_pass = clock.monotonic_s() + self.settings.interval_s
                     self.run_once()
                 else:
                     self.watch_once()
-                next_watch = clock.steady_s() + watch_s
+                next_watch = clock.monotonic_s() + watch_s
             except Exception as exc:
                 self.errors += 1
-                next_watch = clock.steady_s() + watch_s
+                next_watch = clock.monotonic_s() + watch_s
                 shown = None if isinstance(exc, IgnisError) else exc
                 log_safely(log, logging.WARNING, "refresh failed, trying again: %s", exc, exc_info=shown)
 

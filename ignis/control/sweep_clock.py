@@ -22,14 +22,14 @@ class ClockGuard:
 
     Args:
         wall: seconds since 1970, as set.
-        steady: seconds that only go forward.
+        monotonic: seconds that only go forward.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
-        self._steady = steady
+        self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._offset_s = wall() - steady()
+        self._offset_s = wall() - monotonic()
         self._jumped_at_s: float | None = None
         self.jumped_s = 0.0
         """The last jump, in seconds; above 0 = forward."""
@@ -38,11 +38,11 @@ class ClockGuard:
     def look(self) -> None:
         """To be called before claims are judged."""
         with self._lock:
-            steady_s = self._steady()
-            offset_s = self._wall() - steady_s
+            monotonic_s = self._monotonic()
+            offset_s = self._wall() - monotonic_s
             by_s = offset_s - self._offset_s
             if abs(by_s) > MOST_DRIFT_S:
-                self._jumped_at_s, self.jumped_s = steady_s, by_s
+                self._jumped_at_s, self.jumped_s = monotonic_s, by_s
                 self.jumps += 1
                 self._offset_s = offset_s
             else:
@@ -52,4 +52,4 @@ class ClockGuard:
     def trusted(self, limit_s: float) -> bool:
         """Whether a claim's age can be compared with a limit in seconds."""
         with self._lock:
-            return self._jumped_at_s is None or self._steady() - self._jumped_at_s >= limit_s
+            return self._jumped_at_s is None or self._monotonic() - self._jumped_at_s >= limit_s

@@ -38,6 +38,9 @@ __all__ = ["SweepResult", "Sweeper"]
 
 log = logging.getLogger("ignis.control.sweeper")
 
+_MOST_MOVES = 1_000
+"""Transactions of delayed messages that one pass moves in one queue; the rest is for the next."""
+
 
 @dataclass
 class _Queue:
@@ -87,7 +90,9 @@ class Sweeper:
         self._leader = leader
         self._settings = settings
         self._clock = clock if isinstance(clock, Clock) else Clock(clock)
-        self._guard = guard or (ClockGuard(self._clock, self._clock.steady_s) if self._clock.by_hand else ClockGuard())
+        self._guard = guard or (
+            ClockGuard(self._clock, self._clock.monotonic_s) if self._clock.by_hand else ClockGuard()
+        )
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -137,23 +142,23 @@ class Sweeper:
 
     def _loop(self) -> None:
         """A pass every ``interval_s``, and one at once on taking office: nobody knows when the last one was."""
-        begin_s = due_s = self._clock.steady_s() + self._settings.initial_delay_s
+        begin_s = due_s = self._clock.monotonic_s() + self._settings.initial_delay_s
         ask_s = min(self._leader.refresh_s, self._settings.interval_s)
         under: Fence | None = None
         self._attempt(self._leader.start)
         while True:
             fence = None
-            now_s = self._clock.steady_s()
+            now_s = self._clock.monotonic_s()
             if now_s >= begin_s:
                 fence = self._attempt(self._leader.try_lead)
                 if fence is not None and (fence != under or now_s >= due_s):
                     under = fence
                     done = self._attempt(self._scheduled)
-                    due_s = self._clock.steady_s() + (self._settings.interval_s if done else ask_s)
+                    due_s = self._clock.monotonic_s() + (self._settings.interval_s if done else ask_s)
             # Before the first pass a change of leaders is nothing to wake up for.
             rest_s = begin_s - now_s if now_s < begin_s else ask_s
             if fence is not None:
-                rest_s = min(ask_s, max(0.0, due_s - self._clock.steady_s()))
+                rest_s = min(ask_s, max(0.0, due_s - self._clock.monotonic_s()))
             self._clock.wait(self._wake, rest_s)
             self._wake.clear()
             if self._stop.is_set():
@@ -256,6 +261,7 @@ class Sweeper:
             while self._sweep_batch(one, shard, main=False):
                 pass
         self._check(fence)
+        self._move_due(one, fence)
         one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
         if one.result.swept or one.result.sideline_swept:
             self._note(one)
@@ -264,6 +270,14 @@ class Sweeper:
                 one.result.swept, record.name, one.result.sideline_swept,
             )  # fmt: skip
         return one.result
+
+    def _move_due(self, one: _Queue, fence: Fence) -> None:
+        """Delayed messages whose time has come go to the queue. Its consumers do that themselves; this is for one without."""
+        for _ in range(_MOST_MOVES):
+            moved = self._store.magazines.move_due(one.main, fence=fence)
+            if self._stop.is_set() or moved.moved + moved.expired == 0:
+                return
+            self._check(fence)
 
     def _thresholds(self, record: QueueRecord, fence: Fence) -> _Queue:
         """Raises ConfigError for a queue whose claims would all be taken for abandoned."""

@@ -78,7 +78,7 @@ class LockManager:
         self.settings = resolve(LockSettings, settings, file)
         self._store_owner = store.owner
         by_hand = store.lock_clock
-        self.now_s: Callable[[], float] = now_s if by_hand is None else by_hand.steady_s
+        self.now_s: Callable[[], float] = now_s if by_hand is None else by_hand.monotonic_s
         self._longest_wait_s = {} if by_hand is None else {"longest_wait_s": BY_HAND_S}
         self._tables: dict[LockLevel, LockTable] = {
             LockLevel.DC: store.locks.table(f"DC#{farm_id}#{suffix}", farm_id),

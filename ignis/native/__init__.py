@@ -12,7 +12,7 @@ from ignis.native.frame import (
     encode_frames_ids,
 )
 from ignis.native.intake import Bell, Intake, pack
-from ignis.native.outbox import Outbox, Receipt
+from ignis.native.outbox import MappedOutbox, Outbox, Receipt, SendRing
 from ignis.native.record import (
     ANY_SHARD,
     CODEC_JSON,
@@ -49,12 +49,14 @@ __all__ = [
     "EventBoard",
     "FrameDecoder",
     "Intake",
+    "MappedOutbox",
     "Outbox",
     "PackedBatch",
     "ProcessMutex",
     "Receipt",
     "Record",
     "Ring",
+    "SendRing",
     "Slab",
     "View",
     "Watch",

@@ -2,7 +2,7 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, final
 
-from typing_extensions import Self
+from typing_extensions import Self, disjoint_base
 
 from ignis.native.record import PackedBatch
 
@@ -21,28 +21,22 @@ class Receipt:
     def add_done_callback(self, fn: Callable[[Receipt], object]) -> None: ...
     def __await__(self) -> Generator[Any, None, str]: ...
 
-@final
-class Outbox:
-    def __new__(
-        cls,
-        *,
-        capacity: int = 65536,
-        size_classes: Sequence[tuple[int, int]] | None = None,
-        max_message_bytes: int = ...,
-        path: str | os.PathLike[str] | None = None,
-        label: bytes = b"",
-        bell: str | os.PathLike[str] | None = None,
-        bytering_bytes: int = 0,
-        small_message_bytes: int = 0,
-    ) -> Self: ...
-    path: str | os.PathLike[str] | None
-    on_waiter: Callable[[], object] | None
-    on_timeout: Callable[[str], BaseException] | None
-    on_refusal: Callable[[], BaseException] | None
+@disjoint_base
+class ReceiptBook:
+    def wait_settled(self, sequence: int, timeout: float | None = 30.0) -> None: ...
     @property
-    def mapped(self) -> bool: ...
-    def send_record(self, record: bytes, timeout: float | None = 30.0) -> int: ...
-    def watch(self, timeout: float | None) -> bool: ...
+    def sent(self) -> int: ...
+    @property
+    def settled(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def failed(self) -> int: ...
+    @property
+    def first_error(self) -> BaseException | None: ...
+
+@disjoint_base
+class SendRing(ReceiptBook):
     def send(
         self,
         body: bytes,
@@ -52,6 +46,22 @@ class Outbox:
         meta: bytes | None = b"",
         timeout: float | None = 30.0,
     ) -> Receipt: ...
+    def send_record(self, record: bytes, timeout: float | None = 30.0) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def depth(self) -> int: ...
+    def classes(self) -> list[dict[str, int]]: ...
+    def close(self, error: BaseException | None = None) -> None: ...
+
+@final
+class Outbox(SendRing):
+    def __new__(
+        cls,
+        *,
+        capacity: int = 65536,
+        size_classes: Sequence[tuple[int, int]] | None = None,
+        max_message_bytes: int = ...,
+    ) -> Self: ...
     def drain(
         self,
         max_messages: int,
@@ -64,19 +74,23 @@ class Outbox:
     ) -> tuple[int, list[tuple[int, PackedBatch]]]: ...
     def settle(self, n: int) -> None: ...
     def fail(self, n: int, error: BaseException) -> None: ...
-    def wait_settled(self, sequence: int, timeout: float | None = 30.0) -> None: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def settled(self) -> int: ...
-    @property
-    def pending(self) -> int: ...
-    @property
-    def failed(self) -> int: ...
-    @property
-    def first_error(self) -> BaseException | None: ...
-    @property
-    def closed(self) -> bool: ...
-    def depth(self) -> int: ...
-    def classes(self) -> list[dict[str, int]]: ...
-    def close(self, error: BaseException | None = None) -> None: ...
+
+@final
+class MappedOutbox(SendRing):
+    def __new__(
+        cls,
+        *,
+        path: str | os.PathLike[str],
+        bell: str | os.PathLike[str],
+        capacity: int = 65536,
+        size_classes: Sequence[tuple[int, int]] | None = None,
+        max_message_bytes: int = ...,
+        label: bytes = b"",
+        bytering_bytes: int = 0,
+        small_message_bytes: int = 0,
+    ) -> Self: ...
+    path: str | os.PathLike[str]
+    on_waiter: Callable[[], object] | None
+    on_timeout: Callable[[str], BaseException] | None
+    on_refusal: Callable[[], BaseException] | None
+    def watch(self, timeout: float | None) -> bool: ...

@@ -11,7 +11,7 @@ from ignis.config import PublisherSettings, RelaySettings, check_timeout
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
 from ignis.magazine import Magazine
-from ignis.native import Outbox, Receipt
+from ignis.native import MappedOutbox, Receipt
 from ignis.process_hooks import on_fork
 from ignis.publisher import Publisher
 
@@ -32,7 +32,7 @@ class Channels(Protocol):
     opening: threading.RLock
     """Held while a channel is made."""
 
-    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> Outbox:
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> MappedOutbox:
         """A channel for messages of this queue by this process: a file of its own."""
 
     def timed_out(self, what: str) -> WaitTimeoutError:
@@ -60,7 +60,7 @@ class RelayPublisher(Publisher[M]):
         on_fork(in_child=_in_child)
         _all.add(self)
 
-    def _open_outbox(self) -> Outbox:
+    def _open_outbox(self) -> MappedOutbox:
         outbox = self._channels.new_outbox(
             self._magazine.name, self._magazine.max_message_bytes, self._settings.capacity
         )
@@ -122,7 +122,7 @@ class RelayPublisher(Publisher[M]):
 class ReceiptWatcher:
     """Completes the receipts of a mapped outbox that somebody awaits: one thread, and only while there are some."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: MappedOutbox) -> None:
         self._outbox = weakref.ref(outbox)
         self._lock = threading.Lock()
         self._running = False

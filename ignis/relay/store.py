@@ -28,7 +28,7 @@ from ignis.errors import (
     WaitTimeoutError,
 )
 from ignis.magazine import Magazine
-from ignis.native import Outbox, PackedBatch, process_alive
+from ignis.native import MappedOutbox, PackedBatch, process_alive
 from ignis.process_hooks import on_fork
 from ignis.relay.channel_label import VERSION, Label, record_of, settings_of
 from ignis.relay.directory import CHANNEL_SUFFIX, RelayDirectory
@@ -104,7 +104,7 @@ class RelayStore(Store):
 
     # -- channels
 
-    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> Outbox:
+    def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> MappedOutbox:
         """A channel for messages of this queue by this process: a file of its own.
 
         Raises:
@@ -128,7 +128,7 @@ class RelayStore(Store):
         capacity = min(self.settings.capacity, 1 << (capacity.bit_length() - 1))
         room = max(4_096, min(capacity * self.settings.bytes_per_message, 1 << 28))
         try:
-            outbox = Outbox(
+            outbox = MappedOutbox(
                 capacity=capacity,
                 max_message_bytes=max_message_bytes,
                 size_classes=_size_classes(room, max_message_bytes),
@@ -249,7 +249,7 @@ class RelayMagazines(NoReading):
     def __init__(self, store: RelayStore) -> None:
         super().__init__(store.url)
         self._store = store
-        self._outboxes: dict[tuple[str, int], Outbox] = {}
+        self._outboxes: dict[tuple[str, int], MappedOutbox] = {}
         self._lock = threading.Lock()
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
@@ -278,7 +278,7 @@ class RelayMagazines(NoReading):
     def names(self) -> list[str]:
         return [record.name for record in self._store.queues.list()]
 
-    def _outbox(self, magazine: str, record_bytes: int) -> Outbox:
+    def _outbox(self, magazine: str, record_bytes: int) -> MappedOutbox:
         """One for messages of up to 1 MiB, and one more for each power of two above that, should such a message come."""
         limit = max(_USUAL_BYTES, 1 << (record_bytes - 1).bit_length())
         found = self._outboxes.get((magazine, limit))

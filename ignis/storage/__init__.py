@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import importlib
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
-from ignis.clock import Clock
 from ignis.config import check_name, check_text, shown
 from ignis.errors import ConfigError
 from ignis.main_guard import check_first_run
 from ignis.storage.base import Store
-from ignis.storage.directories import directory_of
 from ignis.urls import redacted
 
 __all__ = ["open_store"]
 
 OPENERS = {
+    "aerospike": "ignis.storage.aerospike.store:open_store",
+    "embedded": "ignis.storage.embedded.store:open_store",
     "ignis": "ignis.broker.client.store:open_store",
     "ignis+tls": "ignis.broker.client.store:open_store",
+    "memory": "ignis.storage.memory.store:open_store",
     "relay": "ignis.relay.store:open_store",
 }
-"""URL scheme -> ``module:function`` of stores that stand above the library. Resolved when such a URL is opened, so that
-nothing below imports them. The function takes the URL's parts and what `open_store` was given."""
+"""URL scheme -> ``module:function``, of every store there is. Imported when such a URL is opened: a driver is loaded by who needs
+it, and nothing here imports what stands above it. The function takes the URL's parts and what `open_store` was given."""
 
-DEFAULT_CLIENT_ID = "ignis"
-DEFAULT_FARM_ID = "local"
+_ONE_ADDRESS = ("ignis", "ignis+tls", "relay")
+"""Schemes whose URLs have one host and port at most."""
+
+DEFAULT_CLIENT_ID = Store.client_id
+DEFAULT_FARM_ID = Store.farm_id
 
 
 def open_store(
@@ -60,7 +64,7 @@ def open_store(
     check_name(farm_id, "farm_id")
     try:
         parts = urlsplit(check_text(url, "store URL", secret=True))
-        if parts.scheme in OPENERS:
+        if parts.scheme in _ONE_ADDRESS:
             _ = parts.port  # raises for what is no port
     except ConfigError:
         raise
@@ -68,64 +72,17 @@ def open_store(
         raise ConfigError(
             f"store URL {shown(redacted(url))} cannot be read: it is not scheme://host:port/path?option=value"
         ) from None
-    if parts.scheme in OPENERS:
-        module, _, function = OPENERS[parts.scheme].partition(":")
-        try:
-            opener = getattr(importlib.import_module(module), function)
-        except ModuleNotFoundError as exc:
-            extra = module.split(".")[1]
-            raise ConfigError(
-                f"{parts.scheme}:// needs a package ({exc.name} is missing): pip install 'ignis-mq[{extra}]'"
-            ) from exc
-        opened: Store = opener(parts, client_id, farm_id, options)
-        return opened
-    if parts.scheme == "aerospike":
-        return _open_aerospike(parts, client_id, farm_id, options)
-    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
-    if parts.scheme == "memory":
-        merged.pop("create", None)
-        clock = options.get("clock")
-        if clock is not None:
-            if not isinstance(clock, Clock):
-                raise ConfigError(f"clock = {shown(clock)} is no clock, such as an ignis.testing.ManualClock")
-            del merged["clock"]
-        if merged:
-            raise ConfigError(f"a memory store has no option {shown(min(merged))}; it has none in its URL")
-        from ignis.storage.memory.store import MemoryStore
-
-        return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)
-    if parts.scheme == "embedded":
-        from ignis.storage.embedded import EmbeddedStore, StoreOptions
-
-        path = directory_of(parts)
-        return EmbeddedStore(path, StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
-    path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
-    raise ConfigError(
-        f"store URL {shown(redacted(url))}: its scheme is not one of aerospike, embedded, ignis, memory, relay{path}"
-    )
-
-
-def _open_aerospike(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> Store:
-    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
-    in_url = str(merged.pop("client_id", client_id)), str(merged.pop("farm_id", farm_id))
-    client_id = in_url[0] if client_id == DEFAULT_CLIENT_ID else client_id
-    farm_id = in_url[1] if farm_id == DEFAULT_FARM_ID else farm_id
-    check_name(client_id, "client_id")
-    check_name(farm_id, "farm_id")
-    merged.pop("create", None)  # nothing is created: the namespace is in the server's configuration
-    who, _, hosts = parts.netloc.rpartition("@")
-    if who:
-        user, _, password = who.partition(":")
-        merged.setdefault("user", unquote(user))
-        merged.setdefault("password", unquote(password))
-    namespace = parts.path.strip("/")
-    if not hosts or not namespace or "/" in namespace:
-        raise ConfigError("an Aerospike URL names hosts and a namespace; write aerospike://127.0.0.1:3000/test")
+    if parts.scheme not in OPENERS:
+        schemes = ", ".join(dict.fromkeys(scheme.partition("+")[0] for scheme in OPENERS))
+        path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
+        raise ConfigError(f"store URL {shown(redacted(url))}: its scheme is not one of {schemes}{path}")
+    module, _, function = OPENERS[parts.scheme].partition(":")
     try:
-        from ignis.storage.aerospike.options import AerospikeOptions
-        from ignis.storage.aerospike.store import AerospikeStore
+        opener = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as exc:
+        extra = module.removeprefix("ignis.").removeprefix("storage.").partition(".")[0]
         raise ConfigError(
-            f"Aerospike needs a driver ({exc.name} is missing): pip install 'ignis-mq[aerospike]'"
+            f"{parts.scheme}:// needs a package ({exc.name} is missing): pip install 'ignis-mq[{extra}]'"
         ) from exc
-    return AerospikeStore(hosts, namespace, AerospikeOptions.of(merged), client_id=client_id, farm_id=farm_id)
+    opened: Store = opener(parts, client_id, farm_id, options)
+    return opened

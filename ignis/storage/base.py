@@ -1,4 +1,5 @@
-"""The storage contract: what every store promises. It gives out the values that cross it, which `ignis.storage.records` has.
+"""The storage contract: what every store promises. It gives out the values that cross it, which `ignis.storage.records` has, and
+the facets beside the messages, which `ignis.storage.facets` has.
 
 A :class:`Store` is opened from a URL and offers four facets: ``magazines`` (the messages), ``queues`` (their settings),
 ``locks`` (mutual exclusion and fencing) and ``arrays`` (queues of plain values). One contract suite (``tests/contract``) runs on
@@ -24,10 +25,11 @@ from typing import Any, Final
 
 from ignis.clock import Clock
 from ignis.config import PublisherSettings
-from ignis.errors import ConfigError
 from ignis.native import PackedBatch, Watch
 from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
+from ignis.storage.facets import ArrayStore, LockStore, LockTable, QueueStore
+from ignis.storage.later import KeepsLater
 from ignis.storage.pending_load import BeginsLoads
 from ignis.storage.purging import Purges
 from ignis.storage.records import (
@@ -86,8 +88,9 @@ RENEWALS = 4
 """How often within a queue's stuck time a living owner renews what it works on."""
 
 
-class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
-    """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
+class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
+    """The messages. What a store may offer on top is in `AtOnce`, for callers that must not wait, and in
+    `KeepsLater`, for messages that wait for their time."""
 
     @abc.abstractmethod
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
@@ -341,118 +344,6 @@ class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
     @abc.abstractmethod
     def names(self) -> list[str]:
         """Declared magazines, sorted."""
-
-
-class QueueStore(abc.ABC):
-    """The queues' settings. Durable on return (``sync``), atomic per call."""
-
-    tells_removed = True
-    """Whether `get` gives None only for a queue that is not there."""
-
-    @abc.abstractmethod
-    def get(self, name: str) -> QueueRecord | None: ...
-
-    @abc.abstractmethod
-    def put(self, record: QueueRecord) -> None:
-        """Creates or replaces."""
-
-    def chosen(self, name: str, settings: set[str]) -> None:
-        """Told before `put` which settings of a new queue somebody chose, though it may be their defaults. For stores that
-        do not see yet whether there is such a queue already, and with what settings."""
-
-    @abc.abstractmethod
-    def update(self, name: str, change: Callable[[QueueRecord], None], fence: Fence | None = None) -> QueueRecord:
-        """Applies ``change`` to the stored record in one transaction and returns the result. ``change`` may be called
-        more than once. Raises QueueNotFoundError, StaleEpochError."""
-
-    @abc.abstractmethod
-    def list(self, active: bool | None = None) -> list[QueueRecord]:
-        """All queues, or only the active or inactive ones, by name. One whose record is damaged is left out and logged: `get`
-        says what is wrong with it."""
-
-    @abc.abstractmethod
-    def remove(self, name: str) -> bool: ...
-
-
-class LockTable(abc.ABC):
-    """Locks with owners, times to live and fencing tokens. Atomic per call."""
-
-    @abc.abstractmethod
-    def acquire(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
-        """Takes the lock if nobody holds it (or its time ran out); None when held by another. Holding it already
-        with the same owner also gives None: locks are not re-entrant."""
-
-    @abc.abstractmethod
-    def renew(self, name: str, owner: str, ttl_s: float) -> LockRecord | None:
-        """Extends a lock that ``owner`` still holds, same token; None when it is no longer theirs."""
-
-    @abc.abstractmethod
-    def release(self, name: str, owner: str) -> bool:
-        """True only if it was theirs. The owner is checked in the same operation."""
-
-    @abc.abstractmethod
-    def get(self, name: str) -> LockRecord | None: ...
-
-    def draw_token(self, name: str, owner: str) -> int | None:
-        """The lock's token when ``owner`` still holds it, else None. For stores whose `acquire` leaves the token at 0
-        because it costs calls of its own: it is drawn here, above every token drawn before."""
-        record = self.get(name)
-        return record.token if record is not None and record.owner == owner else None
-
-
-class LockStore(LockTable):
-    """The locks of the store's own application and deployment; and epochs, which only rise."""
-
-    def table(self, name: str, farm_id: str) -> LockTable:
-        """The distributed locks of one table.
-
-        Args:
-            name: of the table: ``DC#{farm}#{suffix}`` or ``XDC#{suffix}``. Everybody who names it sees the same locks,
-                whatever farm and application the store was opened for.
-            farm_id: the deployment that asks.
-
-        Raises:
-            ConfigError: a name is longer than the store takes.
-        """
-        raise ConfigError("this store has no distributed locks")
-
-    @abc.abstractmethod
-    def next_epoch(self, scope: str) -> int:
-        """Raises the scope's epoch by one and returns it. Every fence with a lower epoch is stale from then on."""
-
-    @abc.abstractmethod
-    def raise_epoch(self, scope: str, epoch: int) -> None:
-        """Raises the scope's epoch to one that somebody else counts, such as ZooKeeper. Every fence with a lower epoch is
-        stale from then on. Idempotent. Raises StaleEpochError when the scope has seen a higher one: nothing changed."""
-
-    @abc.abstractmethod
-    def epoch(self, scope: str) -> int:
-        """The scope's current epoch; 0 before the first."""
-
-
-class ArrayStore(abc.ABC):
-    """First-in-first-out queues of plain values, each named by a name and a bin. Atomic and durable per call.
-
-    A value is one that MessagePack has: an int of 64 bits, a float, a bool, text, bytes, or a list or mapping of these.
-    A queue that was never used is empty.
-    """
-
-    @abc.abstractmethod
-    def enqueue(self, name: str, bin_name: str, values: Sequence[Any]) -> int:
-        """Appends all values or none; returns the new size. Raises RecordTooLargeError, StoreFullError: nothing was
-        stored."""
-
-    @abc.abstractmethod
-    def dequeue(self, name: str, bin_name: str, limit: int) -> list[Any]:
-        """Removes and returns the oldest values, at most ``limit``."""
-
-    @abc.abstractmethod
-    def peek(self, name: str, bin_name: str, limit: int) -> list[Any]:
-        """The oldest values, at most ``limit``. Changes nothing."""
-
-    @abc.abstractmethod
-    def size(self, name: str, bin_name: str) -> int:
-        """How many values there are."""
 
 
 class Store(abc.ABC):

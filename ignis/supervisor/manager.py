@@ -25,7 +25,7 @@ from ignis.hooks import call_user_code
 from ignis.storage import open_store
 from ignis.storage.base import Store
 from ignis.supervisor.aggregate import Totals
-from ignis.supervisor.orphaned_claims import Undertaker
+from ignis.supervisor.orphaned_claims import OrphanedClaims
 from ignis.supervisor.process import GONE, LOCKED, RUNNING, STARTING, STOPPING, WorkerCommand, WorkerProcess
 from ignis.supervisor.worker_main import BURST, MAX_MESSAGES, MAX_RSS
 
@@ -34,7 +34,7 @@ __all__ = ["Supervisor"]
 log = logging.getLogger("ignis.supervisor")
 
 _LOOK_S = 0.05
-_BURIAL_S = 15.0
+_GIVE_BACK_S = 15.0
 _KILLED_S = 5.0
 _LEAST_END_S = 1.0
 _PAUSE_S = 2.0
@@ -94,7 +94,7 @@ class Supervisor:
         self._store: Store | None = None
         self._store_lock = threading.Lock()
         self._from: dict[str, Any] = {}
-        self.undertaker = Undertaker(self.store)
+        self.orphaned = OrphanedClaims(self.store)
         self.totals = Totals()
         self.deaths = 0
         self.restarts = 0
@@ -159,7 +159,7 @@ class Supervisor:
         """For people and for the health endpoint."""
         return {
             "pid": os.getpid(), "wanted": self._target, "stopping": self._stopping, "deaths": self.deaths,
-            "restarts": self.restarts, "recovered": self.undertaker.total.sidelined,
+            "restarts": self.restarts, "recovered": self.orphaned.total.sidelined,
             "failures_in_a_row": self._failures, "processes": [one.describe() for one in list(self._living)],
         }  # fmt: skip
 
@@ -254,15 +254,15 @@ class Supervisor:
             self._living.remove(one)
             self._silent.discard(one.number)
             one.link.close()
-            self._bury(one, code)
+            self._account_for(one, code)
             one.state = GONE
 
-    def _bury(self, one: WorkerProcess, code: int) -> None:
+    def _account_for(self, one: WorkerProcess, code: int) -> None:
         """Decides what the end of a process means. One that is over its limit of memory before it has done anything is a
         failure: so will the next one be."""
         clean = code == 0 and bool(one.why) and bool(one.status.get("drained"))
         if one.owner and not clean:
-            self.undertaker.bury(one.owner, f"its process ended with {ending(code)}")
+            self.orphaned.give_back(one.owner, f"its process ended with {ending(code)}")
         if one.why == BURST and code == 0:
             self._target = max(0, self._target - 1)
             return
@@ -380,10 +380,10 @@ class Supervisor:
                 log.warning("process %d was killed and has not ended after %g s", one.pid, _KILLED_S)
             one.link.close()
             if one.owner:
-                self.undertaker.bury(one.owner, "its supervisor ended it")
-        if not self.undertaker.wait_done(_BURIAL_S):
+                self.orphaned.give_back(one.owner, "its supervisor ended it")
+        if not self.orphaned.wait_done(_GIVE_BACK_S):
             log.warning("not everything that dead processes held was given back: the rest is left to the sweeper")
-        self.undertaker.close()
+        self.orphaned.close()
         if self._on_stopping is not None:
             self._on_stopping()
         with self._store_lock, contextlib.suppress(IgnisError):

@@ -15,15 +15,15 @@ from ignis.log_limit import LimitedLog
 from ignis.stacks import start_thread
 from ignis.storage.base import Store
 
-__all__ = ["Undertaker"]
+__all__ = ["OrphanedClaims"]
 
 log = logging.getLogger("ignis.supervisor")
 
 _RETRY_S = 1.0
 
 
-class Undertaker:
-    """Thread-safe.
+class OrphanedClaims:
+    """What dead owners had claimed, given back one owner after the other. Thread-safe.
 
     Args:
         store: opens it, or returns the opened one.
@@ -38,17 +38,17 @@ class Undertaker:
         self._thread: threading.Thread | None = None
         self.total = Recovered()
 
-    def bury(self, owner: str, why: str) -> None:
+    def give_back(self, owner: str, why: str) -> None:
         """``owner`` is dead; what it had claimed is given back soon."""
         with self._changed:
             self._todo.append((owner, why))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="ignis-undertaker", daemon=True)
+                self._thread = threading.Thread(target=self._loop, name="ignis-orphaned-claims", daemon=True)
                 start_thread(self._thread)
             self._changed.notify_all()
 
     def wait_done(self, timeout: float) -> bool:
-        """Until everybody is buried; False when that takes longer. What is left then is the sweeper's."""
+        """Waits until all of it is given back; False when that takes longer. What is left then is the sweeper's."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._todo, timeout)
 

@@ -15,9 +15,10 @@ from ignis.app import Ignis
 from ignis.clock import Clock
 from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
-from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware, Runner
+from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware
 from ignis.consumer.middleware import is_coroutine_function
 from ignis.consumer.pools import Chunk
+from ignis.consumer.runner import Runner
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
 from ignis.message import REASON_EXCEPTION, REASON_TIMEOUT, REASON_UNREADABLE
@@ -53,8 +54,8 @@ def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMI
 
     Middleware, attempts, ``ignore`` and outcomes are those of a running application. Handlers and middleware that are
     coroutine functions run in an event loop of their own, a handler with ``pool="process"`` here as well. Before that, open
-    publishers are flushed and, with a `ManualClock`, what is due by it is done: sweeps, returns from the sideline, the
-    refresher's pass.
+    publishers are flushed and, with a `ManualClock`, what is due by it is done: ticks of schedules, sweeps, returns from
+    the sideline, the refresher's pass.
 
     Args:
         target: an application that is not started, or one of its queues.
@@ -189,7 +190,7 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
     if not clock.by_hand:
         return
     last = _schedules.setdefault(clock, weakref.WeakKeyDictionary()).setdefault(app, {})
-    now_s = clock.steady_s()
+    now_s = clock.monotonic_s()
 
     def due(what: str, every_s: float, first_s: float) -> bool:
         if now_s < (last[what] + every_s if what in last else first_s):
@@ -200,6 +201,9 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
     sweeper, refresher = app.sweeper_settings, app.refresher.settings
     if due("refresher", refresher.interval_s, refresher.initial_delay_s):
         app.refresh()
+    app.schedules.store_declared()
+    if app.schedules.list():
+        app.scheduler().run_once()
     for queue in _chosen(target):
         if due(f"sweeper {queue.name}", sweeper.interval_s, sweeper.initial_delay_s):
             queue.open()

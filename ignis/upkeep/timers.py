@@ -49,7 +49,7 @@ class Timers:
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Makes the call once so much time has passed. Raises RuntimeError when the thread for it cannot be started."""
         timer = Timer(call)
-        due_s = self._clock.steady_s() + max(0.0, delay_s)
+        due_s = self._clock.monotonic_s() + max(0.0, delay_s)
         with self._lock:
             first = not self._heap or due_s < self._heap[0][0]
             heapq.heappush(self._heap, (due_s, next(self._numbers), timer))
@@ -80,7 +80,7 @@ class Timers:
 
     def _due(self) -> tuple[list[Timer], float | None]:
         """(what is due, how long until the next; None = nothing)."""
-        heap, now_s, due = self._heap, self._clock.steady_s(), []
+        heap, now_s, due = self._heap, self._clock.monotonic_s(), []
         while heap and (heap[0][0] <= now_s or heap[0][2].call is None):
             due.append(heapq.heappop(heap)[2])
         return due, heap[0][0] - now_s if heap else None
@@ -93,7 +93,7 @@ class Timers:
             shared_threads().submit(call)
         except (RuntimeError, MemoryError):
             with self._lock:
-                heapq.heappush(self._heap, (self._clock.steady_s() + _RETRY_S, next(self._numbers), timer))
+                heapq.heappush(self._heap, (self._clock.monotonic_s() + _RETRY_S, next(self._numbers), timer))
 
 
 class _Process:

@@ -18,7 +18,7 @@ import pytest
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
 from ignis.broker.client import requests
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import pack
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.server.health import broker_endpoint
 from ignis.errors import UnauthenticatedError
 from tests.support import WAIT_S

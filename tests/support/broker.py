@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Connect, Failure, pack_connect, unpack
+from ignis.broker.protocol.encoding import pack_connect, unpack
+from ignis.broker.protocol.payloads import Connect, Failure
 from ignis.broker.server.dispatcher import Dispatcher
 from ignis.broker.server.server import Broker
 from ignis.native import FrameDecoder, encode_frame

@@ -18,6 +18,7 @@ from ignis.broker.protocol.in_flight import as_pointers
 from ignis.broker.server import dispatcher
 from ignis.broker.server.publish_buffer import Placed, PublishBuffer, Sent
 from ignis.broker.server.server import Broker
+from ignis.broker.server.subscription import Packed, Subscription
 from ignis.errors import IgnisError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native import PackedBatch, Record, encode_record
@@ -128,17 +129,17 @@ def pulling(port: int) -> Role:
             try:
                 ids, places = _read(report, client.consume(QUEUE, 50, wait_s=0.2))
                 if ids:
-                    client.ack_soon(QUEUE, places)
+                    client.ack_nowait(QUEUE, places)
                     unsettled += ids
                 if len(unsettled) >= 300 or not ids:
-                    if client.settle() == len(unsettled):
+                    if client.wait_acks() == len(unsettled):
                         report.finished(unsettled)
                     unsettled = []
             except IgnisError as exc:
                 report.note("error", exc)
                 unsettled = []
                 with contextlib.suppress(IgnisError):
-                    client.settle()  # of these it is not known which were retired
+                    client.wait_acks()  # of these it is not known which were retired
                 time.sleep(0.005)
 
     return role
@@ -270,7 +271,7 @@ def deletes_on_delivery() -> None:
     """A broker that forgets a message once it has sent it."""
     real = dispatcher.Dispatcher.hand_over
 
-    def gone(self: dispatcher.Dispatcher, consumer: dispatcher.Subscription, claimed: dispatcher.Packed) -> None:
+    def gone(self: dispatcher.Dispatcher, consumer: Subscription, claimed: Packed) -> None:
         real(self, consumer, claimed)
         # Behind the delivery: within it the store must not be called.
         self._loop.call_soon(self._magazines.delete, self.magazine, as_pointers(claimed.runs))

@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 from ignis.broker.client import requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import ANSWERS, Command
+from ignis.broker.protocol.encoding import pack, pack_connect, unpack
 from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine, Request
-from ignis.broker.protocol.payloads import Connect, Connected, Named, pack, pack_connect, pack_send, unpack
+from ignis.broker.protocol.payloads import Connect, Connected, Named, pack_send
 from ignis.broker.protocol.table import TABLE
 from ignis.broker.server.server import Broker
 from ignis.errors import BadRequestError, BrokerError, ConfigError, MalformedFrameError
@@ -48,7 +50,7 @@ def cancellations(count: int, rng: random.Random, deadline: float = float("inf")
     async def burst(client: AsyncClient, size: int, first: int) -> None:
         async def one(number: int) -> None:
             data = number.to_bytes(8, "big")
-            if await client.ask(requests.ClientRequest(Command.PING, data, bytes)) != data:
+            if await client.ask(ClientRequest(Command.PING, data, bytes)) != data:
                 outcome.fault(f"request {number} got another's answer")
 
         tasks = [asyncio.ensure_future(one(first + n)) for n in range(size)]

@@ -7,8 +7,9 @@ import inspect
 import pytest
 
 from ignis import errors
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.errors import failure_of, to_exception
-from ignis.broker.protocol.payloads import Failure, pack, unpack
+from ignis.broker.protocol.payloads import Failure
 from ignis.errors import BrokerError, IgnisError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, IgnisError)]

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from ignis.broker.protocol import payloads
+from ignis.broker.protocol import array_values, encoding, payloads
 from ignis.broker.protocol.commands import FEATURES, MAGIC, VERSION, Command
+from ignis.broker.protocol.encoding import pack, unpack, unpack_connect
 from ignis.broker.protocol.machine import BrokerMachine
-from ignis.broker.protocol.payloads import Connect, Connected, Failure, pack, unpack, unpack_connect
+from ignis.broker.protocol.payloads import Connect, Connected, Failure
 from ignis.errors import BadRequestError, ConfigError, IgnisError, InvalidMessageError, ProtocolError
 from ignis.native import decode_frames, encode_frame
 from ignis.native.wire import ReadArea
@@ -21,7 +22,7 @@ GOOD: list[Any] = ["shop", "local", "wire", SECRET, "user", SECRET, "test/1"]
 
 def hello(fields: Any) -> bytes:
     """The payload of a CONNECT of any fields."""
-    return payloads._HELLO.pack(MAGIC, VERSION, VERSION, FEATURES) + pack(fields)
+    return encoding._HELLO.pack(MAGIC, VERSION, VERSION, FEATURES) + pack(fields)
 
 
 ODD = [
@@ -141,16 +142,16 @@ def test_values_are_counted_before_any_is_made(values: list[Any], monkeypatch: p
     payload = pack(["a", "Q", values])
     del values
     kinds: list[Any] = []
-    real = payloads.unpack
+    real = encoding.unpack
 
     def seen(data: bytes, kind: Any) -> Any:
         kinds.append(kind)
         return real(data, kind)
 
-    monkeypatch.setattr(payloads, "unpack", seen)
+    monkeypatch.setattr(array_values, "unpack", seen)
     with pytest.raises(ConfigError, match="at most 1000000"):
-        payloads.unpack_enqueued(payload)
-    assert kinds == [payloads._Enqueued]
+        array_values.unpack_enqueued(payload)
+    assert kinds == [array_values._Enqueued]
 
 
 def test_values_within_bounds_come_as_they_are() -> None:
@@ -161,16 +162,16 @@ def test_values_within_bounds_come_as_they_are() -> None:
         ["x" * 300_000, {}],
         [0] * 70_000,
     ):
-        assert payloads.unpack_enqueued(pack(["a", "Q", values])) == ("a", "Q", values)
-    assert payloads.unpack_enqueued(pack(["a", "Q"])) == ("a", "Q", [])
+        assert array_values.unpack_enqueued(pack(["a", "Q", values])) == ("a", "Q", values)
+    assert array_values.unpack_enqueued(pack(["a", "Q"])) == ("a", "Q", [])
 
 
 def test_values_that_are_none() -> None:
     for values in (5, {"a": 1}, "text", None):
         with pytest.raises(BadRequestError):
-            payloads.unpack_enqueued(pack(["a", "Q", values]))
+            array_values.unpack_enqueued(pack(["a", "Q", values]))
     with pytest.raises(InvalidMessageError, match="deeper than 32"):
-        payloads.unpack_enqueued(pack(["a", "Q", [DEEP, "x" * 300_000]]))
+        array_values.unpack_enqueued(pack(["a", "Q", [DEEP, "x" * 300_000]]))
     cut = pack(["a", "Q", [1, 2]])[:-1]
     with pytest.raises(BadRequestError):
-        payloads.unpack_enqueued((len(cut) - 4).to_bytes(4, "big") + cut[4:])
+        array_values.unpack_enqueued((len(cut) - 4).to_bytes(4, "big") + cut[4:])

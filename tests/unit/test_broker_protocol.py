@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from ignis.broker.client import requests
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.machine import BrokerMachine, ClientMachine, State, ids_of
-from ignis.broker.protocol.payloads import Connect, Connected, Failure, pack, unpack
+from ignis.broker.protocol.payloads import Connect, Connected, Failure
 from ignis.errors import (
     BadRequestError,
     ConnectionLostError,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, pack_connect, unpack
 from ignis.broker.protocol.machine import BrokerMachine, Request
 from ignis.broker.protocol.payloads import (
     ArrayRequest,
@@ -18,11 +19,8 @@ from ignis.broker.protocol.payloads import (
     RenewClaims,
     Resume,
     TransferRequest,
-    pack,
-    pack_connect,
     pack_send,
     pack_send_batch,
-    unpack,
 )
 from ignis.broker.protocol.screening import HEAD_BYTES, name_at_head
 from ignis.broker.protocol.table import LARGE

@@ -7,11 +7,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine
-from ignis.broker.protocol.payloads import Connect, Connected, Delivery, Nack, Unsubscribe, pack, unpack
+from ignis.broker.protocol.payloads import Connect, Connected, Delivery, Nack, Unsubscribe
 from ignis.errors import BadRequestError
 from ignis.native import encode_record
 from ignis.native.wire import ReadArea, pack_claims, unpack_runs
@@ -152,7 +153,7 @@ def test_giving_back_waits_for_room() -> None:
         pair.client.cancel(request_id, requests.consume("q", 1, 0, 1 << 20).undo)
     payload = pack(Delivery(), pack_claims([(0, range(1, 2), [RECORD])]))
     pair.client.feed(pair.broker.answer(Command.DELIVER, first, payload))
-    third = pair.ask(requests.names(), "third")
+    third = pair.ask(store_requests.names(), "third")
     assert pair.client.owes
     assert pair.client.undo() == b"", "two are open"
     pair.receive(pair.broker.result(third, []))

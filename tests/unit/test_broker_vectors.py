@@ -9,21 +9,15 @@ import msgspec
 import pytest
 
 from ignis import errors
-from ignis.broker.client import requests
-from ignis.broker.protocol import payloads
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import ClientRequest
+from ignis.broker.protocol import encoding, payloads
 from ignis.broker.protocol.commands import ANSWERS as ANSWER_COMMANDS
 from ignis.broker.protocol.commands import OWN_TTL, Command
+from ignis.broker.protocol.encoding import pack, pack_connect, unpack_connect
 from ignis.broker.protocol.errors import failure_of
 from ignis.broker.protocol.machine import Answer, BrokerMachine, ClientMachine, Request
-from ignis.broker.protocol.payloads import (
-    Connect,
-    Connected,
-    Delivery,
-    pack,
-    pack_connect,
-    pack_send_ack,
-    unpack_connect,
-)
+from ignis.broker.protocol.payloads import Connect, Connected, Delivery, pack_send_ack
 from ignis.errors import IgnisError, ProtocolError
 from ignis.native import ANY_SHARD, PackedBatch, encode_frame, encode_record
 from ignis.native.wire import ReadArea, pack_claims, pack_pointers, unpack_runs, unpack_send_batch
@@ -62,12 +56,12 @@ def batch(*records: bytes) -> PackedBatch:
     return PackedBatch.pack(records)
 
 
-def sent_requests() -> dict[str, requests.ClientRequest[Any]]:
+def sent_requests() -> dict[str, ClientRequest[Any]]:
     """What this client sends for each command of the vectors."""
     runs = pack_pointers({0: range(4, 6)})
     return {
         "DISCONNECT": requests.disconnect(True),
-        "PING": requests.ClientRequest(Command.PING, b"abc", bytes),
+        "PING": ClientRequest(Command.PING, b"abc", bytes),
         "SEND": requests.send("orders", a_record(b"hello", b"k1"), shard=3, ttl_s=60),
         "SEND_BATCH": requests.send_batch(
             "orders_SIDELINE", [(7, batch(ONE, TWO)), (ANY_SHARD, batch(MOVED))], ttl_s=None
@@ -85,48 +79,50 @@ def sent_requests() -> dict[str, requests.ClientRequest[Any]]:
         "CLUSTER_STATUS": requests.cluster_status(),
         "NODE_STATUS": requests.node_status(),
         "METRICS": requests.metrics(),
-        "DECLARE": requests.declare("orders", 8, "sync"),
-        "FIRE": requests.fire("orders", 100, "me", [0, 2], 1 << 20),
-        "RELOAD": requests.reload("orders", runs, Fence("sweep", 3)),
-        "DELETE": requests.delete("orders", runs),
-        "PEEK": requests.peek("orders", pack_pointers({0: range(1, 11), 1: [300]})),
-        "SCAN": requests.scan("orders", {0: 16}, 50, True),
-        "TRANSFER": requests.transfer("orders", "orders_SIDELINE", [Transfer(0, 4, MOVED, 1)], 60, Fence("sweep", 3)),
-        "ABANDONED": requests.abandoned("orders", 2, 1_700_000_000_000, 1_000, False, "me"),
-        "EXPIRE": requests.expire("orders", 500),
-        "METADATA": requests.metadata("orders"),
-        "OLDEST": requests.oldest("orders"),
-        "WAIT": requests.wait("orders", -1, 1),
-        "WAKE": requests.wake("orders"),
-        "DROP": requests.drop("orders"),
-        "NAMES": requests.names(),
-        "LOAD_ONCE": requests.load_once("orders", [(7, batch(ONE))], 60, 600),
-        "QUEUE_GET": requests.queue_get("orders"),
-        "QUEUE_PUT": requests.queue_put(QUEUE),
-        "QUEUE_REPLACE": requests.queue_replace(QUEUE, LATER, Fence("refresh", 9)),
-        "QUEUE_LIST": requests.queue_list(None),
-        "QUEUE_REMOVE": requests.queue_remove("orders"),
-        "CLAIM": requests.claim("orders", 200_000, "spark-1", [1]),
-        "HELD": requests.held("orders", "spark-1"),
-        "RENEW": requests.renew("orders", "spark-1"),
+        "DECLARE": store_requests.declare("orders", 8, "sync"),
+        "FIRE": store_requests.fire("orders", 100, "me", [0, 2], 1 << 20),
+        "RELOAD": store_requests.reload("orders", runs, Fence("sweep", 3)),
+        "DELETE": store_requests.delete("orders", runs),
+        "PEEK": store_requests.peek("orders", pack_pointers({0: range(1, 11), 1: [300]})),
+        "SCAN": store_requests.scan("orders", {0: 16}, 50, True),
+        "TRANSFER": store_requests.transfer(
+            "orders", "orders_SIDELINE", [Transfer(0, 4, MOVED, 1)], 60, Fence("sweep", 3)
+        ),
+        "ABANDONED": store_requests.abandoned("orders", 2, 1_700_000_000_000, 1_000, False, "me"),
+        "EXPIRE": store_requests.expire("orders", 500),
+        "METADATA": store_requests.metadata("orders"),
+        "OLDEST": store_requests.oldest("orders"),
+        "WAIT": store_requests.wait("orders", -1, 1),
+        "WAKE": store_requests.wake("orders"),
+        "DROP": store_requests.drop("orders"),
+        "NAMES": store_requests.names(),
+        "LOAD_ONCE": store_requests.load_once("orders", [(7, batch(ONE))], 60, 600),
+        "QUEUE_GET": store_requests.queue_get("orders"),
+        "QUEUE_PUT": store_requests.queue_put(QUEUE),
+        "QUEUE_REPLACE": store_requests.queue_replace(QUEUE, LATER, Fence("refresh", 9)),
+        "QUEUE_LIST": store_requests.queue_list(None),
+        "QUEUE_REMOVE": store_requests.queue_remove("orders"),
+        "CLAIM": store_requests.claim("orders", 200_000, "spark-1", [1]),
+        "HELD": store_requests.held("orders", "spark-1"),
+        "RENEW": store_requests.renew("orders", "spark-1"),
         "RENEW_CLAIMS": requests.renew_claims("orders", runs, "spark-1"),
         "RESUME": requests.resume("orders", runs, True),
-        "LOCK_ACQUIRE": requests.lock(Command.LOCK_ACQUIRE, "db", "me", 90.5, "dc", "farm"),
-        "LOCK_RENEW": requests.lock(Command.LOCK_RENEW, "db", "me", 90.5),
-        "LOCK_RELEASE": requests.lock_release("db", "me"),
-        "LOCK_GET": requests.lock(Command.LOCK_GET, "db"),
-        "LOCK_TOKEN": requests.lock_token("db", "me"),
-        "EPOCH_NEXT": requests.epoch_next("sweep"),
-        "EPOCH_GET": requests.epoch_get("sweep"),
-        "EPOCH_RAISE": requests.epoch_raise("sweep", 1 << 40),
-        "ARRAY_ENQUEUE": requests.array_enqueue("a", "b", [1, "x", b"y", {"z": [None, 2.5]}]),
-        "ARRAY_DEQUEUE": requests.array_dequeue("a", "b", 10),
-        "ARRAY_PEEK": requests.array_peek("a", "b", 10),
-        "ARRAY_SIZE": requests.array_size("a", "b"),
-        "PURGE": requests.purge("orders", 500, True, {3: (17, 90)}),
-        "DELETE_WAITING": requests.delete_waiting("orders", runs),
-        "DROP_EMPTY": requests.drop_empty("orders"),
-        "STATS": requests.stats(),
+        "LOCK_ACQUIRE": store_requests.lock(Command.LOCK_ACQUIRE, "db", "me", 90.5, "dc", "farm"),
+        "LOCK_RENEW": store_requests.lock(Command.LOCK_RENEW, "db", "me", 90.5),
+        "LOCK_RELEASE": store_requests.lock_release("db", "me"),
+        "LOCK_GET": store_requests.lock(Command.LOCK_GET, "db"),
+        "LOCK_TOKEN": store_requests.lock_token("db", "me"),
+        "EPOCH_NEXT": store_requests.epoch_next("sweep"),
+        "EPOCH_GET": store_requests.epoch_get("sweep"),
+        "EPOCH_RAISE": store_requests.epoch_raise("sweep", 1 << 40),
+        "ARRAY_ENQUEUE": store_requests.array_enqueue("a", "b", [1, "x", b"y", {"z": [None, 2.5]}]),
+        "ARRAY_DEQUEUE": store_requests.array_dequeue("a", "b", 10),
+        "ARRAY_PEEK": store_requests.array_peek("a", "b", 10),
+        "ARRAY_SIZE": store_requests.array_size("a", "b"),
+        "PURGE": store_requests.purge("orders", 500, True, {3: (17, 90)}),
+        "DELETE_WAITING": store_requests.delete_waiting("orders", runs),
+        "DROP_EMPTY": store_requests.drop_empty("orders"),
+        "STATS": store_requests.stats(),
     }
 
 
@@ -271,11 +267,11 @@ def fields(head: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", HEADS)
 def test_what_a_broker_reads(name: str) -> None:
-    found, bulk = payloads.unpack(take(name, REQUESTS[name]).payload, HEADS[name])
+    found, bulk = encoding.unpack(take(name, REQUESTS[name]).payload, HEADS[name])
     sent = sent_requests()[name]
-    assert found == payloads.unpack(sent.payload, HEADS[name])[0]
-    said, behind = payloads.unpack(REQUESTS[name], Any)
-    assert payloads.unpack(pack(found), Any)[0] == said, "nothing of it is lost"
+    assert found == encoding.unpack(sent.payload, HEADS[name])[0]
+    said, behind = encoding.unpack(REQUESTS[name], Any)
+    assert encoding.unpack(pack(found), Any)[0] == said, "nothing of it is lost"
     assert bulk == behind
     if name == "LOAD_ONCE":
         magazine, ttl_ms, ((shard, loaded),) = unpack_send_batch(REQUESTS[name], bulk)
@@ -301,7 +297,7 @@ def test_defaults_may_be_left_out(name: str) -> None:
         (request,), _ = machine.feed(by_hand.frame(1, 1, FEWEST[name]))
         assert fields(request.payload) == ["shop", "local", "instance-1", "", "", "", "", None]
         return
-    head = payloads.unpack(take(name, FEWEST[name]).payload, HEADS[name])[0]
+    head = encoding.unpack(take(name, FEWEST[name]).payload, HEADS[name])[0]
     if isinstance(head, QueueRecord):
         assert head == QueueRecord("orders")
         return
@@ -314,7 +310,7 @@ def test_defaults_may_be_left_out(name: str) -> None:
 @pytest.mark.parametrize("table", [by_hand.OTHER_FORMS, by_hand.LATER_FIELDS], ids=["longest forms", "fields of later"])
 def test_other_ways_to_write_it(table: dict[tuple[str, int], bytes]) -> None:
     ((name, body),) = named(table).items()
-    assert fields(payloads.unpack(take(name, body).payload, HEADS[name])[0]) == ["orders", 100, 1 << 20]
+    assert fields(encoding.unpack(take(name, body).payload, HEADS[name])[0]) == ["orders", 100, 1 << 20]
 
 
 # -- answers

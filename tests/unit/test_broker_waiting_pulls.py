@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.server.dispatcher import Dispatcher, Packed, Subscription
+from ignis.broker.server.dispatcher import Dispatcher
+from ignis.broker.server.subscription import Packed, Subscription
 from ignis.native.wire import ClaimsFrame
 
 PULLS = 500

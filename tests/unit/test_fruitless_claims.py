@@ -56,7 +56,7 @@ def test_claim_of_a_job(app: ignis.Ignis) -> None:
 def test_a_busy_record_of_aerospike_is_looked_at_again() -> None:
     pytest.importorskip("aerospike")
     from ignis.storage.aerospike.catalogue import Catalogue, Magazine, ShardView
-    from ignis.storage.aerospike.claim import Firing
+    from ignis.storage.aerospike.claim import Claimer
     from ignis.storage.aerospike.layout import Keys, SetNames
     from ignis.storage.aerospike.status_codes import BUSY
     from ignis.storage.aerospike.trickle import Trickle
@@ -75,7 +75,7 @@ def test_a_busy_record_of_aerospike_is_looked_at_again() -> None:
     catalogue = Catalogue(connection, SetNames.of("client", "farm", "local"))
     views = [ShardView() for _ in range(2)]
     magazine = Magazine("m", 2, 2, "sync", Keys("m", False), views, threading.Lock())
-    firing = Firing(connection, catalogue, Trickle(connection, catalogue))
-    result, surplus = firing.fire(magazine, 10, "me", None, 1 << 20)
+    claimer = Claimer(connection, catalogue, Trickle(connection, catalogue))
+    result, surplus = claimer.fire(magazine, 10, "me", None, 1 << 20)
     assert (result.claims, result.more, surplus) == ([], True, [])
     assert rounds == [2, 2, 2]

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import pytest
 
 import ignis
-from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Outcome, Runner
+from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Outcome
+from ignis.consumer.runner import Runner
 from ignis.errors import ConfigError, ConsumerLimitError
 from ignis.message import BodyCodec, Message, failed_record
 from ignis.native import CODEC_JSON, encode_record

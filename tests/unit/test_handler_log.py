@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.handler_log import HandlerLog
 from ignis.consumer.outcome import Failure, batch_outcomes
+from ignis.consumer.runner import Runner
 from ignis.hooks import log_safely
 from ignis.log_limit import LogLimit
 from ignis.message import BodyCodec

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 import ignis
-from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.outcome import Failed
+from ignis.consumer.runner import Runner
 from ignis.control.redelivery import recover_owner
 from ignis.history import MAX_HISTORY_BYTES, MOST_ATTEMPT_BYTES, MOST_ATTEMPTS, Attempt, extended, parsed
 from ignis.message import BodyCodec, Message, encode_meta, failed_record
@@ -104,8 +105,9 @@ def test_what_is_swept_names_the_owner_and_how_long_it_had_it(app: ignis.Ignis) 
 
 
 def test_a_retried_coroutine_counts_each_call_once() -> None:
-    from ignis.consumer.handler import HandlerSpec, Runner
+    from ignis.consumer.handler import HandlerSpec
     from ignis.consumer.outcome import Failed, timed
+    from ignis.consumer.runner import Runner
     from ignis.message import BodyCodec
 
     async def handle(message: Any) -> bool:
@@ -121,8 +123,9 @@ def test_a_retried_coroutine_counts_each_call_once() -> None:
 
 
 def test_a_retried_batch_keeps_the_calls_of_each_message() -> None:
-    from ignis.consumer.handler import DROPPED, HandlerSpec, Runner
+    from ignis.consumer.handler import DROPPED, HandlerSpec
     from ignis.consumer.outcome import Failed, timed
+    from ignis.consumer.runner import Runner
     from ignis.message import BodyCodec
 
     answers = iter([[None, False, False, False], [False, None, DROPPED], [False]])

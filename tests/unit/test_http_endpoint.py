@@ -66,6 +66,55 @@ def test_routes(endpoint: HttpEndpoint) -> None:
     assert fetch(port, "/one", "POST")[0] == 501
 
 
+def asked_for(port: int, *hosts: str) -> int:
+    """The status of a request with these Host headers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+    try:
+        connection.putrequest("GET", "/one", skip_host=True)
+        for host in hosts:
+            connection.putheader("Host", host)
+        connection.endheaders()
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LocalHost:{port}", "app.localhost", "127.0.0.1:{port}", "[::1]:{port}", "10.1.2.3", "localhost."],
+)
+def test_who_asks_for_this_machine_is_answered(endpoint: HttpEndpoint, host: str) -> None:
+    assert asked_for(endpoint.port, host.format(port=endpoint.port)) == 200
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        ["evil.example"],
+        ["evil.example:{port}"],
+        ["localhost.evil.example"],
+        ["127.0.0.1.evil.example"],
+        ["localhost", "evil.example"],
+        ["evillocalhost"],
+        [""],
+    ],
+)
+def test_a_page_of_a_stranger_is_not(endpoint: HttpEndpoint, hosts: list[str]) -> None:
+    assert asked_for(endpoint.port, *(host.format(port=endpoint.port) for host in hosts)) == 421
+
+
+def test_without_a_host_no_browser_asked(endpoint: HttpEndpoint) -> None:
+    assert asked_for(endpoint.port) == 200
+
+
+def test_who_is_open_to_others_is_reached_by_any_name() -> None:
+    endpoint = HttpEndpoint("0.0.0.0:0", {"/one": lambda rest: Reply(200, b"{}")}, public=True)
+    try:
+        assert asked_for(endpoint.port, "metrics.example") == 200
+    finally:
+        endpoint.close()
+
+
 def test_a_route_that_fails_says_no_more_than_its_kind(
     endpoint: HttpEndpoint, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ignis.config import EMBEDDED_OPTIONS, SECTIONS, QueueSettings, check_sections, load_file, reference, resolve
+from ignis.config import SECTIONS, QueueSettings, check_sections, load_file, resolve
 from ignis.errors import ConfigError
+from ignis.settings_page import EMBEDDED_OPTIONS, reference
 from ignis.storage.embedded.options import RANGES, StoreOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text("utf-8") == reference(), "run: python -m ignis.config > docs/settings.md"
+    assert PAGE.read_text("utf-8") == reference(), "run: python -m ignis.settings_page > docs/settings.md"
+
+
+def test_the_command_prints_the_page_and_nothing_else() -> None:
+    command = [sys.executable, "-m", "ignis.settings_page"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, reference(), "")
 
 
 def test_the_page_has_every_setting_in_columns() -> None:

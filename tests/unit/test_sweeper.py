@@ -367,14 +367,14 @@ def test_batches_that_move_nothing_do_not_go_on_for_ever(app: ignis.Ignis, clock
 class TwoClocks:
     def __init__(self) -> None:
         self.wall_s = 1_700_000_000.0
-        self.steady_s = 50.0
+        self.monotonic_s = 50.0
 
     def pass_by(self, seconds: float) -> None:
         self.wall_s += seconds
-        self.steady_s += seconds
+        self.monotonic_s += seconds
 
     def guard(self) -> ClockGuard:
-        return ClockGuard(lambda: self.wall_s, lambda: self.steady_s)
+        return ClockGuard(lambda: self.wall_s, lambda: self.monotonic_s)
 
 
 @pytest.mark.parametrize("by_s", [3_600, -3_600])

@@ -12,13 +12,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ignis.consumer.handler import Failure, HandlerSpec, Outcome, Runner
+from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.pools import Chunk, Pool, Worker
 from ignis.consumer.pools.base import COMMAND_HANDLE, INDEX_BITS, make_inbox
 from ignis.consumer.pools.child import _ChildSink
 from ignis.consumer.pools.coroutine import CoroutinePool, _LoopWorker
 from ignis.consumer.pools.factory import make_pool
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
+from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.message import BodyCodec
 from ignis.native import CODEC_JSON, Channel, decode_frames, encode_record

@@ -295,8 +295,7 @@ def refuses(world: World, call: Call, argument: str, value: Any) -> None:
         raise AssertionError(f"{call.name}({argument}={type(value)}) was accepted")
     assert world.state() == before
     assert (len(world.app.templates), len(world.app.layers)) == (templates, layers)
-    left, world.fresh.spec = world.fresh.spec, None  # the next one is to find it as it was
-    assert left is None
+    assert world.fresh.spec is None
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)

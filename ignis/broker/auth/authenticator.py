@@ -1,4 +1,4 @@
-"""Who connects: users from a file, with passwords, tokens or client certificates.
+"""Proves who connects, by a file of users with passwords, tokens or client certificates.
 
 Every refusal is the same error with the same text, and an unknown user costs the same work as a wrong password, so that
 neither tells which names exist. Nothing here logs a secret.
@@ -31,24 +31,24 @@ _FREE_WHEN_SUSPECT = 1
 _SUSPECT_FAILURES = 50
 _NAMES_SHOWN = 5
 _MOST_NAME = 129
-"""Of a name that is remembered for its failures; no user's is as long."""
+"""The longest name that is remembered for its failures; no user's is as long."""
 _REFUSED = "unknown user, or wrong password, token or certificate"
 _NO_DIGEST = "0" * 64
 
 
 class KnownUser:
-    """A user who proved who they are, with the permissions of that moment: a change counts from the next connection on."""
+    """Says what a user may do who proved who they are. A change of the users file counts from the next connection on."""
 
     def __init__(self, user: User) -> None:
         self.name = user.name
         self._permissions = Permissions(user.allow)
 
     def allows(self, command: str, queue: str) -> bool:
-        """See `ignis.broker.auth.principal.Principal`."""
+        """Whether a rule of the user allows the command on the queue."""
         return self._permissions.allows(command, queue)
 
     def allows_some(self, command: str) -> bool:
-        """See `Principal.allows_some`."""
+        """Whether a rule of the user allows the command on any queue at all, or on none in particular."""
         return self._permissions.allows_some(command)
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class KnownUser:
 
 
 class UsersFile:
-    """An authenticator over a users file, which is read again when it has changed (looked at once a second).
+    """Proves who a client is by a users file, which is read again when it has changed (looked at once a second).
 
     Thread-safe. `authenticate` of a password may take some 60 ms of another core and 32 MiB: not for an event loop's thread,
     and not for any number of threads, see `ignis.broker.auth.logins`.
@@ -78,9 +78,9 @@ class UsersFile:
         self._throttled = RepeatedLog(log, logging.WARNING, clock)
         self._denied = RepeatedLog(log, logging.WARNING, clock)
         self._guesses = Throttle(_FREE_FAILURES, clock=clock)
-        """By address and name, so that nobody's wrong guesses keep out another user, nor the same one elsewhere."""
+        """Counts by address and name, so that nobody's wrong guesses keep out another user, nor the same one elsewhere."""
         self._suspect = Throttle(_SUSPECT_FAILURES, clock=clock)
-        """By address, and by name: of one with many failures each pair has few that are free."""
+        """Counts by address, and by name: of one with many failures each pair has few that are free."""
         self._nobody = hash_password("nobody has this password")
         self._users: dict[str, User] = {}
         self._by_token: dict[str, tuple[User, str]] = {}
@@ -90,7 +90,7 @@ class UsersFile:
         self._next_look = clock() + _LOOK_AGAIN_S
 
     def authenticate(self, credentials: Credentials) -> KnownUser:
-        """The user whom the token, else the name and password, else the client certificate proves.
+        """Returns the user whom the token, else the name and password, else the client certificate proves.
 
         Raises:
             UnauthenticatedError: refused. TooManyRequestsError: too many failures of this name from this address; a password
@@ -116,7 +116,8 @@ class UsersFile:
         return KnownUser(user)
 
     def _failed(self, where: str, name: str) -> None:
-        """What is suspect is not forgotten at a success: who has a password of his own could guess those of others for ever."""
+        """Counts a failure. What is suspect is not forgotten at a success: who has a password of his own could guess those of
+        others for ever."""
         suspects = [("address", where), *([("name", name)] if name else [])]
         suspect = any(self._suspect.failures(one) >= _SUSPECT_FAILURES for one in suspects)
         self._guesses.failed((where, name), _FREE_WHEN_SUSPECT if suspect else None)
@@ -147,8 +148,8 @@ class UsersFile:
     # -- the file
 
     def certificates_checked(self, checked: bool) -> None:
-        """Whether the broker asks its clients for certificates: if not, users who have nothing else are warned of, now and when
-        the file is read again."""
+        """Takes in whether the broker asks its clients for certificates. If not, users who have nothing else are warned of, now
+        and when the file is read again."""
         self._certificates = checked
         self._warn()
 
@@ -193,6 +194,6 @@ class UsersFile:
 
 
 def _host(peer: str) -> str:
-    """The address without the port, which is another one with every connection."""
+    """Cuts off the port, which is another one with every connection."""
     host, _, port = peer.rpartition(":")
     return host if host and port.isdigit() else peer

@@ -1,6 +1,7 @@
-"""Logins whose check is slow on purpose stand in a line of their own, so that they hold up nobody else. No I/O.
+"""Lets a few passwords be checked at a time, the others wait in a line. No I/O.
 
-The addresses take turns in it, and at each address the names: whoever sends many waits for his own.
+A check is slow on purpose, and in a line of its own it holds up nobody else. The addresses take turns, and at each address the
+names: whoever sends many waits for his own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ __all__ = ["AT_A_TIME", "MOST_WAITING", "WAIT_S", "Logins"]
 AT_A_TIME = 2
 """Passwords checked at a time: each takes 32 MiB and a core for some 60 ms."""
 MOST_WAITING = 64
+"""Logins in the line."""
 WAIT_S = 3.0
+"""The longest wait in the line."""
 
 
 class Timer(Protocol):
@@ -23,6 +26,8 @@ class Timer(Protocol):
 
 
 class _Login:
+    """One login in the line."""
+
     __slots__ = ("address", "begin", "gone", "name", "refused", "timer")
 
     def __init__(
@@ -42,7 +47,7 @@ class _Login:
 
 
 class Logins:
-    """The line. Belongs to the event loop.
+    """Keeps the line of logins by password. Belongs to the event loop.
 
     Args:
         later: calls something after so many seconds, as ``loop.call_later`` does.
@@ -52,7 +57,7 @@ class Logins:
         self._later = later
         self._running = 0
         self._line: dict[str, dict[str, dict[_Login, None]]] = {}
-        """Address -> name -> its logins, the oldest first; whose turn is next stands first."""
+        """Address -> name -> its logins, the oldest first. Whose turn is next stands first."""
         self.waiting = 0
 
     def enter(
@@ -67,10 +72,10 @@ class Logins:
 
         Args:
             begin: begins it.
-            refused: is given a TooManyRequestsError instead: at once when `MOST_WAITING` wait and no other address or name has
-                more of them, later when its place is given to another one, or after `WAIT_S`.
+            refused: called instead, with a TooManyRequestsError: at once when `MOST_WAITING` wait and no other address or
+                name has more of them, later when its place is given to another one, or after `WAIT_S`.
             gone: whether nobody waits for it any more: then it is skipped.
-            address, name: whose it is.
+            address, name: of who logs in.
         """
         if self._running < AT_A_TIME:
             self._running += 1
@@ -92,7 +97,7 @@ class Logins:
         self.waiting += 1
 
     def left(self) -> None:
-        """A check has ended."""
+        """Takes note that a check has ended, and begins the next."""
         self._running -= 1
         while self._line and self._running < AT_A_TIME:
             login = self._next()
@@ -105,7 +110,7 @@ class Logins:
         return [one for names in self._line.values() for logins in names.values() for one in logins]
 
     def _next(self) -> _Login:
-        """Whose turn it is; its address and name are the last ones afterwards."""
+        """Returns whose turn it is. Its address and name are the last ones afterwards."""
         address = next(iter(self._line))
         names = self._line[address] = self._line.pop(address)
         name = next(iter(names))
@@ -113,8 +118,8 @@ class Logins:
         return next(iter(logins))
 
     def _of_another(self, address: str, name: str) -> _Login | None:
-        """The newest of the address, else of the name at this address, that has most of them, when that would not have fewer
-        left than this one then."""
+        """Returns the login that gives its place to this address and name: the newest of the address that has most, else of the
+        name that has most at this address. None when they would then have fewer than this one."""
         of_address = {one: sum(map(len, names.values())) for one, names in self._line.items()}
         most = max(of_address, key=of_address.__getitem__)
         if of_address[most] <= of_address.get(address, 0) + 1:

@@ -1,4 +1,4 @@
-"""What a user may do: rules of commands and queue names, ``publish:orders``, ``consume,look:logs.*``, ``all:*``."""
+"""Decides what a user may do, by rules of commands and queue names: ``publish:orders``, ``consume,look:logs.*``, ``all:*``."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ GROUPS: dict[str, frozenset[str]] = {
     word: frozenset(Command(number).name for number, row in TABLE.items() if word in row.words.split())
     for word in WORDS
 }
-"""Words for what goes together, from the table of commands. ``work`` is what a worker process needs of a queue: claim,
-retire, sideline, recover."""
+"""The commands of each word, from the table of commands. ``work`` is what a worker process needs of a queue: claim, retire,
+sideline, recover."""
 
 _WHOLE: dict[str, frozenset[str]] = {
     word: frozenset(Command(number).name for number, row in TABLE.items() if f"{word}*" in row.words.split())
     for word in WORDS
 }
-"""What a word includes in a rule for ``*`` only."""
+"""The commands that a word includes in a rule for ``*`` only."""
 
 FREE = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.CONNECTION) | {"PONG"}
 """Commands that are about the connection and need no permission."""
 
 _ABOUT_BROKER = frozenset(Command(number).name for number, row in TABLE.items() if row.about is About.BROKER)
 _MAKING = "DECLARE"
-"""Whoever may open a queue and not make it is refused this one."""
+"""The command that is refused to whoever may open a queue and not make it."""
 
 
 def words_for(command: str) -> list[str]:
-    """The words of the users file that include a command which was refused; with ``:*`` behind when only in a rule for
-    ``*``."""
+    """Returns the words of the users file that include a command, with ``:*`` behind when only in a rule for ``*``."""
     if command == _MAKING:
         return ["manage", "all"]
     found = [word for word in WORDS if command in GROUPS[word]]
@@ -49,7 +48,7 @@ _MAX_REMEMBERED = 4_096
 
 
 class Rule:
-    """Some commands on some queues. ``text`` is how it was written.
+    """Allows some commands on some queues. ``text`` is how it was written.
 
     Args:
         text: ``commands:queues``. Commands: the words of `GROUPS`, names of commands (``SEND``), or ``all``, with commas.
@@ -106,7 +105,7 @@ class Rule:
 
 
 class Permissions:
-    """The rules of one user. Thread-safe; remembers its answers."""
+    """Answers by all rules of one user, and remembers its answers. Thread-safe."""
 
     def __init__(self, rules: Iterable[str]) -> None:
         self._rules = [Rule(text) for text in rules]

@@ -1,4 +1,4 @@
-"""Who may do what: the interface between a broker's connections and whatever knows the users."""
+"""Says who may do what: the interface between a broker's connections and whatever knows the users."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Principal(Protocol):
 
 
 class Authenticator(Protocol):
-    """Thread-safe. `authenticate` may block (it runs off the event loop)."""
+    """Finds out who a client is. Thread-safe; `authenticate` may block, for it runs off the event loop."""
 
     @property
     def open(self) -> bool:
@@ -57,7 +57,7 @@ class Authenticator(Protocol):
         ...
 
     def authenticate(self, credentials: Credentials) -> Principal:
-        """Raises UnauthenticatedError, always with the same text: it does not say what was wrong."""
+        """Returns who the client is. Raises UnauthenticatedError, always with the same text: it does not say what was wrong."""
         ...
 
 
@@ -74,7 +74,7 @@ class Anyone:
 
 
 class AllowAll:
-    """For loopback: whoever can connect may do everything."""
+    """Lets everybody in, and everybody may do everything: for loopback."""
 
     open = True
 

@@ -1,4 +1,4 @@
-"""How fast somebody may be wrong: after some failures, each further one makes its author wait longer."""
+"""Makes whoever fails again and again wait longer each time."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Throttle:
         self._failures: OrderedDict[Hashable, tuple[int, float, float]] = OrderedDict()
 
     def failures(self, key: Hashable) -> int:
-        """How many failures are remembered of the key."""
+        """Returns how many failures are remembered of the key."""
         with self._lock:
             count, last, _ = self._failures.get(key, (0, 0.0, 0.0))
             return count if self._clock() - last <= self._forget_s else 0
 
     def wait_s(self, key: Hashable) -> float:
-        """How long this key must wait before it may try again; 0 = not at all."""
+        """Returns how long this key must wait before it may try again; 0 = not at all."""
         with self._lock:
             _, _, blocked_until = self._failures.get(key, (0, 0.0, 0.0))
             return max(0.0, blocked_until - self._clock())
 
     def failed(self, key: Hashable, free: int | None = None) -> None:
-        """One failure more; ``free`` counts instead of the throttle's own."""
+        """Counts a failure; ``free`` counts instead of the throttle's own."""
         with self._lock:
             now = self._clock()
             count, last, _ = self._failures.pop(key, (0, now, 0.0))

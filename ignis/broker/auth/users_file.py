@@ -1,6 +1,7 @@
-"""The users file: who may connect, with what, and to do what. Made by ``ignis broker user``, read by the broker.
+"""Reads and writes the users file: who may connect, with what, and to do what.
 
-JSON, mode 0600, replaced as a whole. It has hashes of passwords and digests of tokens, never these themselves.
+``ignis broker user`` makes it, the broker reads it. It is JSON of mode 0600, replaced as a whole. It has hashes of passwords and
+digests of tokens, never these themselves.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _POLL_S = 0.02
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of a token."""
+    """A token, as the file keeps it."""
 
     id: str
     digest: str
 
 
 class User(msgspec.Struct, forbid_unknown_fields=True):
-    """One user. ``certificate``: a verified client certificate with this common name is enough to be this user."""
+    """A user. ``certificate``: a verified client certificate with this common name is enough to be this user."""
 
     name: str
     allow: list[str]
@@ -47,7 +48,7 @@ class User(msgspec.Struct, forbid_unknown_fields=True):
     certificate: bool = False
 
     def check(self) -> None:
-        """Raises ConfigError: a name, rule or hash that cannot be."""
+        """Raises ConfigError for a name, rule or hash that cannot be."""
         check_name(self.name, "user")
         for rule in self.allow:
             Rule(rule)
@@ -56,13 +57,13 @@ class User(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Users(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole file."""
+    """The users of a file."""
 
     version: int = VERSION
     users: list[User] = []
 
     def find(self, name: str) -> User | None:
-        """The user of that name."""
+        """Returns the user of that name, or None."""
         return next((user for user in self.users if user.name == name), None)
 
 
@@ -112,7 +113,7 @@ def load_users(path: str | os.PathLike[str], *, as_owner: bool = False) -> Users
 
 @contextlib.contextmanager
 def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
-    """The users, to be changed; written back at the end of the block, unless it raises. One editor at a time.
+    """Gives the users to be changed, and writes them back at the end of the block unless it raises. One editor at a time.
 
     The file is made when it is not there, with mode 0600; one that is there keeps its owner and mode. What root makes in the
     directory of another user is that user's, whose broker could not read it else. Durable on return. Raises ConfigError as
@@ -147,7 +148,7 @@ def _lock(target: Path) -> FileLock:
 
 
 def _like(target: Path) -> os.stat_result:
-    """Whose the file and what lies beside it are to be: what is there of it, else its directory. Raises ConfigError where
+    """Returns whose the file and what lies beside it are to be: as the file is, else as its directory. Raises ConfigError where
     another user could replace it."""
     try:
         found = os.stat(target, follow_symlinks=False)
@@ -161,7 +162,7 @@ def _like(target: Path) -> os.stat_result:
 
 
 def _give(descriptor: int, like: os.stat_result) -> None:
-    """What root has made is its owner's. Not what has another name as well: the owner of the directory could have given it
+    """Gives what root has made to its owner. Not what has another name as well: the owner of the directory could have given it
     that, to be given a file of root's."""
     if os.geteuid() == 0 and os.fstat(descriptor).st_nlink == 1:
         os.fchown(descriptor, like.st_uid, like.st_gid)

@@ -26,6 +26,11 @@ class BrokerAddress(NamedTuple):
     password: str = ""
     tls: ssl.SSLContext | None = None
 
+    @property
+    def name(self) -> str:
+        """What the texts of errors call it."""
+        return f"broker {self.host}:{self.port}"
+
     def hello(self, instance: str) -> Connect:
         """CONNECT for it."""
         return Connect(

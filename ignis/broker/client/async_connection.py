@@ -1,33 +1,35 @@
-"""One connection of the client for coroutines: the machine, and the calls of the event loop's transport."""
+"""Carries the requests of the client for coroutines over one connection: the machine, and the event loop's calls."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from ignis.broker.client.pending_acks import PendingAcks
+from ignis.broker.client.client_request import ClientRequest
+from ignis.broker.client.pending_acks import MAX_PENDING, PendingAcks
 from ignis.broker.client.reconnect import final_tls_error
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import Answer, ClientMachine
+from ignis.broker.protocol.payloads import Connect
 from ignis.config import ClientSettings
-from ignis.errors import ClosedError, ConnectionLostError, IgnisError, MalformedFrameError
+from ignis.errors import ClosedError, ConnectionLostError, IgnisError, MalformedFrameError, StoreTimeoutError
 from ignis.native.wire import ReadArea
 
-__all__ = ["AsyncConnection", "Stream", "answer_in", "settle"]
+__all__ = ["AsyncConnection", "Stream"]
 
 _AREA_BYTES = 256 * 1024
 _SPARE_BYTES = 16 * 1024
 
-
 TIMED_OUT = Answer(None, 0, b"", None)
-"""In place of an answer."""
+"""Given in place of an answer when the time is up."""
 _GO_ON = Answer(None, 0, b"", None)
 
 
-def settle(future: asyncio.Future[Answer], answer: Answer) -> None:
+def set_answer(future: asyncio.Future[Answer], answer: Answer) -> None:
     """The answer, unless the one who waited is gone."""
     if not future.done():
         future.set_result(answer)
@@ -35,7 +37,7 @@ def settle(future: asyncio.Future[Answer], answer: Answer) -> None:
 
 async def answer_in(future: asyncio.Future[Answer], timeout_s: float) -> Answer | None:
     """Waits; None when the time is up. Unlike ``asyncio.wait_for`` it never swallows a cancellation."""
-    timer = future.get_loop().call_later(max(0.0, timeout_s), settle, future, TIMED_OUT)
+    timer = future.get_loop().call_later(max(0.0, timeout_s), set_answer, future, TIMED_OUT)
     try:
         answer = await future
     finally:
@@ -59,7 +61,7 @@ class Stream:
     def look(self, answer: Answer = TIMED_OUT) -> None:
         """Who waits finds out that something has changed."""
         if self._waiting is not None:
-            settle(self._waiting, answer)
+            set_answer(self._waiting, answer)
 
     async def next(self, timeout_s: float) -> Answer | None:
         """The next answer, or None when none came in time. Raises its error, or ClosedError after the last."""
@@ -80,13 +82,13 @@ class Stream:
 
 
 class AsyncConnection(asyncio.BufferedProtocol):
-    """One connection: the machine, and the transport's calls."""
+    """Carries requests and their answers over one connection. Belongs to its event loop."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.machine = ClientMachine(ReadArea(_AREA_BYTES), settings.max_frame_bytes, settings.max_pending)
         self._blocked: list[asyncio.Future[Answer]] | None = None
         """Who waits until the broker reads again; None while it does."""
-        self.unwaited = PendingAcks()
+        self.pending_acks = PendingAcks()
         self.lost_because: str | None = None
         self.tls_error: ssl.SSLError | None = None
         """Why the other side ended it, if it was about TLS."""
@@ -123,10 +125,87 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except (MalformedFrameError, IgnisError) as exc:
             self.lose(str(exc), exc)
 
-    def cancel(self, request_id: int, ask: ClientRequest[Any], unseen: Iterable[Answer] = ()) -> None:
+    # -- requests
+
+    async def greet(self, head: Connect, timeout_s: float) -> None:
+        """CONNECT. Raises what the broker answers, ConnectionLostError, StoreTimeoutError, SSLError."""
+        answered: asyncio.Future[Answer] = self.loop.create_future()
+        self.write(self.machine.connect(head, answered))
+        answer = await answer_in(answered, timeout_s)
+        if answer is None:
+            raise StoreTimeoutError("CONNECT", int(timeout_s * 1000), "client.connect_timeout_s")
+        if isinstance(answer.error, ConnectionLostError) and self.tls_error is not None:
+            raise self.tls_error
+        if answer.error is not None:
+            raise answer.error
+
+    async def exchange(self, request: ClientRequest[Any], timeout_s: float) -> bytes:
+        """The payload of the answer. Raises what the broker answers; ConnectionLostError, TooManyRequestsError;
+        StoreTimeoutError: whether it was done is open, and the answer is dropped, and undone, when it comes. So it is when
+        this is cancelled."""
+        began_s = self.loop.time()
+        future: asyncio.Future[Answer] = self.loop.create_future()
+        request_id = await self.begin(request, future, timeout_s)
+        try:
+            answer = await answer_in(future, timeout_s - (self.loop.time() - began_s))
+        except asyncio.CancelledError:
+            # The answer may have come in the moment between.
+            self.cancel(request_id, request, [future.result()] if future.done() and not future.cancelled() else ())
+            raise
+        if answer is None:
+            self.cancel(request_id, request)
+            raise StoreTimeoutError(f"{request.command.name} to the broker", int(timeout_s * 1000), "client.timeout_s")
+        if answer.error is not None:
+            raise answer.error
+        return answer.payload
+
+    async def begin(self, request: ClientRequest[Any], token: Any, timeout_s: float) -> int:
+        """Sends a request whose answers go to the token; returns its id."""
+        await self.writable(timeout_s)
+        streams = request.command == Command.SUBSCRIBE
+        request_id, frame = self.machine.request(request.command, request.payload, token, streams=streams, sent=True)
+        self.write(frame)
+        return request_id
+
+    async def tell(self, request: ClientRequest[int], timeout_s: float) -> None:
+        """Sends a request whose answer nobody waits for, see `wait_acks`; waits when too many have none yet. Raises what an
+        earlier one was answered; then this one was not sent."""
+        if self.pending_acks.count >= MAX_PENDING:
+            await self._wait_down_to(MAX_PENDING // 2, timeout_s)
+        error = self.pending_acks.take_error()
+        if error is not None:
+            raise error
+        await self.begin(request, self.pending_acks, timeout_s)
+        self.pending_acks.count += 1
+
+    async def wait_acks(self, timeout_s: float) -> int:
+        """Waits until everything that was told is answered; returns how many messages that retired since the last
+        call. Raises the first refusal."""
+        await self._wait_down_to(0, timeout_s)
+        error = self.pending_acks.take_error()
+        if error is not None:
+            raise error
+        return self.pending_acks.take_retired()
+
+    async def _wait_down_to(self, most: int, timeout_s: float) -> None:
+        if self.pending_acks.count <= most:
+            return
+        future: asyncio.Future[Answer] = self.loop.create_future()
+        self.pending_acks.when_down_to(most, functools.partial(set_answer, future))
+        if await answer_in(future, timeout_s) is None:
+            raise StoreTimeoutError("acknowledgements", int(timeout_s * 1000), "client.timeout_s")
+
+    def cancel(self, request_id: int, request: ClientRequest[Any], unseen: Iterable[Answer] = ()) -> None:
         """Nobody waits for the answer of this one any more; see `ClientMachine.cancel`."""
-        self.machine.cancel(request_id, ask.undo, unseen)
+        self.machine.cancel(request_id, request.undo, unseen)
         self._undo()
+
+    def end_stream(self, request_id: int, stream: Stream) -> None:
+        """A subscription is over; what was delivered and not looked at is forgotten."""
+        self.machine.end_stream(request_id)
+        stream.answers.clear()
+        stream.over = True
+        stream.look()
 
     def _undo(self) -> None:
         while self.machine.owes:
@@ -144,7 +223,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         blocked, self._blocked = self._blocked, None
         for future in blocked or ():
-            settle(future, _GO_ON)
+            set_answer(future, _GO_ON)
 
     async def writable(self, timeout_s: float) -> None:
         """Returns when the broker reads. Raises ConnectionLostError when it does not in time; nothing was sent."""
@@ -152,7 +231,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
             future: asyncio.Future[Answer] = self.loop.create_future()
             self._blocked.append(future)
             if await answer_in(future, timeout_s) is None:
-                raise ConnectionLostError("the broker does not read", sent=False)
+                raise ConnectionLostError("the broker does not read what it is sent", sent=False)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.tls_error = final_tls_error(exc)
@@ -177,7 +256,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         for answer in answers:
             token = answer.token
             if isinstance(token, asyncio.Future):
-                settle(token, answer)
+                set_answer(token, answer)
             elif token is not None:
                 token.put(answer)
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
-from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_of
+from ignis.broker.client.client_request import ClientRequest
+from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers, runs_of
 from ignis.config import ClientSettings
 from ignis.errors import BadRequestError, IgnisError, PermissionDeniedError, StoreTimeoutError
 from ignis.log_limit import LimitedLog
@@ -34,7 +34,7 @@ _LOOK_S = 0.5
 """How often the connection is looked at while something is held: a broker that was started anew waits for its clients."""
 
 
-class _Link(Protocol):
+class _Connection(Protocol):
     def look(self) -> bool: ...
 
 
@@ -50,9 +50,9 @@ class Connects(Protocol):
     @property
     def closed(self) -> bool: ...
     @property
-    def link(self) -> _Link | None: ...
+    def connection(self) -> _Connection | None: ...
     def connect(self, timeout_s: float | None = None) -> Any: ...
-    def ask(self, ask: ClientRequest[T]) -> T: ...
+    def ask(self, request: ClientRequest[T]) -> T: ...
 
 
 class ClaimTracker:
@@ -75,15 +75,15 @@ class ClaimTracker:
         """Magazines of which a claim's answer did not arrive."""
         self._resuming: set[str] = set()
         self._said = 1
+        """The number of the connection on which all that is held was said; the first has nothing to say."""
         self._troubles = LimitedLog(log)
-        """The connection, by its number, on which all that is held was said; the first has nothing to say."""
         self._changed = threading.Condition(threading.Lock())  # over all of the above
         self._thread: threading.Thread | None = None
         self._closed = False
 
     @contextmanager
     def claiming(self, magazine: str) -> Iterator[list[Claim]]:
-        """For the length of one claim; put what it found into the list."""
+        """Surrounds a claim; put what it found into the list."""
         found: list[Claim] = []
         arrived = False
         if not self._keeps and self._client.connects > self._said:
@@ -112,7 +112,7 @@ class ClaimTracker:
                 self._changed.notify_all()
 
     def accounted(self, magazine: str, pointers: Pointers) -> None:
-        """These are held no longer."""
+        """Forgets what is held no longer."""
         if self._held.count_of(magazine):
             with self._changed:
                 self._held.take(magazine, [run for shard, many in pointers.items() for run in runs_of(shard, many)])
@@ -140,8 +140,8 @@ class ClaimTracker:
                 if self._changed.wait_for(lambda: self._closed, _LOOK_S):
                     return
             try:
-                link = self._client.link
-                if link is None or not link.look():
+                connection = self._client.connection
+                if connection is None or not connection.look():
                     self._client.connect(self._client.settings.max_retry_wait_s)
                 self._resume()
             except IgnisError as exc:
@@ -182,7 +182,7 @@ class ClaimTracker:
             self._doubtful.discard(magazine)
         return True
 
-    def _say(self, magazine: str, runs: Sequence[Run]) -> None:
+    def _say(self, magazine: str, runs: Sequence[PointerRange]) -> None:
         if sum(stop - start for _, start, stop in runs) > MAX_POINTERS:
             log.warning("more than %d messages of %s are held: a new broker is not told", MAX_POINTERS, magazine)
             return

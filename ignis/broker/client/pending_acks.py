@@ -10,7 +10,7 @@ from ignis.errors import IgnisError
 
 __all__ = ["PendingAcks"]
 
-MOST_OPEN = 64
+MAX_PENDING = 64
 """Requests of one connection that may be unanswered; a further one waits until half of them are."""
 
 
@@ -21,7 +21,7 @@ class PendingAcks:
     """
 
     def __init__(self) -> None:
-        self.open = 0
+        self.count = 0
         """Requests without an answer."""
         self._retired = 0
         self._error: IgnisError | None = None
@@ -29,7 +29,7 @@ class PendingAcks:
 
     def put(self, answer: Answer) -> None:
         """An answer came, or the connection was lost."""
-        self.open -= 1
+        self.count -= 1
         error = answer.error
         if error is None:
             try:
@@ -39,8 +39,8 @@ class PendingAcks:
         if self._error is None:
             self._error = error
         if self._waiting:
-            due = [call for most, call in self._waiting if self.open <= most]
-            self._waiting = [one for one in self._waiting if self.open > one[0]]
+            due = [call for most, call in self._waiting if self.count <= most]
+            self._waiting = [one for one in self._waiting if self.count > one[0]]
             for call in due:
                 call(answer)
 

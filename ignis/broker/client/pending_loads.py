@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.client.sync_connection import SyncConnection
@@ -25,7 +25,7 @@ _NONE = Answer(None, 0, b"", None)
 def begin(
     client: SyncClient,
     gate: Gate,
-    ask: ClientRequest[Placed],
+    request: ClientRequest[Placed],
     batches: Sequence[tuple[int, PackedBatch]],
     after: PendingLoad | None,
 ) -> PendingLoad | None:
@@ -39,12 +39,12 @@ def begin(
     Raises ConnectionLostError, TooManyRequestsError, ForkedHandleError, ClosedError.
     """
     client.check()
-    link = client.link
-    if link is None or not link.usable or (isinstance(after, _Sent) and after.link is not link):
+    connection = client.connection
+    if connection is None or not connection.usable or (isinstance(after, _Sent) and after.connection is not connection):
         return None
     gate.enter()
     try:
-        sent = _Sent(client, gate, link, ask, batches)
+        sent = _Sent(client, gate, connection, request, batches)
     except BaseException:
         gate.leave()
         raise
@@ -60,21 +60,21 @@ class _Sent:
         self,
         client: SyncClient,
         gate: Gate,
-        link: SyncConnection,
-        ask: ClientRequest[Placed],
+        connection: SyncConnection,
+        request: ClientRequest[Placed],
         batches: Sequence[tuple[int, PackedBatch]],
     ) -> None:
-        self.link = link
+        self.connection = connection
         self._client = client
         self._gate = gate
-        self._ask = ask
+        self._request = request
         self._batches = batches
         self._slot = Slot()
         self._timeout_s = client.settings.timeout_s
         self._deadline = time.monotonic() + self._timeout_s
         self._answer = _NONE
         self.following: _Sent | None = None
-        self._request_id = link.begin(ask.command, ask.payload, self._slot, self._deadline)
+        self._request_id = connection.begin(request.command, request.payload, self._slot, self._deadline)
 
     def result(self) -> list[int]:
         try:
@@ -85,7 +85,7 @@ class _Sent:
             elif error is not None:
                 raise error
             else:
-                placed = self._ask.parse(self._answer.payload)
+                placed = self._request.parse(self._answer.payload)
         finally:
             self._gate.leave()
         for (shard, batch), (_, first, _) in zip(self._batches, placed, strict=True):
@@ -98,10 +98,10 @@ class _Sent:
             return
         found = None
         try:
-            found = self.link.next_answer(self._slot, self._deadline - time.monotonic())
+            found = self.connection.next_answer(self._slot, self._deadline - time.monotonic())
         finally:
             if found is None:
-                self.link.cancel(self._request_id, self._slot)
+                self.connection.cancel(self._request_id, self._slot)
         if found is None:
             error = StoreTimeoutError("SEND_BATCH", int(1000 * self._timeout_s), "client.timeout_s")
             self._answer = _NONE._replace(error=error)
@@ -109,11 +109,11 @@ class _Sent:
             self._answer = found
 
     def _again(self) -> Placed:
-        """It was not carried out, and so nothing was that was sent behind it: each is sent again in its turn, on another
-        connection. This one is given up, but not before it has answered them all."""
-        self.link.give_notice()
+        """Sends the load again, on another connection. It was not carried out, and so nothing was that was sent behind it: each
+        is sent again in its turn. This connection is given up, but not before it has answered them all."""
+        self.connection.give_notice()
         following = self.following
         while following is not None:
             following.gather()
             following = following.following
-        return self._client.ask(self._ask)
+        return self._client.ask(self._request)

@@ -1,4 +1,4 @@
-"""What is tried again when a connection cannot be made, and what is not: the rules that both clients share.
+"""Decides what is tried again when a connection cannot be made, and what is not, for both clients.
 
 A broker that is not there may come back; a certificate that is not trusted, a port where something else listens and
 credentials that are refused stay as they are, and are said at once, with the option that is about them.
@@ -27,7 +27,7 @@ from ignis.errors import (
     TooManyRequestsError,
 )
 
-__all__ = ["Telling", "explained", "final_tls_error", "retry_rules", "speaks_tls"]
+__all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tls"]
 
 _AGAIN = (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
 _TIME_UP = (StoreTimeoutError, TimeoutError)
@@ -35,8 +35,8 @@ _CUT_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SS
 _PROBE_S = 2.0
 
 
-class Telling:
-    """The last failure of an attempt that says more than that its time was up."""
+class Attempts:
+    """Remembers the last failure of an attempt that says more than that its time was up."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -48,10 +48,10 @@ class Telling:
             self.failure = failure
 
 
-def retry_rules(settings: ClientSettings, limit_s: float, telling: Telling) -> dict[str, Any]:
-    """For ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
+def retry_rules(settings: ClientSettings, limit_s: float, attempts: Attempts) -> dict[str, Any]:
+    """Returns the rules for ``tenacity``: growing waits, none that would end after ``limit_s`` seconds."""
     return {
-        "after": telling.note,
+        "after": attempts.note,
         "stop": tenacity.stop_before_delay(limit_s),
         "wait": tenacity.wait_random_exponential(multiplier=settings.retry_wait_s, max=settings.max_retry_wait_s),
         "retry": tenacity.retry_if_exception(_worth_another_try),
@@ -64,22 +64,22 @@ def _worth_another_try(exc: BaseException) -> bool:
 
 
 def final_tls_error(exc: BaseException | None) -> ssl.SSLError | None:
-    """The exception, if it is about TLS and comes again with every attempt; not when the other side just went away."""
+    """Returns the exception if it is about TLS and comes again with every attempt; not when the other side just went away."""
     return exc if isinstance(exc, ssl.SSLError) and not isinstance(exc, _CUT_OFF) else None
 
 
-def explained(exc: BaseException, endpoint: BrokerAddress, telling: Telling) -> IgnisError:
-    """What the user is told: where, why, and which option is about it. An attempt that had next to no time left says
+def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts) -> IgnisError:
+    """Makes what the user is told: where, why, and which option is about it. An attempt that had next to no time left says
     nothing that an earlier one did not say better."""
-    if isinstance(exc, _TIME_UP) and telling.failure is not None:
-        exc = telling.failure
-    where = f"broker {endpoint.host}:{endpoint.port}"
+    if isinstance(exc, _TIME_UP) and attempts.failure is not None:
+        exc = attempts.failure
+    where = address.name
     tls = final_tls_error(exc)
     if tls is not None:
-        return TlsError(f"{where}: {_about_tls(tls, endpoint)}")
+        return TlsError(f"{where}: {_about_tls(tls, address)}")
     if isinstance(exc, MalformedFrameError):
         return ProtocolError(f"{where}: what listens there is not a broker of ignis: {exc}")
-    if isinstance(exc, ConnectionLostError) and endpoint.tls is not None:
+    if isinstance(exc, ConnectionLostError) and address.tls is not None:
         return StoreUnreachableError(
             f"{where}: {exc}; a broker with TLS ends it like this when it wants a client's certificate that its own"
             " authorities signed (options cert and key)"
@@ -90,8 +90,8 @@ def explained(exc: BaseException, endpoint: BrokerAddress, telling: Telling) -> 
     return exc
 
 
-def _about_tls(exc: ssl.SSLError, endpoint: BrokerAddress) -> str:
-    if endpoint.tls is None:
+def _about_tls(exc: ssl.SSLError, address: BrokerAddress) -> str:
+    if address.tls is None:
         return "it speaks TLS; use ignis+tls:// and option ca"
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {exc.verify_message} (option ca: the authorities to trust)"
@@ -103,15 +103,15 @@ def _about_tls(exc: ssl.SSLError, endpoint: BrokerAddress) -> str:
     return f"TLS failed: {reason}"
 
 
-def speaks_tls(endpoint: BrokerAddress) -> bool:
+def speaks_tls(address: BrokerAddress) -> bool:
     """Whether TLS is spoken where a client without it was cut off before it got an answer. Takes two seconds at most;
     nothing is sent but the beginning of a handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is trusted, nothing is told
-    with contextlib.suppress(OSError), socket.create_connection((endpoint.host, endpoint.port), _PROBE_S) as sock:
+    with contextlib.suppress(OSError), socket.create_connection((address.host, address.port), _PROBE_S) as sock:
         try:
-            context.wrap_socket(sock, server_hostname=endpoint.host).close()
+            context.wrap_socket(sock, server_hostname=address.host).close()
         except ssl.SSLError as exc:
             return "ALERT" in (exc.reason or "")
         return True

@@ -11,7 +11,7 @@ __all__ = ["Slot"]
 
 
 class Slot:
-    """Where one thread waits: for one answer, or for those of a subscription. Guarded by the link's lock."""
+    """Where one thread waits: for one answer, or for those of a subscription. Guarded by the connection's lock."""
 
     __slots__ = ("answers", "over", "parked", "signal")
 
@@ -24,7 +24,7 @@ class Slot:
         """Made when its thread has to sleep for the first time; a lone caller never does."""
 
     def put(self, answer: Answer) -> None:
-        """An answer came. Caller holds the link's lock."""
+        """An answer came. Caller holds the connection's lock."""
         self.answers.append(answer)
         if answer.last:
             self.over = True
@@ -32,7 +32,7 @@ class Slot:
             self.wake()
 
     def park(self) -> threading.Lock:
-        """What to wait at. Caller holds the link's lock."""
+        """What to wait at. Caller holds the connection's lock."""
         self.parked = True
         if self.signal is None:
             self.signal = threading.Lock()
@@ -40,7 +40,7 @@ class Slot:
         return self.signal
 
     def wake(self) -> None:
-        """The thread looks again. Caller holds the link's lock."""
+        """The thread looks again. Caller holds the connection's lock."""
         if self.parked:
             self.parked = False
             assert self.signal is not None

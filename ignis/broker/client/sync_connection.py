@@ -1,4 +1,4 @@
-"""One connection of the sync client, shared by any number of threads, without a thread of its own.
+"""Carries the requests of any number of threads over one connection, without a thread of its own.
 
 Whoever waits for an answer reads: if nobody reads, a waiting thread becomes the reader and gives every answer that
 comes to whom it belongs; when its own is there it passes the reading on to another waiting thread. So a lone caller
@@ -14,10 +14,10 @@ import threading
 import time
 from collections import deque
 
-from ignis.broker.client.pending_acks import MOST_OPEN, PendingAcks
+from ignis.broker.client.pending_acks import MAX_PENDING, PendingAcks
 from ignis.broker.client.reconnect import final_tls_error
 from ignis.broker.client.slot import Slot
-from ignis.broker.client.sync_transport import SLICE_S, open_pipe
+from ignis.broker.client.sync_transport import SLICE_S, open_transport
 from ignis.broker.protocol.commands import ANSWERS, Command
 from ignis.broker.protocol.machine import Answer, ClientMachine, State, Undo
 from ignis.broker.protocol.payloads import Connect
@@ -42,18 +42,18 @@ _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
 class SyncConnection:
-    """One connection for any number of threads: whoever waits for an answer reads for all. Thread-safe.
+    """Carries requests and their answers over one connection: whoever waits for an answer reads for all. Thread-safe.
 
     Args:
-        sock: connected; the link owns it from now on.
+        sock: connected; the connection owns it from now on.
         max_frame_bytes, max_pending: see `ClientMachine`.
     """
 
     def __init__(self, sock: socket.socket, max_frame_bytes: int, max_pending: int) -> None:
         self.machine = ClientMachine(ReadArea(_CHUNK_BYTES), max_frame_bytes, max_pending)
         self.heard_s = time.monotonic()
-        self.unwaited = PendingAcks()
-        self._pipe = open_pipe(sock)
+        self.pending_acks = PendingAcks()
+        self._transport = open_transport(sock)
         self._sending = threading.Lock()  # taken before the next one, never after
         self._lock = threading.Lock()  # over the machine, the slots and the three below
         self._reader = 0
@@ -108,7 +108,7 @@ class SyncConnection:
             self._glance()
         slot = Slot()
         request_id = 0
-        fd = self._pipe.bare_fd
+        fd = self._transport.bare_fd
         if fd >= 0 and timeout_s >= SLICE_S and self._sending.acquire(blocking=False):
             request_id, found = self._alone(fd, command, payload, slot, deadline, undo)
             if found is not None:
@@ -122,7 +122,7 @@ class SyncConnection:
             raise
         if answer is None:
             self.cancel(request_id, slot, undo)
-            raise StoreTimeoutError(f"request {command} to the broker", int(timeout_s * 1000), "client.timeout_s")
+            raise StoreTimeoutError(f"{Command(command).name} to the broker", int(timeout_s * 1000), "client.timeout_s")
         if answer.error is not None:
             raise answer.error
         return answer.payload
@@ -199,8 +199,8 @@ class SyncConnection:
                 if self.machine.draining and command not in _FINISHING:
                     raise ConnectionLostError("the broker is shutting down", sent=False)
                 request_id, frame = self.machine.request(command, payload, slot, streams=streams, sent=True)
-                if slot is self.unwaited:
-                    self.unwaited.open += 1
+                if slot is self.pending_acks:
+                    self.pending_acks.count += 1
                 if self.machine.owes:
                     frame = self.machine.undo() + frame
             self._push(frame, deadline)
@@ -216,24 +216,24 @@ class SyncConnection:
         return answer
 
     def tell(self, command: int, payload: bytes, timeout_s: float) -> None:
-        """Sends a request whose answer nobody waits for, see `settle`; waits when too many have none yet. Raises what an
+        """Sends a request whose answer nobody waits for, see `wait_acks`; waits when too many have none yet. Raises what an
         earlier one was answered; then this one was not sent."""
         deadline = time.monotonic() + timeout_s
-        if self.unwaited.open >= MOST_OPEN:
-            self._await_open(MOST_OPEN // 2, deadline)
+        if self.pending_acks.count >= MAX_PENDING:
+            self._await_open(MAX_PENDING // 2, deadline)
         with self._lock:
-            error = self.unwaited.take_error()
+            error = self.pending_acks.take_error()
         if error is not None:
             raise error
-        self.begin(command, payload, self.unwaited, deadline)
+        self.begin(command, payload, self.pending_acks, deadline)
 
-    def settle(self, timeout_s: float) -> int:
+    def wait_acks(self, timeout_s: float) -> int:
         """Waits until everything that was told is answered; returns how many messages that retired since the last
         call. Raises the first refusal."""
         self._await_open(0, time.monotonic() + timeout_s)
         with self._lock:
-            error = self.unwaited.take_error()
-            retired = 0 if error is not None else self.unwaited.take_retired()
+            error = self.pending_acks.take_error()
+            retired = 0 if error is not None else self.pending_acks.take_retired()
         if error is not None:
             raise error
         return retired
@@ -241,9 +241,9 @@ class SyncConnection:
     def _await_open(self, most: int, deadline: float) -> None:
         slot, left_s = Slot(), deadline - time.monotonic()
         with self._lock:
-            if self.unwaited.open <= most:
+            if self.pending_acks.count <= most:
                 return
-            self.unwaited.when_down_to(most, slot.put)
+            self.pending_acks.when_down_to(most, slot.put)
         if self._answer(slot, deadline) is None:
             raise StoreTimeoutError("acknowledgements", int(left_s * 1000), "client.timeout_s")
 
@@ -276,7 +276,7 @@ class SyncConnection:
         try:
             while True:
                 try:
-                    sent = self._pipe.send(view)
+                    sent = self._transport.send(view)
                     if sent == len(view):
                         return
                     view = view[sent:]
@@ -295,7 +295,7 @@ class SyncConnection:
 
     def _await_writable(self) -> None:
         """The broker may be waiting for us to read before it reads: so read what there is meanwhile."""
-        found = self._pipe.ready(select.POLLOUT | select.POLLIN, _WRITE_SLICE_S)
+        found = self._transport.ready(select.POLLOUT | select.POLLIN, _WRITE_SLICE_S)
         if found & ~select.POLLOUT and not self._glance():
             time.sleep(0.001)  # another thread reads; it is at it
 
@@ -362,12 +362,12 @@ class SyncConnection:
         """Reads no more; another one is to. Caller holds the lock."""
         self._reader = 0
         if self._lost is not None:
-            self._pipe.close()  # not before: its number must not be another's while somebody is inside with it
+            self._transport.close()  # not before: its number must not be another's while somebody is inside with it
         if self._parked:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """One waiting thread looks whether it is to read. Caller holds the lock."""
+        """Wakes one waiting thread, which looks whether it is to read. Caller holds the lock."""
         while self._parked:
             slot = self._parked.popleft()
             if slot.parked:
@@ -378,7 +378,7 @@ class SyncConnection:
         """Waits for bytes, for a bounded time, and gives out what they answer. Only the reader calls this."""
         try:
             with self.machine.receive_buffer() as buffer:
-                size = self._pipe.receive(buffer, timeout_s)
+                size = self._transport.receive(buffer, timeout_s)
             if size is not None:
                 self._took(size)
         except (MalformedFrameError, IgnisError) as exc:
@@ -409,7 +409,7 @@ class SyncConnection:
         if not self._sending.acquire(blocking=False):
             return
         try:
-            if self._pipe.ready(select.POLLOUT, 0):
+            if self._transport.ready(select.POLLOUT, 0):
                 with self._lock:
                     frames = self.machine.undo()
                 self._push(frames, time.monotonic() + SLICE_S)
@@ -437,6 +437,6 @@ class SyncConnection:
             while self._parked:
                 self._wake_one()
             unread = self._reader in (0, threading.get_ident())
-        self._pipe.shut()
+        self._transport.shut()
         if unread:
-            self._pipe.close()
+            self._transport.close()

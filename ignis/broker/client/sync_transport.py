@@ -13,7 +13,7 @@ import ssl
 import struct
 import threading
 
-__all__ = ["SLICE_S", "SyncTransport", "TlsTransport", "open_pipe"]
+__all__ = ["SLICE_S", "SyncTransport", "TlsTransport", "open_transport"]
 
 SLICE_S = 0.5
 """No wait for bytes is longer, so that whoever reads looks now and then whether it is still to."""
@@ -21,7 +21,7 @@ _TLS_PIECE_BYTES = 256 * 1024
 _TIMEVAL = struct.Struct("@ll")
 
 
-def open_pipe(sock: socket.socket) -> SyncTransport:
+def open_transport(sock: socket.socket) -> SyncTransport:
     """Takes over a connected socket, with or without TLS."""
     return TlsTransport(sock) if isinstance(sock, ssl.SSLSocket) else SyncTransport(sock)
 
@@ -30,7 +30,7 @@ class SyncTransport:
     """A connection in the clear. One thread may send while another receives; `shut` from any.
 
     Args:
-        sock: connected; the pipe owns it from now on.
+        sock: connected; the transport owns it from now on.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -44,7 +44,7 @@ class SyncTransport:
 
     @property
     def bare_fd(self) -> int:
-        """Of the socket, where bytes go as they are; -1 with TLS."""
+        """The number of the socket, where bytes go as they are; -1 with TLS."""
         return self._fd
 
     def send(self, view: memoryview) -> int:

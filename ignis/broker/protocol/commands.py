@@ -28,7 +28,7 @@ MAX_HEAD_BYTES = 256 * 1024
 """Largest head of a request, which MessagePack makes much larger in memory; see `Size`. What is behind it, the bulk,
 is only bounded by the frame."""
 OWN_TTL = 0xFFFF_FFFF_FFFF_FFFF
-"""In place of a time to live: the queue's own ``message_expiry_s``. 0 = never expires."""
+"""Stands in place of a time to live for the queue's own ``message_expiry_s``. 0 = never expires."""
 
 
 class Command(enum.IntEnum):

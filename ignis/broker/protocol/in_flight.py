@@ -9,33 +9,33 @@ from ignis.native.wire import count_runs, pack_pointers, runs_between, unpack_ru
 from ignis.storage.runs import Runs
 from ignis.storage.runs import runs_of as pairs_of
 
-__all__ = ["MOST_RUNS", "InFlight", "Run", "as_pointers", "runs_in", "runs_of"]
+__all__ = ["MOST_RUNS", "InFlight", "PointerRange", "as_pointers", "runs_in", "runs_of"]
 
 MOST_RUNS = 4_096
-"""Of a list that is taken apart at once: a longer one would keep everybody else waiting."""
+"""The longest list that is taken apart at once: a longer one would keep everybody else waiting."""
 
-Run = tuple[int, int, int]
-"""(shard, first pointer, behind the last)."""
+PointerRange = tuple[int, int, int]
+"""(shard, first pointer, behind the last): the last is not part of it, as it is of a `Run` of the storage contract."""
 
 
-def runs_of(shard: int, pointers: Sequence[int]) -> list[Run]:
+def runs_of(shard: int, pointers: Sequence[int]) -> list[PointerRange]:
     """The runs of some pointers of one shard."""
     if isinstance(pointers, (Runs, range)):
         return [(shard, start, stop) for start, stop in pairs_of(pointers)]
     return unpack_runs(pack_pointers({shard: pointers}))
 
 
-def runs_in(payload: bytes, at: int) -> list[Run]:
+def runs_in(payload: bytes, at: int) -> list[PointerRange]:
     """The runs of a request, in a thread that others share the interpreter with: it lets them in between. Raises
     MalformedFrameError."""
-    runs: list[Run] = []
+    runs: list[PointerRange] = []
     count = count_runs(payload, at)
     for first in range(0, count, MOST_RUNS):
         runs += runs_between(payload, at, first, min(count, first + MOST_RUNS))
     return runs
 
 
-def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:
+def as_pointers(runs: Iterable[PointerRange]) -> dict[int, Sequence[int]]:
     """Shard -> pointers, as stores take them: a range where there is one run, else `Runs`. Nothing is made per pointer."""
     grouped: dict[int, list[tuple[int, int]]] = {}
     for shard, start, stop in runs:
@@ -44,7 +44,7 @@ def as_pointers(runs: Iterable[Run]) -> dict[int, Sequence[int]]:
 
 
 class InFlight:
-    """Sets of pointers per magazine, kept as runs: what they cost does not grow with the messages. One thread at a
+    """Keeps sets of pointers for each magazine, as runs: what they cost does not grow with the messages. One thread at a
     time."""
 
     def __init__(self) -> None:
@@ -69,8 +69,8 @@ class InFlight:
         else:
             self._counts.pop(magazine, None)
 
-    def add(self, magazine: str, runs: Iterable[Run]) -> None:
-        """Pointers that are held already are no mistake: a store that fires one again after a power cut means the
+    def add(self, magazine: str, runs: Iterable[PointerRange]) -> None:
+        """Adds pointers. Those that are held already are no mistake: a store that fires one again after a power cut means the
         same one."""
         self.ever.add(magazine)
         for shard, start, stop in runs:
@@ -88,7 +88,7 @@ class InFlight:
                 high = mine.pop(at)[1]
             mine.insert(at, (low, high))
 
-    def take(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
+    def take(self, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
         """Removes what is held of the runs, and returns it."""
         taken = [
             (shard, low, high) for shard, start, stop in runs for low, high in self._cut(magazine, shard, start, stop)
@@ -114,9 +114,9 @@ class InFlight:
             del self._runs[magazine, shard]
         return [(max(first, start), min(last, stop)) for first, last in inside]
 
-    def take_all(self) -> dict[str, list[Run]]:
+    def take_all(self) -> dict[str, list[PointerRange]]:
         """Magazine -> runs; nothing is held afterwards."""
-        found: dict[str, list[Run]] = {}
+        found: dict[str, list[PointerRange]] = {}
         for (magazine, shard), runs in sorted(self._runs.items()):
             found.setdefault(magazine, []).extend((shard, start, stop) for start, stop in runs)
         self._runs.clear()
@@ -130,25 +130,25 @@ class InFlight:
             del self._runs[key]
         self.count -= self._counts.pop(magazine, 0)
 
-    def runs(self, magazine: str) -> list[Run]:
+    def runs(self, magazine: str) -> list[PointerRange]:
         """What is held of one magazine."""
         return [(shard, *run) for (name, shard), runs in sorted(self._runs.items()) if name == magazine for run in runs]
 
-    def without(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
+    def without(self, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
         """What is held of one magazine but for these; all of it stays held."""
         taken = self.take(magazine, runs)
         left = self.runs(magazine)
         self.add(magazine, taken)
         return left
 
-    def both(self, magazine: str, runs: Iterable[Run]) -> list[Run]:
+    def both(self, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
         """What is held of the runs; it stays held."""
         found = self.take(magazine, runs)
         self.add(magazine, found)
         return found
 
     def magazines(self) -> list[str]:
-        """Of which something is held."""
+        """Returns the magazines of which something is held."""
         return list(self._counts)
 
     def join(self, other: InFlight) -> None:

@@ -14,17 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
+from ignis.broker.protocol.encoding import head_bytes, pack, pack_connect, unpack, unpack_connect
 from ignis.broker.protocol.errors import failure_of, to_exception
-from ignis.broker.protocol.payloads import (
-    Connect,
-    Connected,
-    Failure,
-    head_bytes,
-    pack,
-    pack_connect,
-    unpack,
-    unpack_connect,
-)
+from ignis.broker.protocol.payloads import Connect, Connected, Failure
 from ignis.broker.protocol.screening import HEAD_BYTES, SCREENED_BYTES, Unfit, check_head_bytes, name_at_head
 from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import (
@@ -235,7 +227,7 @@ class Answer(NamedTuple):
 
 
 class Asking(Protocol):
-    """What is sent: see `ignis.broker.client.requests.ClientRequest`."""
+    """What is sent: see `ignis.broker.client.client_request.ClientRequest`."""
 
     @property
     def command(self) -> Command: ...

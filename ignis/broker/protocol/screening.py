@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from ignis.broker.protocol.commands import ANSWERS, MAX_HEAD_BYTES, PRE_AUTH_FRAME_BYTES, Command
-from ignis.broker.protocol.payloads import head_bytes
+from ignis.broker.protocol.encoding import head_bytes
 from ignis.broker.protocol.table import LARGE, WHOLE
 from ignis.errors import BadRequestError
 
@@ -18,11 +18,11 @@ __all__ = ["HEAD_BYTES", "SCREENED_BYTES", "Unfit", "check_head_bytes", "name_at
 SCREENED_BYTES = PRE_AUTH_FRAME_BYTES
 """Frames up to this size come to the end before anything is decided."""
 _MOST_BYTES = MAX_HEAD_BYTES
-"""Of a request that has no records, pointers or values: as much as one read may bring anyway."""
+"""The largest request that has no records, pointers or values: as much as one read may bring anyway."""
 _MOST_NAME_BYTES = 1_024
 _FRAME = struct.Struct(">ihq")
 HEAD_BYTES = _FRAME.size + 2 * _MOST_NAME_BYTES
-"""So many bytes of a frame are enough to decide."""
+"""Bytes at the beginning of a frame that are enough to decide."""
 
 _SENDS = frozenset({Command.SEND, Command.SEND_BATCH})
 
@@ -31,7 +31,7 @@ def check_head_bytes(command: int, size: int) -> None:
     """Raises BadRequestError for a head that is larger than any of this command can be."""
     if size > MAX_HEAD_BYTES and command not in WHOLE:
         raise BadRequestError(
-            f"{Command(command).name} with a head of {size} bytes; at most {MAX_HEAD_BYTES} are of any use to it"
+            f"{Command(command).name} with a head of {size} bytes; at most {MAX_HEAD_BYTES} are allowed"
         )
 
 
@@ -51,7 +51,7 @@ def name_at_head(head: bytes, frame_bytes: int) -> tuple[int, int, str] | None:
     if command not in LARGE:
         if frame_bytes > _MOST_BYTES and command not in ANSWERS:
             what = Command(command).name if command in Command._value2member_map_ else f"command {command}"
-            raise Unfit(request_id, f"{what} of {frame_bytes} bytes; only {_MOST_BYTES} are of any use to it")
+            raise Unfit(request_id, f"{what} of {frame_bytes} bytes; at most {_MOST_BYTES} are allowed")
         return command, request_id, ""
     try:
         if command in _SENDS:
@@ -109,7 +109,7 @@ def _first_text(head: bytes) -> str | None:
 
 def _text(head: bytes, at: int, size: int) -> str | None:
     if size > _MOST_NAME_BYTES:
-        raise ValueError(f"a name of {size} bytes, allowed are {_MOST_NAME_BYTES}")
+        raise ValueError(f"its name has {size} bytes; at most {_MOST_NAME_BYTES} are allowed")
     if len(head) < at + size:
         return None
     return head[at : at + size].decode("utf-8")  # UnicodeDecodeError is a ValueError

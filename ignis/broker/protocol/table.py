@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
     ArrayRequest,
@@ -45,7 +46,6 @@ from ignis.broker.protocol.payloads import (
     TransferRequest,
     Unsubscribe,
     Wait,
-    unpack,
 )
 from ignis.errors import BadRequestError
 from ignis.storage.base import QueueRecord
@@ -56,7 +56,7 @@ T = TypeVar("T")
 Names = Callable[[bytes], tuple[str, ...]]
 
 WORDS = ("publish", "consume", "work", "look", "manage", "locks", "arrays")
-"""Of the users file, for what goes together. ``all`` is everything."""
+"""Words of the users file for what goes together. ``all`` is everything."""
 
 
 class About(enum.Enum):
@@ -81,7 +81,7 @@ class Size(enum.Enum):
     """What a request may weigh. Over some kilobytes the name that it is about comes first in its payload."""
 
     HEAD = "its head"
-    """It has no records, pointers or values."""
+    """A request without records, pointers or values."""
     BULK = "head and bulk"
     """Pointers or messages behind a head."""
     WHOLE = "all of it"
@@ -89,7 +89,7 @@ class Size(enum.Enum):
 
 
 class Row(NamedTuple):
-    """One command.
+    """Describes one command.
 
     Attributes:
         words: which of `WORDS` include it; with ``*`` behind only as part of a rule for ``*``.
@@ -134,7 +134,8 @@ def _head(kind: type[T], of: Callable[[T], tuple[str, ...]]) -> Names:
 def _replaced(records: _Records) -> tuple[str, ...]:
     if records.known.name != records.fresh.name:
         raise BadRequestError(
-            f"QUEUE_REPLACE of {records.known.name[:128]!a} by a record of {records.fresh.name[:128]!a}"
+            f"QUEUE_REPLACE of {records.known.name[:128]!a} by a record of {records.fresh.name[:128]!a}; "
+            "give two records of one queue"
         )
     return (records.known.name,)
 

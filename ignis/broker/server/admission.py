@@ -18,7 +18,7 @@ from ignis.places import Places
 __all__ = ["Admission", "Visitor"]
 
 _SHARES = 4
-"""One user has at most one of so many parts of the connections."""
+"""One user has at most this part of the connections: one of so many."""
 
 
 class Visitor:

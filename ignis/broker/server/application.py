@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ignis.app import Ignis
-from ignis.broker.protocol.in_flight import Run
+from ignis.broker.protocol.in_flight import PointerRange
 from ignis.broker.server.claim_renewal import ClaimRenewal
 from ignis.broker.server.context import ApplicationContext, BrokerContext
 from ignis.broker.server.dispatcher import Dispatcher
@@ -70,7 +70,7 @@ class Application:
         self._pauses_due_s = 0.0
 
     def enter(self, holder: str | None) -> None:
-        """One connection more; None = none. Under the broker's guard."""
+        """Counts one connection more; None = none. Under the broker's guard."""
         if holder is None:
             return
         self.users += 1
@@ -78,7 +78,7 @@ class Application:
             self.holders[holder] += 1
 
     def leave(self, holder: str) -> None:
-        """One connection less. Under the broker's guard."""
+        """Counts one connection less. Under the broker's guard."""
         self.users -= 1
         if holder:
             self.holders -= Counter((holder,))  # forgets those with none left
@@ -120,7 +120,7 @@ class Application:
         self.facts.known_paused &= self._pumps.keys()
 
     def poke(self, magazine: str) -> None:
-        """There may be room for deliveries, or messages."""
+        """Looks whether there are messages, and room for them."""
         pump = self._pumps.get(magazine)
         if pump is not None:
             pump.poke()
@@ -177,8 +177,8 @@ class Application:
 
         self._broker.threads.call(read, compare, waited_for, failed)
 
-    def give_back(self, magazine: str, runs: list[Run], crashed: bool = False) -> None:
-        """See `Redelivery.give_back`."""
+    def give_back(self, magazine: str, runs: list[PointerRange], crashed: bool = False) -> None:
+        """Gives messages back to their queue, see `Redelivery.give_back`."""
         self.redelivery.give_back(magazine, runs, crashed)
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ Scope = tuple[str, str]
 
 
 class ApplicationTable:
-    """Of one broker.
+    """Opens, shares and closes the applications of one broker.
 
     Args:
         context: of the broker.
@@ -71,7 +71,7 @@ class ApplicationTable:
             return self.open(scope, holder)
 
     def leave(self, application: Application, holder: str) -> None:
-        """One user less."""
+        """Counts one user of the application less."""
         with self._guard:
             application.leave(holder)
 

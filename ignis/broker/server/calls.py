@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ignis.broker.auth.principal import Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import pack
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.server.application import Application
 from ignis.broker.server.peer import Peer
 from ignis.broker.server.permission_check import check_queue
@@ -39,10 +39,10 @@ class Reply(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """One request, whose sender may make it.
+    """A request whose sender may make it.
 
     Attributes:
-        owner: in whose name its claims are made.
+        owner: the name in which its claims are made.
         bound: bytes that the answer may take.
     """
 

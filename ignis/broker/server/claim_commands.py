@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import InFlight, Run, as_pointers, runs_in, runs_of
-from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume, pack, unpack
+from ignis.broker.protocol.encoding import pack, unpack
+from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers, runs_in, runs_of
+from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
-from ignis.broker.server.dispatcher import packed
+from ignis.broker.server.subscription import packed
 from ignis.native.wire import ClaimsFrame
 
 __all__ = ["CLAIM_CALLS", "lost_runs"]
 
 
-def lost_runs(lost: Mapping[int, Sequence[int]]) -> list[Run]:
+def lost_runs(lost: Mapping[int, Sequence[int]]) -> list[PointerRange]:
     """What `MagazineStore.renew_claims` answers, as runs."""
     return [run for shard, pointers in lost.items() for run in runs_of(shard, pointers)]
 

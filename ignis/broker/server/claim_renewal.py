@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.peer import Peer
 from ignis.config import QueueSettings
@@ -22,7 +22,7 @@ __all__ = ["ClaimRenewal"]
 
 log = logging.getLogger("ignis.broker")
 
-Part = tuple[str, list[Run]]
+Part = tuple[str, list[PointerRange]]
 """(owner, what is renewed in its name)."""
 
 
@@ -38,11 +38,11 @@ class ClaimRenewal:
         self._owner = context.broker.owner
         self._period_s: dict[str, float] = {}
         self._due_s: dict[str, float] = {}
-        self._before: dict[str, dict[Peer, list[Run]]] = {}
+        self._before: dict[str, dict[Peer, list[PointerRange]]] = {}
         self._asked: set[str] = set()
         self._said = LimitedLog(log)
 
-    def look(self, now: float, sessions: Sequence[Peer], delayed: dict[str, list[Run]]) -> None:
+    def look(self, now: float, sessions: Sequence[Peer], delayed: dict[str, list[PointerRange]]) -> None:
         """Now and then.
 
         Args:
@@ -66,7 +66,7 @@ class ClaimRenewal:
                 self._renew(magazine, many, delayed.get(magazine, []))
 
     def _ask(self, magazine: str) -> None:
-        """For the stuck time, which the store knows."""
+        """Reads the queue's settings for the stuck time, which the store knows."""
         if magazine in self._asked:
             return
         self._asked.add(magazine)
@@ -82,7 +82,7 @@ class ClaimRenewal:
 
         self._threads.call(work, done, None, lambda exc: self._failed(magazine, exc))
 
-    def _renew(self, magazine: str, sessions: Sequence[Peer], delayed: list[Run]) -> None:
+    def _renew(self, magazine: str, sessions: Sequence[Peer], delayed: list[PointerRange]) -> None:
         before = self._before.get(magazine, {})
         self._before[magazine] = held = {session: session.claims.delivered(magazine) for session in sessions}
         parts: list[Part] = [(self._owner, delayed)] if delayed else []

@@ -1,4 +1,4 @@
-"""In whose name a broker claims: each client's own, told by what it said in CONNECT and by who it is known to be.
+"""Makes the name in which a broker claims: each client's own, told by what it said in CONNECT and by who it is known to be.
 
 A claim's owner is who works on it. The broker makes the name, from the user and the instance, so that what a client
 states about its process can prove the end of its own claims and never of another's.
@@ -31,7 +31,7 @@ _MOST = (1 << 63) - 1
 
 
 def broker_owner(broker: str) -> str:
-    """In whose name a broker itself keeps what it is to give back later."""
+    """Makes the name in which a broker itself keeps what it is to give back later."""
     here = this_process()
     where = f"{socket.gethostname()}:{here.pid}:{here.start_time}:{here.namespace}:{here.boot[:_BOOT_CHARS]}"
     return f"{OWNER_PREFIX}{broker}@{where}"
@@ -53,7 +53,7 @@ def claimant(principal: str, head: Connect) -> Owner:
             or not 0 <= start_time <= _MOST
             or not 0 <= namespace <= _MOST
         ):
-            raise ConfigError("process is not [host, pid, start time, namespace, boot] of a process")
+            raise ConfigError("process in CONNECT is not [host, pid, start time, namespace, boot]")
         process = Process(pid, start_time, namespace, boot)
         where = f"{host}:{pid}:{start_time}:{namespace}:{boot[:_BOOT_CHARS]}"
     told = msgspec.msgpack.encode((principal, head.instance, process, where))  # two clients never give the same bytes

@@ -47,7 +47,7 @@ class Cluster(abc.ABC):
         self._thread: threading.Thread | None = None
 
     def join(self, address: str) -> None:
-        """From now on others see this broker, at this address."""
+        """Shows this broker to the others from now on, at this address."""
         card = {"broker": self._broker, "address": address, "since_s": int(time.time())}
         self._card = json.dumps(card, separators=(",", ":"))
         self._renew_once()
@@ -161,7 +161,7 @@ class ZooKeeperNodes(Cluster):
 
 
 def make_cluster(broker: str, store: Store, settings: LeaderSettings) -> Cluster:
-    """By ZooKeeper where it is set, else by the store. Raises ConfigError."""
+    """Makes the membership: in ZooKeeper where it is set, else in the store. Raises ConfigError."""
     if not settings.zookeeper:
         return Seats(broker, store)
     try:

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from functools import partial
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run, as_pointers, runs_of
+from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, PointerRange, as_pointers, runs_of
 from ignis.broker.protocol.machine import Request
-from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait, unpack
+from ignis.broker.protocol.payloads import Consume, Credit, Nack, Named, Subscribe, Unsubscribe, Wait
 from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
-from ignis.broker.server.dispatcher import Subscription
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.queue_commands import sideline
+from ignis.broker.server.subscription import Subscription
 from ignis.errors import BadRequestError, ConfigError, DrainingError, IgnisError
 from ignis.native.wire import count_runs, runs_between, unpack_runs
 
@@ -88,7 +89,8 @@ class ConsumerCommands:
     # -- subscriptions
 
     def magazine_of(self, payload: bytes) -> str | None:
-        """Of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises BadRequestError."""
+        """Returns the magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises
+        BadRequestError."""
         consumer = self._subscriptions.get(unpack(payload, Unsubscribe)[0].subscription)
         return None if consumer is None else consumer.magazine
 
@@ -108,7 +110,7 @@ class ConsumerCommands:
 
         session, application = self._session, self._application
 
-        def exists(_: None) -> list[Run]:
+        def exists(_: None) -> list[PointerRange]:
             application.facts.shards(head.queue)
             if not application.recovery.young:
                 return []
@@ -116,7 +118,7 @@ class ConsumerCommands:
             held = application.store.magazines.held(head.queue, session.owner)
             return [(one.shard, one.first, one.last + 1) for one in held]
 
-        def begin(claimed: list[Run]) -> None:
+        def begin(claimed: list[PointerRange]) -> None:
             if session.closed:
                 return
             if head.queue not in self._claims.resumed:
@@ -236,7 +238,7 @@ class ConsumerCommands:
         head, at = unpack(request.payload, Named)
         self._take_up(request, head.name, at, lambda mine: self._retire(request, head, mine))
 
-    def _take_up(self, request: Request, magazine: str, at: int, then: Callable[[list[Run]], None]) -> None:
+    def _take_up(self, request: Request, magazine: str, at: int, then: Callable[[list[PointerRange]], None]) -> None:
         """Goes on with what the client holds of the runs, which it holds no longer. What its connection does not hold may have
         been delivered to it by a broker that died: that is so if the store has it claimed in its name."""
         session = self._session
@@ -251,10 +253,10 @@ class ConsumerCommands:
             then(mine)
             return
 
-        def look(runs: list[Run]) -> list[Run]:
+        def look(runs: list[PointerRange]) -> list[PointerRange]:
             return self._claimed(magazine, runs)
 
-        def found(more: list[Run]) -> None:
+        def found(more: list[PointerRange]) -> None:
             self._next_look()
             then(mine + more)
 
@@ -268,16 +270,16 @@ class ConsumerCommands:
         if len(self._looks) == 1:
             self._looks[0]()
 
-    def _claimed(self, magazine: str, runs: list[Run]) -> list[Run]:
+    def _claimed(self, magazine: str, runs: list[PointerRange]) -> list[PointerRange]:
         """What of the runs the store has claimed in the client's name. In a thread of the store's."""
         lost = self._application.store.magazines.renew_claims(magazine, as_pointers(runs), self._session.owner)
         return _difference(runs, [run for shard, many in lost.items() for run in runs_of(shard, many)])
 
     def _take_up_in_pieces(
-        self, request: Request, magazine: str, at: int, count: int, then: Callable[[list[Run]], None]
+        self, request: Request, magazine: str, at: int, count: int, then: Callable[[list[PointerRange]], None]
     ) -> Work:
         """`_take_up` of a long list."""
-        mine: list[Run] = []
+        mine: list[PointerRange] = []
         try:
             for first in range(0, count, MOST_RUNS):
                 runs = runs_between(request.payload, at, first, min(count, first + MOST_RUNS))
@@ -296,7 +298,7 @@ class ConsumerCommands:
         if self._looks:
             self._looks[0]()
 
-    def _retire(self, request: Request, head: Named, mine: list[Run]) -> None:
+    def _retire(self, request: Request, head: Named, mine: list[PointerRange]) -> None:
         application, session = self._application, self._session
         if not mine:
             session.result(request.request_id, 0)
@@ -319,13 +321,13 @@ class ConsumerCommands:
         self,
         request: Request,
         magazine: str,
-        runs: list[Run],
-        work: Callable[[list[Run]], int],
+        runs: list[PointerRange],
+        work: Callable[[list[PointerRange]], int],
         done: Callable[[int], None],
     ) -> None:
         self._threads.call(work, done, runs, self._refused(request, magazine, runs))
 
-    def _refused(self, request: Request, magazine: str, runs: list[Run]) -> Callable[[BaseException], None]:
+    def _refused(self, request: Request, magazine: str, runs: list[PointerRange]) -> Callable[[BaseException], None]:
         """What is being settled is no longer held, so that it is not redelivered; it is again when the store
         refuses."""
         session = self._session
@@ -355,7 +357,7 @@ class ConsumerCommands:
             raise BadRequestError(f"delay_ms = {head.delay_ms} is outside 0 to 86400000")
         self._take_up(request, head.queue, at, lambda mine: self._refuse(request, head, mine))
 
-    def _refuse(self, request: Request, head: Nack, mine: list[Run]) -> None:
+    def _refuse(self, request: Request, head: Nack, mine: list[PointerRange]) -> None:
         application, session = self._application, self._session
         if not mine:
             session.result(request.request_id, 0)
@@ -367,7 +369,7 @@ class ConsumerCommands:
             application.poke(head.queue)
             return
 
-        def work(runs: list[Run]) -> int:
+        def work(runs: list[PointerRange]) -> int:
             if head.action == "sideline":
                 return sideline(application, head.queue, runs, head, str(session.owner))
             return application.store.magazines.reload(head.queue, as_pointers(runs))
@@ -380,7 +382,7 @@ class ConsumerCommands:
         self._settle(request, head.queue, mine, work, done)
 
 
-def _difference(runs: list[Run], taken: list[Run]) -> list[Run]:
+def _difference(runs: list[PointerRange], taken: list[PointerRange]) -> list[PointerRange]:
     """The runs without what was taken of them."""
     if runs == taken:
         return []

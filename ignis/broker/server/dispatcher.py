@@ -15,16 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import Run
-from ignis.broker.protocol.payloads import Delivery, pack
+from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.in_flight import PointerRange
+from ignis.broker.protocol.payloads import Delivery
 from ignis.broker.server.context import ApplicationContext
-from ignis.broker.server.peer import Peer
 from ignis.broker.server.recovery import Recovery
 from ignis.broker.server.redelivery import Redelivery
+from ignis.broker.server.subscription import Packed, Subscription, packed
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
@@ -32,83 +32,23 @@ from ignis.native.wire import ClaimsFrame, pack_claims
 from ignis.storage.base import MOST_FRUITLESS
 from ignis.storage.write_batch import FiredInto
 
-__all__ = ["DirectDelivery", "Dispatcher", "Packed", "Subscription", "packed"]
+__all__ = ["DirectDelivery", "Dispatcher"]
 
 log = logging.getLogger("ignis.broker")
 
 _MOST_AT_ONCE = 1_024
 _MOST_BYTES_AT_ONCE = 2 << 20
-"""Of a claim by the event loop, which does nothing else meanwhile."""
+"""The largest claim by the event loop, which does nothing else meanwhile."""
 _FEW = 64
 """After a claim of fewer the next one may follow in the same turn of the loop."""
 _MOST_CLAIMS = 16
-"""In one turn of the loop, however small they are: there may be a thousand consumers with room for one message each."""
+"""Claims in one turn of the loop, however small they are: there may be a thousand consumers with room for one message each."""
 _RETRY_S = 0.5
-
-
-class Packed(NamedTuple):
-    """What a claim found, ready to be sent: the frame, and the head of its payload."""
-
-    claims: ClaimsFrame
-    head: bytes
-    runs: list[Run]
-    messages: int
-    more: bool
-    error: Exception | None = None
-
-
-def packed(claims: ClaimsFrame, found: FiredInto) -> Packed:
-    """In whichever thread made the claim, so that the event loop has nothing left to do per message."""
-    head = pack(Delivery(found.more, found.expired, found.holes))
-    return Packed(claims, head, claims.runs, claims.messages, found.more)
 
 
 _NOTHING = Packed(ClaimsFrame(), b"", [], 0, False)
 _PAUSED = Packed(ClaimsFrame(), b"", [], 0, False)
-"""Of a queue whose consumers are paused: there may be messages, and nobody is to have them."""
-
-
-class Subscription:
-    """A subscription, or a pull (``once``), of one connection.
-
-    Args:
-        over: called when the broker ends it: with None when a pull was answered, with an exception when it cannot go on.
-    """
-
-    __slots__ = (
-        "credit", "due", "ended", "magazine", "max_bytes", "once", "over", "peer", "request_id", "timer", "tried",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        peer: Peer,
-        request_id: int,
-        magazine: str,
-        credit: int,
-        max_bytes: int,
-        once: bool,
-        over: Callable[[Subscription, BaseException | None], None],
-    ) -> None:
-        self.peer = peer
-        self.over = over
-        self.request_id = request_id
-        self.magazine = magazine
-        self.credit = credit
-        self.max_bytes = max_bytes
-        self.once = once
-        self.ended = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.due = False
-        """Of a pull: it waits no longer."""
-        self.tried = False
-        """Of a pull: there was nothing for it at some moment since it was asked for."""
-
-    @property
-    def room(self) -> int:
-        """How many messages it may be given now. What its connection holds of the magazine by other ways counts too."""
-        if self.ended or not self.peer.takes_deliveries:
-            return 0
-        return self.credit if self.once else self.credit - self.peer.held.count_of(self.magazine)
+"""What a claim on a paused queue finds: there may be messages, and nobody is to have them."""
 
 
 class DirectDelivery:
@@ -120,7 +60,7 @@ class DirectDelivery:
         self.owner = owner
         self._pump = pump
         self._consumer = consumer
-        self._runs: list[Run] = []
+        self._runs: list[PointerRange] = []
 
     @property
     def given(self) -> bool:
@@ -128,7 +68,7 @@ class DirectDelivery:
         return bool(self._runs)
 
     def give(self, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
-        """They are the consumer's, if they are stored."""
+        """Gives the consumer messages that are its own if they are stored."""
         claims = ClaimsFrame()
         for (shard, batch), first in zip(batches, firsts, strict=True):
             claims.add_batch(shard, first, batch)
@@ -137,8 +77,8 @@ class DirectDelivery:
         self._pump.hand_over(self._consumer, found)
 
     def undo(self) -> None:
-        """They were not stored. The consumer must not account for them: their pointers will be others'. What it says on
-        this connection from now on is not heard."""
+        """Takes back messages that were not stored. The consumer must not account for them: their pointers will be others'. What
+        it says on this connection from now on is not heard."""
         peer = self._consumer.peer
         peer.claims.take(self._pump.magazine, self._runs)
         peer.abort()
@@ -168,18 +108,18 @@ class Dispatcher:
         self._subscriptions: deque[Subscription] = deque()
         self._said = LimitedLog(log)
         self._pulls: dict[Subscription, None] = {}
-        """In the order of their requests. They go first. There may be very many: nothing is done for each of them per request,
-        per claim or per time-out."""
+        """Pulls in the order of their requests. They go first. There may be very many: nothing is done for each of them per
+        request, per claim or per time-out."""
         self._untried: dict[Subscription, int] = {}
-        """Those for which no claim has left nothing yet, by number, ascending."""
+        """Pulls for which no claim has left nothing yet, with their numbers, ascending."""
         self._over: dict[Subscription, None] = {}
-        """Those that are due and tried."""
+        """Pulls that are due and tried."""
         self._due: dict[Subscription, None] = {}
-        """Those that are due and not tried."""
+        """Pulls that are due and not tried."""
         self._waiting = 0
         """How many of them are not due."""
         self._number = 0
-        """Of the latest pull."""
+        """The number of the latest pull."""
         self._firing = False
         self._firing_for: Subscription | None = None
         self._witness = 0
@@ -202,7 +142,7 @@ class Dispatcher:
         return not self.consumers and not self._firing
 
     def add(self, consumer: Subscription) -> None:
-        """From now on it gets messages. Raises TooManyRequestsError when too many magazines are watched."""
+        """Gives the consumer messages from now on. Raises TooManyRequestsError when too many magazines are watched."""
         if not consumer.due:
             watch = self._watches.watch(self.magazine)
             if watch.changed is None:
@@ -221,7 +161,7 @@ class Dispatcher:
         self.poke()
 
     def remove(self, consumer: Subscription) -> None:
-        """It gets nothing more. Idempotent."""
+        """Gives the consumer nothing more. Idempotent."""
         consumer.ended = True
         if consumer.timer is not None:
             consumer.timer.cancel()
@@ -290,7 +230,7 @@ class Dispatcher:
             self._end_pull(one)
 
     def poke(self) -> None:
-        """There may be messages, or room for them."""
+        """Claims if there may be messages, and room for them."""
         if self._firing:
             self._again = True
             return
@@ -344,7 +284,7 @@ class Dispatcher:
         return DirectDelivery(self, consumer, consumer.peer.owner)
 
     def look(self) -> None:
-        """As `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
+        """Does as `poke`, by a thread in any case: it also takes back what clients that died have held, and learns of a pause."""
         self._by_thread = True
         self.poke()
 
@@ -381,7 +321,7 @@ class Dispatcher:
         return None
 
     def _fire(self, asked: tuple[Subscription, int]) -> tuple[Subscription, Packed]:
-        """In a thread of the store's."""
+        """Claims, in a thread of the store's."""
         consumer, limit = asked
         try:
             self._recovery.recover(self.magazine)

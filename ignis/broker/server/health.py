@@ -19,11 +19,11 @@ R = TypeVar("R")
 
 _LOOP_S = 5.0
 _NOT_SHOWN = ("store",)
-"""Of a broker's status: the URL names a directory, and whoever reaches the port would read it."""
+"""What of a broker's status is not shown: the URL names a directory, and whoever reaches the port would read it."""
 
 
 def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpEndpoint:
-    """Of a broker that was started.
+    """Serves health and metrics of a broker that was started.
 
     Args:
         bind: see `ignis.http_endpoint.parse_bind`. public: whether an address that others can reach is meant.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, PointerRange
 from ignis.broker.server.application import Application
 from ignis.broker.server.long_work import Work
 
@@ -34,15 +34,15 @@ class HeldClaims:
         self.held = InFlight()
         """All that it was given and has not accounted for."""
         self.fired = InFlight()
-        """Those of them that the client claimed by itself (FIRE), and hence renews by itself."""
+        """What the client claimed by itself (FIRE), and hence renews by itself."""
         self.earlier = InFlight()
-        """Those that were delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
+        """What was delivered over an earlier connection: some may never have arrived, so nobody renews them for it."""
         self.resumed: set[str] = set()
         """Magazines of which the client said what it holds."""
         self._session = session
         self._said = said
 
-    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
+    def hold(self, magazine: str, runs: list[PointerRange], *, fired: bool = False) -> None:
         """The client was given these. If it is gone already, they go back."""
         session = self._session
         if session.closed:
@@ -53,7 +53,7 @@ class HeldClaims:
             if fired:
                 self.fired.add(magazine, runs)
 
-    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
+    def hold_only(self, magazine: str, runs: list[PointerRange], *, fired: bool) -> None:
         """The client holds these of the magazine, and nothing else."""
         if self._session.closed:
             return  # they wait for its next connection, or for its end
@@ -63,26 +63,26 @@ class HeldClaims:
             some.forget(magazine)
         self.hold(magazine, runs, fired=fired)
 
-    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
+    def take(self, magazine: str, runs: list[PointerRange]) -> list[PointerRange]:
+        """Takes these from it; returns what it held of them."""
         taken = self.held.take(magazine, runs)
         for some in (self.fired, self.earlier):
             if some:
                 some.take(magazine, taken)
         return taken
 
-    def take_all(self) -> dict[str, list[Run]]:
-        """It holds nothing any more; returns what it did, by magazine."""
+    def take_all(self) -> dict[str, list[PointerRange]]:
+        """Takes all from it; returns what it held, by magazine."""
         self.fired.take_all()
         self.earlier.take_all()
         return self.held.take_all()
 
-    def take_up(self, magazine: str, runs: list[Run]) -> None:
+    def take_up(self, magazine: str, runs: list[PointerRange]) -> None:
         """Its client held these on an earlier connection."""
         self.held.add(magazine, runs)
         self.earlier.add(magazine, runs)
 
-    def let_go(self, magazine: str, runs: list[Run]) -> None:
+    def let_go(self, magazine: str, runs: list[PointerRange]) -> None:
         """The client accounted for these."""
         session = self._session
         if len(runs) > MOST_RUNS:
@@ -90,11 +90,11 @@ class HeldClaims:
         elif self.take(magazine, runs) and session.application is not None:
             session.application.poke(magazine)
 
-    def _let_go_in_pieces(self, magazine: str, runs: list[Run]) -> Work:
+    def _let_go_in_pieces(self, magazine: str, runs: list[PointerRange]) -> Work:
         for first in range(0, len(runs), MOST_RUNS):
             self.let_go(magazine, runs[first : first + MOST_RUNS])
             yield None
 
-    def delivered(self, magazine: str) -> list[Run]:
+    def delivered(self, magazine: str) -> list[PointerRange]:
         """What it holds of the magazine and did not claim by itself."""
         return self.held.without(magazine, self.fired.runs(magazine) + self.earlier.runs(magazine))

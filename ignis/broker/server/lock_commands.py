@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ignis.array_queue import ArrayQueue
+from ignis.broker.protocol.array_values import unpack_enqueued
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import ArrayRequest, EpochRequest, LockRequest, unpack, unpack_enqueued
+from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.payloads import ArrayRequest, EpochRequest, LockRequest
 from ignis.broker.server.calls import Asked, Call, Reply, value
 from ignis.broker.server.permission_check import own_lock, own_scope
 from ignis.errors import ConfigError

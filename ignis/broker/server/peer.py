@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ignis.broker.protocol.in_flight import InFlight, Run
+from ignis.broker.protocol.in_flight import InFlight, PointerRange
 from ignis.broker.server.context import ApplicationContext
 from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner
@@ -15,30 +15,31 @@ __all__ = ["Claims", "Peer"]
 class Claims(Protocol):
     """What a connection holds. `HeldClaims` is it."""
 
-    def hold(self, magazine: str, runs: list[Run], *, fired: bool = False) -> None:
-        """It was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
+    def hold(self, magazine: str, runs: list[PointerRange], *, fired: bool = False) -> None:
+        """Notes that it was given these. If it is gone already, they go back. ``fired``: its client claimed them by itself."""
 
-    def hold_only(self, magazine: str, runs: list[Run], *, fired: bool) -> None:
-        """It holds these of the magazine, and nothing else."""
+    def hold_only(self, magazine: str, runs: list[PointerRange], *, fired: bool) -> None:
+        """Notes that it holds these of the magazine, and nothing else."""
 
-    def take(self, magazine: str, runs: list[Run]) -> list[Run]:
-        """It holds these no longer; returns what it did hold of them."""
+    def take(self, magazine: str, runs: list[PointerRange]) -> list[PointerRange]:
+        """Takes these from it; returns what it held of them."""
 
-    def take_up(self, magazine: str, runs: list[Run]) -> None:
+    def take_up(self, magazine: str, runs: list[PointerRange]) -> None:
         """Its client held these on an earlier connection."""
 
-    def let_go(self, magazine: str, runs: list[Run]) -> None:
+    def let_go(self, magazine: str, runs: list[PointerRange]) -> None:
         """Its client accounted for these."""
 
-    def delivered(self, magazine: str) -> list[Run]:
+    def delivered(self, magazine: str) -> list[PointerRange]:
         """What it holds of the magazine and did not claim by itself."""
 
 
 class Peer(Protocol):
-    """One connection. Belongs to the event loop; ``owner`` never changes once the client is known."""
+    """A connection that messages are delivered to. Belongs to the event loop; ``owner`` never changes once the client is
+    known."""
 
     owner: Owner
-    """In whose name its claims are made."""
+    """The name in which its claims are made."""
     held: InFlight
     """What it was given and has not accounted for: `HeldClaims.held`."""
     closed: bool
@@ -91,7 +92,7 @@ class Peer(Protocol):
         """Whether it is not read, on purpose."""
 
     def pause(self, reason: str) -> None:
-        """It is not read any more, until every reason for that is gone."""
+        """Stops reading it, until every reason for that is gone."""
 
     def resume(self, reason: str) -> None:
-        """One reason is gone."""
+        """Reads it again when this was the last reason not to."""

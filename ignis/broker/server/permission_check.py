@@ -3,9 +3,11 @@ the request is read, kept or made; nothing here blocks."""
 
 from __future__ import annotations
 
+from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import Anyone, Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import LockRequest, unpack
+from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.payloads import LockRequest
 from ignis.broker.protocol.table import TABLE, About
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.state import BrokerState
@@ -13,12 +15,17 @@ from ignis.config import NAME_PATTERN
 from ignis.errors import PermissionDeniedError
 from ignis.magazine import SIDELINE_SUFFIX
 
-__all__ = ["check", "check_queue", "own_lock", "own_scope"]
+__all__ = ["check", "check_queue", "may_something", "own_lock", "own_scope"]
 
 _LEADER = "leader-"
 """What stands before a scope in the name of its leader's lock."""
 _MOST_SCOPE = 64
-"""Of a scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
+"""The longest scope that is made a user's own: with the user's name behind it, it fits where any other fits."""
+
+
+def may_something(principal: Principal) -> bool:
+    """Whether there is any command that the principal may give: else nothing is made for it."""
+    return any(principal.allows_some(one.name) for one in Command if one.name not in FREE)
 
 
 def check(caller: Caller, command: int, payload: bytes) -> None:
@@ -51,7 +58,7 @@ def check(caller: Caller, command: int, payload: bytes) -> None:
 
 
 def check_queue(principal: Principal, state: BrokerState, word: str, name: str) -> None:
-    """One name of a queue or of one of its magazines. Raises PermissionDeniedError."""
+    """Checks the name of a queue or of one of its magazines. Raises PermissionDeniedError."""
     queue = name.removesuffix(SIDELINE_SUFFIX)
     if not principal.allows(word, queue):
         _deny(state, word, queue)
@@ -88,8 +95,8 @@ def _leads(principal: Principal, scope: str) -> bool:
 
 
 def _check_lock(caller: Caller, word: str, payload: bytes) -> None:
-    """By the lock's name. In a table that is its id, behind the ``client_id#`` that its key begins with; a table, a farm or
-    an application that are not the connection's own are for those who may do so to every lock."""
+    """Checks by the lock's name. In a table that is its id, behind the ``client_id#`` that its key begins with. A table, a farm
+    or an application that are not the connection's own are for those who may do so to every lock."""
     head, principal, state = unpack(payload, LockRequest)[0], caller.principal, caller.context.state
     if not head.table:
         scope = head.name.removeprefix(_LEADER)
@@ -107,7 +114,7 @@ def _check_lock(caller: Caller, word: str, payload: bytes) -> None:
 
 
 def _check_subscription(caller: Caller, word: str, payload: bytes) -> None:
-    """By its queue. Of one that there is not, who may subscribe to anything is told so."""
+    """Checks by the subscription's queue. Of one that there is not, who may subscribe to anything is told so."""
     principal, state = caller.principal, caller.context.state
     magazine = caller.subscribed_to(payload)
     if magazine is not None:

@@ -36,7 +36,8 @@ class _Lost(NamedTuple):
 
 
 class Presence:
-    """Of one broker. Belongs to its event loop, but for `awaited` and `alone`.
+    """Knows which clients are there and which are awaited back. Belongs to the broker's event loop, but for `awaited` and
+    `alone`.
 
     Args:
         context: of the broker.

@@ -7,8 +7,9 @@ import dataclasses
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import Run, as_pointers
-from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList, pack, unpack
+from ignis.broker.protocol.encoding import pack, unpack
+from ignis.broker.protocol.in_flight import PointerRange, as_pointers
+from ignis.broker.protocol.payloads import CreateQueue, DeleteQueue, Nack, Named, QueueList
 from ignis.broker.server.application import Application
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.peer import Peer
@@ -98,7 +99,7 @@ QUEUE_CALLS: dict[int, Call] = {
 }
 
 
-def sideline(app: Application, magazine: str, runs: list[Run], nack: Nack, worker: str = "") -> int:
+def sideline(app: Application, magazine: str, runs: list[PointerRange], nack: Nack, worker: str = "") -> int:
     """Moves what a consumer refused into its queue's sideline, with reason, error and who it was (``worker``) in the envelope;
     returns how many moved.
 

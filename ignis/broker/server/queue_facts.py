@@ -34,7 +34,7 @@ class QueueFacts:
 
     def __init__(self, store: Store) -> None:
         self.known_paused: set[str] = set()
-        """Of the queues whose messages somebody waits for, those that were found paused. Belongs to the event loop."""
+        """The queues whose messages somebody waits for and that were found paused. Belongs to the event loop."""
         self._store = store
         self._turn = itertools.count()
         self._lock = threading.Lock()  # over those below
@@ -67,7 +67,7 @@ class QueueFacts:
             return found
 
     def shards(self, magazine: str, *, fresh: bool = False) -> int:
-        """Of the magazine, from memory unless ``fresh``. Raises QueueNotFoundError."""
+        """Returns the facts of the magazine, from memory unless ``fresh``. Raises QueueNotFoundError."""
         with self._lock:
             known = self._shards.get(magazine)
         if known is None or fresh:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.claimants import CLIENT_PREFIX, OWNER_PREFIX
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.peer import Peer
@@ -30,7 +30,7 @@ _GRACE_S = 5.0
 """On top of ``redeliver_after_s``: how long after the start of a broker the clients of the one before it have to come back.
 They look for it every half second, and try to connect every two seconds at least."""
 
-Found = tuple[str, str, list[Run]]
+Found = tuple[str, str, list[PointerRange]]
 """(owner, magazine, what it holds)."""
 
 

@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 
-from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
 from ignis.errors import IgnisError, QueueNotFoundError, UnreadableMessageError
 from ignis.magazine import SIDELINE_SUFFIX
@@ -42,28 +42,28 @@ class Redelivery:
         self._threads = context.broker.threads
         self._numbers = itertools.count()
         self._returning = 0
-        self._delayed: dict[int, tuple[asyncio.TimerHandle, str, list[Run]]] = {}
+        self._delayed: dict[int, tuple[asyncio.TimerHandle, str, list[PointerRange]]] = {}
 
     @property
     def idle(self) -> bool:
         """Whether nothing is on its way back, or will be later."""
         return not (self._returning or self._delayed)
 
-    def delayed(self) -> dict[str, list[Run]]:
-        """By magazine, what the broker itself keeps until its time comes."""
-        found: dict[str, list[Run]] = {}
+    def delayed(self) -> dict[str, list[PointerRange]]:
+        """Returns what the broker itself keeps until its time comes, by magazine."""
+        found: dict[str, list[PointerRange]] = {}
         for _, magazine, runs in self._delayed.values():
             found.setdefault(magazine, []).extend(runs)
         return found
 
-    def give_back(self, magazine: str, runs: list[Run], crashed: bool = False) -> None:
+    def give_back(self, magazine: str, runs: list[PointerRange], crashed: bool = False) -> None:
         """Puts claimed messages back at their shards' tails; after their client was lost (``crashed``) see `count_crash`.
         Those that the store refuses now are tried again later."""
         if runs:
             self._returning += 1
             self._threads.call(self._reload, self._reloaded, (magazine, runs, crashed))
 
-    def give_back_later(self, magazine: str, runs: list[Run], delay_s: float, owner: str) -> None:
+    def give_back_later(self, magazine: str, runs: list[PointerRange], delay_s: float, owner: str) -> None:
         """The same after a while; until then they are claimed by this broker, in the store too: ``owner``, who gave them up,
         may end meanwhile."""
         number, broker = next(self._numbers), self._context.broker
@@ -86,7 +86,9 @@ class Redelivery:
             timer.cancel()
             self.give_back(magazine, runs)
 
-    def _reload(self, what: tuple[str, list[Run], bool]) -> tuple[str, list[Run], bool, int, BaseException | None]:
+    def _reload(
+        self, what: tuple[str, list[PointerRange], bool]
+    ) -> tuple[str, list[PointerRange], bool, int, BaseException | None]:
         magazine, runs, crashed = what
         aside = 0
         try:
@@ -104,7 +106,7 @@ class Redelivery:
             return self._reload((magazine, runs, False)) if crashed else (magazine, runs, crashed, aside, exc)
         return magazine, runs, crashed, aside, None
 
-    def _reloaded(self, result: tuple[str, list[Run], bool, int, BaseException | None]) -> None:
+    def _reloaded(self, result: tuple[str, list[PointerRange], bool, int, BaseException | None]) -> None:
         self._returning -= 1
         magazine, runs, crashed, aside, error = result
         said, broker = self._context.said, self._context.broker
@@ -122,11 +124,11 @@ class Redelivery:
             self._returning += 1
             broker.loop.call_later(_AGAIN_S, self._give_back_again, magazine, runs, crashed)
 
-    def _give_back_again(self, magazine: str, runs: list[Run], crashed: bool) -> None:
+    def _give_back_again(self, magazine: str, runs: list[PointerRange], crashed: bool) -> None:
         self._returning -= 1
         self.give_back(magazine, runs, crashed)
 
-    def count_crash(self, magazine: str, runs: list[Run]) -> int:
+    def count_crash(self, magazine: str, runs: list[PointerRange]) -> int:
         """Gives the runs back with one crash more each, or sets them aside; returns how many were set aside. In a thread of the
         store's; durable on return. What was moved by an earlier try that failed half way is left alone.
 
@@ -178,9 +180,9 @@ def _crashes(data: bytes) -> int:
         return 0
 
 
-def _parts(runs: list[Run]) -> Iterator[list[Run]]:
+def _parts(runs: list[PointerRange]) -> Iterator[list[PointerRange]]:
     """The runs in pieces of at most `_BATCH` pointers."""
-    part: list[Run] = []
+    part: list[PointerRange] = []
     room = _BATCH
     for shard, start, stop in runs:
         low = start

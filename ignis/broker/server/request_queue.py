@@ -17,10 +17,10 @@ from ignis.errors import BadRequestError
 __all__ = ["RequestQueue"]
 
 _MOST_CALLS = 32
-"""Of one connection at a time; its other requests wait."""
+"""Requests of one connection that are carried out at a time; its others wait."""
 _MOST_BULKY = 4
 _CROWDED_BYTES = 65_536
-"""Of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
+"""Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"
 
 
@@ -35,7 +35,7 @@ class RequestQueue:
         self._unread = session.context.unread
         self._waiting: deque[Request] = deque()
         self._bytes = 0
-        """Of requests that wait for the store or are at it."""
+        """Bytes of requests that wait for the store or are at it."""
         self._running = 0
         self._bulky = 0
 
@@ -85,7 +85,7 @@ class RequestQueue:
         return min(_CROWDED_BYTES, most) if self._state.backlog_bytes > self._settings.max_receive_bytes else most
 
     def _call(self, asked: tuple[Request, int]) -> tuple[Request, int, Reply | BaseException]:
-        """In a thread of the store's. ``room``: bytes that a large answer may take."""
+        """Carries out the request, in a thread of the store's. ``room``: bytes that a large answer may take."""
         request, room = asked
         session = self._session
         application = session.application

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import secrets
@@ -19,15 +18,14 @@ from ignis._version import __version__
 from ignis.app import Ignis
 from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.logins import Logins
-from ignis.broker.auth.permissions import FREE
 from ignis.broker.auth.principal import AllowAll, Authenticator, Credentials, Principal
-from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.machine import BrokerMachine
 from ignis.broker.protocol.payloads import Connect
 from ignis.broker.repeated_log import RepeatedLog
 from ignis.broker.server.admission import Admission
 from ignis.broker.server.application import Application
 from ignis.broker.server.application_table import ApplicationTable, Scope
+from ignis.broker.server.bind import check_bind, is_loopback
 from ignis.broker.server.claimants import OWNER_PREFIX, broker_owner
 from ignis.broker.server.cluster import Cluster, make_cluster
 from ignis.broker.server.context import BrokerContext
@@ -37,14 +35,16 @@ from ignis.broker.server.listener import Listener
 from ignis.broker.server.load_notifier import LoadNotifier
 from ignis.broker.server.long_work import Steps
 from ignis.broker.server.metrics import BrokerMetrics, Figure
+from ignis.broker.server.permission_check import may_something
 from ignis.broker.server.presence import Presence
 from ignis.broker.server.receive_limits import ReceiveLimits
 from ignis.broker.server.send_limits import SendLimits
 from ignis.broker.server.session import Session
 from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
+from ignis.broker.server.ticker import Ticker
 from ignis.config import NAME_PATTERN, BrokerSettings, LeaderSettings, load_file, resolve
-from ignis.errors import BrokerError, ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
+from ignis.errors import ConfigError, DrainingError, IgnisError, InvalidNameError, TooManyRequestsError
 from ignis.native.wire import ReadArea
 from ignis.places import network_of
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
@@ -54,16 +54,11 @@ __all__ = ["Broker"]
 
 log = logging.getLogger("ignis.broker")
 
-_TICK_S = 0.25
-_TIDY_S = 60.0
-_POKE_S = 10.0
-_RENEW_S = 0.5
-_AT_ONCE = 256
 _THREADS_S = 10.0
 
 
 class Broker:
-    """One broker. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
+    """Serves a store on one port. Belongs to the event loop that runs `start`; nothing is thread-safe but `request_stop`.
 
     Args:
         url: of the store; any that `ignis.storage.open_store` takes.
@@ -125,8 +120,7 @@ class Broker:
         self._listener: Listener | None = None
         self._logins: Logins
         self._stop_asked: asyncio.Event
-        self._ticker: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._ticker: Ticker | None = None
 
     # -- life
 
@@ -158,7 +152,8 @@ class Broker:
         except BaseException:
             await self._close()
             raise
-        self._ticker = self.loop.create_task(self._tick())
+        self._ticker = Ticker(context, self.sessions, self._table)
+        self._ticker.start()
         if isinstance(self.authenticator, UsersFile):
             self.authenticator.certificates_checked(self.tls is not None and self.tls.verify_mode is not ssl.CERT_NONE)
         log.info("broker %s on %s:%d in front of %s", self.id, self.host, self.port, redacted(self.url))
@@ -226,13 +221,11 @@ class Broker:
 
     async def _close(self) -> None:
         if self._ticker is not None:
-            self._ticker.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._ticker
+            await self._ticker.stop()
         if self._listener is not None:
             self._listener.close()
-        if self._ending is not None:
-            await asyncio.wait({self._ending}, timeout=_THREADS_S)
+        if self._ticker is not None:
+            await self._ticker.ended(_THREADS_S)
         self.state.draining = True
         for _ in range(100):
             if not self.sessions:
@@ -278,7 +271,7 @@ class Broker:
 
     @property
     def connections_refused(self) -> int:
-        """For want of a place, also of those that had one."""
+        """Connections that were refused for want of a place, or lost theirs."""
         return self.admission.refused + self.admission.displaced
 
     def authenticate(
@@ -321,15 +314,15 @@ class Broker:
         self._logins.enter(begin, refused, gone, credentials.network, credentials.user)
 
     def holder(self, principal: Principal, peer: str) -> str:
-        """Under what a connection and the applications that it uses are counted: its user, or without users its address; of this
-        machine's own connections to an open broker nothing."""
+        """Returns under what a connection and the applications that it uses are counted: its user, or without users its address.
+        This machine's own connections to an open broker are not counted."""
         if not self.authenticator.open:
             return f"user {principal.name}"
         host = peer.rpartition(":")[0]
-        return "" if not host or _is_loopback(host) else f"address {network_of((host,))}"
+        return "" if not host or is_loopback(host) else f"address {network_of((host,))}"
 
     def left(self, application: Application, principal: Principal, peer: str) -> None:
-        """One user of the application less."""
+        """Counts one user of the application less."""
         self._table.leave(application, self.holder(principal, peer))
 
     def known(self, session: Session, principal: Principal) -> None:
@@ -361,65 +354,6 @@ class Broker:
     def said(self, session: Session, magazine: str) -> None:
         """A client has said what it holds of a magazine."""
         self._presence.said(session, magazine)
-
-    async def _tick(self) -> None:
-        """Deadlines of all connections, in one place."""
-        settings = self.settings
-        tidy_s = poke_s = end_s = renew_s = self.now()
-        while True:
-            await asyncio.sleep(min(_TICK_S, settings.handshake_timeout_s / 4, settings.idle_timeout_s / 4))
-            now = self.now()
-            for number, session in enumerate(list(self.sessions), 1):
-                self._check(session, now)
-                if number % _AT_ONCE == 0:
-                    await asyncio.sleep(0)  # thousands of connections must not hold up the others' requests
-            self._end_overdue(now)
-            if now - end_s > min(_POKE_S, settings.application_linger_s) and (not self._ending or self._ending.done()):
-                end_s = now
-                self._ending = self.loop.create_task(self._table.end_idle(settings.application_linger_s))
-            if now - renew_s >= _RENEW_S:
-                renew_s = now
-                holding: dict[Application, list[Session]] = {}
-                for session in self.sessions:
-                    if session.held and session.application is not None and not session.closed:
-                        holding.setdefault(session.application, []).append(session)
-                for application in self.applications:
-                    application.look(now, holding.get(application, []))
-            if now - poke_s > _POKE_S:
-                poke_s = now
-                for application in self.applications:
-                    for pump in list(application.pumps):
-                        pump.look()
-            if now - tidy_s > _TIDY_S:
-                tidy_s = now
-                for application in self.applications:
-                    application.tidy()
-
-    def _end_overdue(self, now: float) -> None:
-        for session, why in self.context.receiving.overdue(now):
-            self.state.timeouts += 1
-            log.info("%s: %s", session.peer, why)
-            session.end(BrokerError(why))
-            self.context.receiving.left(session)
-
-    def _check(self, session: Session, now: float) -> None:
-        settings = self.settings
-        session.look(now)
-        patience_s = settings.write_timeout_s
-        if session.application is None:
-            patience_s = min(patience_s, settings.handshake_timeout_s)
-        if session.stuck_since_s is not None and now - session.stuck_since_s > patience_s:
-            self.state.timeouts += 1
-            log.info("%s reads nothing for %g s: closed", session.peer, patience_s)
-            session.abort()
-        elif not session.known and now - session.began_s > settings.handshake_timeout_s:
-            self.state.timeouts += 1
-            session.end(
-                BrokerError(f"no CONNECT within {settings.handshake_timeout_s:g} s (broker.handshake_timeout_s)")
-            )
-        elif not session.unread and now - session.heard_s > settings.idle_timeout_s and not session.waited_for:
-            self.state.timeouts += 1
-            session.end(BrokerError(f"nothing was heard for {settings.idle_timeout_s:g} s (broker.idle_timeout_s)"))
 
     # -- looking
 
@@ -455,29 +389,3 @@ class Broker:
             "applications": self._table.count,
             "loop": type(self.loop).__module__.partition(".")[0],
         }
-
-
-def may_something(principal: Principal) -> bool:
-    """Whether there is any command that the principal may give: else nothing is made for it."""
-    return any(principal.allows_some(one.name) for one in Command if one.name not in FREE)
-
-
-def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | None) -> None:
-    """Raises ConfigError for an address that others than this machine can reach, unless users and TLS protect it."""
-    if _is_loopback(host):
-        return
-    missing = [
-        what for what, there in (("authentication", not authenticator.open), ("TLS", tls is not None)) if not there
-    ]
-    if missing:
-        raise ConfigError(
-            f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
-            "give users (--users) and a certificate (--tls-cert, --tls-key), bind to 127.0.0.1, or allow it (--open)"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

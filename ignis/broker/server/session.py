@@ -1,26 +1,30 @@
-"""One connection of the broker. Everything here runs on the event loop and never blocks it."""
+"""Finds out who a client is, and takes its requests to where they are carried out.
+
+Everything here runs on the event loop and never blocks it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from ignis.broker.auth.peer_certificate import common_name, keep_alive
 from ignis.broker.auth.principal import Anyone, Credentials, Principal
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.machine import BrokerMachine, Request, State, ids_of
-from ignis.broker.protocol.payloads import Connect, Connected, pack, unpack
+from ignis.broker.protocol.encoding import pack, unpack
+from ignis.broker.protocol.machine import Request, ids_of
+from ignis.broker.protocol.payloads import Connect, Connected
 from ignis.broker.protocol.table import FINISHING
 from ignis.broker.server import permission_check
 from ignis.broker.server.admission import Visitor
 from ignis.broker.server.application import Application
 from ignis.broker.server.broker_commands import BROKER_ACTIONS, Reports
 from ignis.broker.server.claimants import claimant
+from ignis.broker.server.connection import Connection
 from ignis.broker.server.consumer_commands import ConsumerCommands
 from ignis.broker.server.context import ApplicationContext, BrokerContext
 from ignis.broker.server.held_claims import HeldClaims
@@ -35,17 +39,11 @@ from ignis.errors import (
     TooManyRequestsError,
     UnauthenticatedError,
 )
-from ignis.native.wire import FrameReader
 from ignis.storage.base import Owner, Process
 
 __all__ = ["Session"]
 
 log = logging.getLogger("ignis.broker")
-
-_JOINED_BYTES = 65_536
-"""What is sent in one piece; more is not copied for that."""
-_MOST_PIECES = 512
-"""Of one call of the system."""
 
 
 class Host(Reports, Protocol):
@@ -78,7 +76,7 @@ class Host(Reports, Protocol):
         """A client has said who it is. Raises TooManyRequestsError."""
 
     def left(self, application: Application, principal: Principal, peer: str) -> None:
-        """One user of the application less."""
+        """Counts one user of the application less."""
 
     def take_up(self, session: Session) -> int:
         """A client came back: what its last connection held is this one's. Returns how many messages."""
@@ -87,7 +85,7 @@ class Host(Reports, Protocol):
         """A client has said what it holds of a magazine."""
 
 
-class Session(asyncio.BufferedProtocol):
+class Session(Connection):
     """Takes the requests of one client to where they are carried out, and writes their answers: a `Caller`, and so a `Peer`.
 
     Args:
@@ -97,39 +95,19 @@ class Session(asyncio.BufferedProtocol):
     """
 
     def __init__(self, context: BrokerContext, host: Host, visitor: Visitor) -> None:
-        self.context = context
+        super().__init__(context)
         self._host = host
-        self._settings = settings = context.settings
-        self._state = context.state
-        self._flushes = context.flushes
-        self._receiving = context.receiving
-        self._unread = context.unread
-        self._now = context.loop.time
         self.visitor = visitor
         self.claims = HeldClaims(self, lambda magazine: host.said(self, magazine))
         self.held = self.claims.held
-        """At hand, because it is asked for with each delivery."""
+        """What `claims` holds, at hand because it is asked for with each delivery."""
         self.owner = Owner("", Process())
-        """In whose name its claims are made; known once the client is, and the same from then on."""
-        self.closed = False
-        self.peer = ""
+        """The name in which its claims are made; known once the client is, and the same from then on."""
         self.principal: Principal = Anyone()
         self.instance = ""
         self.application: Application | None = None
-        self.began_s = self.heard_s = self._now()
-        self.stuck_since_s: float | None = None
-        self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
-        self._transport: asyncio.Transport | None = None
-        self._fd = -1
-        """Of a connection without TLS, as long as its transport is open."""
-        self._out: list[bytes | memoryview] = []
-        self._out_bytes = 0
-        self._flush_planned = False
-        self._paused_by: set[str] = set()
-        self._paused_writing = False
         self._starved = False
         """A delivery was held back: ask again when there is room."""
-        self._closing = False
         self._pieces = 0
         """Long requests that are being carried out, see `steps`."""
         self._behind: deque[Request] = deque()
@@ -141,33 +119,10 @@ class Session(asyncio.BufferedProtocol):
     # -- what others look at
 
     @property
-    def known(self) -> bool:
-        """Whether the client said who it is."""
-        return self._machine.state is State.READY
-
-    @property
-    def pending(self) -> int:
-        return self._machine.pending
-
-    @property
     def waited_for(self) -> bool:
         """Whether its silence means something: it waits for an answer or a delivery, or is at work on what it holds. That a
         machine has vanished meanwhile is then found by the keep-alive of TCP."""
         return bool(self._machine.pending or self.consuming.subscriptions or self.held)
-
-    @property
-    def arriving(self) -> FrameReader:
-        """What was read and is no frame yet."""
-        return self._machine.arriving
-
-    @property
-    def refused(self) -> int:
-        return self._machine.refused
-
-    @property
-    def outbound_bytes(self) -> int:
-        """What the client has not read yet."""
-        return self._out_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     @property
     def takes_deliveries(self) -> bool:
@@ -175,12 +130,6 @@ class Session(asyncio.BufferedProtocol):
             return False
         self._starved = self._paused_writing or self.over_outbound()
         return not self._starved
-
-    def over_outbound(self) -> bool:
-        """Whether it leaves more unread than it may: then it is given nothing more."""
-        unread = self._unread
-        unread.look()
-        return self.outbound_bytes > unread.allowed_bytes
 
     # -- transport
 
@@ -206,92 +155,14 @@ class Session(asyncio.BufferedProtocol):
         if self._fd < 0:
             self.abort()
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._machine.receive_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.heard_s = self._now()
-        self._state.bytes_in += nbytes
-        if self._closing:
-            return
-        try:
-            requests, at_once = self._machine.received(nbytes)
-        except IgnisError as exc:
-            self._broken(exc)
-            return
-        if at_once:
-            self.write(at_once)
-        if len(requests) == 1:
-            self._take(requests[0], alone=not at_once)
-        else:
-            for request in requests:
-                self._take(request)
-        if (lost := self.arriving.lost) is not None:  # behind frames that were good
-            self._broken(lost)
-            return
-        self._receiving.read(self, bool(requests or at_once), self.heard_s)
-        if self.over_outbound():
-            self.pause("outbound")
-
-    def _broken(self, exc: IgnisError) -> None:
-        self._state.protocol_errors += 1
+    def _say_broken(self, exc: IgnisError) -> None:
         self._host.say_broken("%s: %s", self.peer, exc)
-        self.end(exc)
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        self._paused_writing = True
-        self.stuck_since_s = self._now()
-        self.pause("outbound")
-
-    def resume_writing(self) -> None:
-        self._paused_writing = False
-        self.stuck_since_s = None
-        self.relieved()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.closed = True
         self._calling.end()
         self.consuming.end()
         self._host.leave(self)
-
-    # -- out
-
-    def write(self, frame: bytes | memoryview) -> None:
-        """Everything written in one turn of the loop goes out in one call."""
-        if self.closed or self._transport is None:
-            return
-        self._out.append(frame)
-        self._out_bytes += len(frame)
-        if not self._flush_planned:
-            self._flush_planned = True
-            self._flushes.plan(self)
-
-    def flush(self) -> None:
-        """What was written goes out now: what follows in this turn of the loop may take a while."""
-        transport = self._transport
-        if not self._out or transport is None or self.closed:
-            return
-        out, size = self._out, self._out_bytes
-        self._out, self._out_bytes = [], 0
-        if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
-            out = [b"".join(out)]
-        self._state.bytes_out += size
-        sent = 0
-        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
-            # The event loop's own write waits for the end of the turn.
-            try:
-                sent = os.write(self._fd, out[0]) if len(out) == 1 else os.writev(self._fd, out)
-            except OSError:
-                sent = 0  # no room, or the connection is broken, which the transport finds out in its own way
-        if sent == size:
-            return
-        for data in out:
-            if sent < len(data):
-                transport.write(memoryview(data)[sent:] if sent else data)
-            sent = max(0, sent - len(data))
 
     def flush_planned(self) -> None:
         """The `flush` that was planned: what was held back meanwhile may go on."""
@@ -302,82 +173,7 @@ class Session(asyncio.BufferedProtocol):
         if self._calling.waiting or self._starved or self._paused_by:
             self.relieved()
 
-    def write_now(self, frames: bytes, count: int) -> None:
-        """`answer_run` of what need not wait for more, unless more is being done."""
-        self._machine.pending -= count
-        if self._flush_planned or self._flushes.in_turn:
-            self.write(frames)
-        elif not self.closed:
-            self._out.append(frames)
-            self._out_bytes += len(frames)
-            self.flush()
-
-    def answer_run(self, count: int, frames: bytes | memoryview) -> None:
-        """Ready-made frames that end so many pending requests."""
-        self._machine.pending -= count
-        self.write(frames)
-
-    def answer(self, command: int, request_id: int, payload: bytes) -> None:
-        """The answer to one pending request."""
-        self.write(self._machine.answer(command, request_id, payload))
-
-    def result(self, request_id: int, value: Any) -> None:
-        self.answer(Command.RESULT, request_id, pack(value))
-
-    def deliver(self, frame: memoryview) -> None:
-        """Messages for a subscription: no pending request ends with them."""
-        self.write(frame)
-
-    def refuse(self, request_id: int, exc: BaseException) -> None:
-        """ERROR for one pending request."""
-        if not isinstance(exc, (IgnisError, ValueError, TypeError)):
-            log.error("%s: request %d failed", self.peer, request_id, exc_info=exc)
-        self._state.errors += 1
-        self.write(self._machine.error(request_id, exc))
-
-    def fail_stream(self, request_id: int, exc: BaseException) -> None:
-        """The end of a subscription by the broker."""
-        self.write(self._machine.error_frame(request_id, exc))
-
-    def end(self, exc: BaseException | None = None) -> None:
-        """Closes the connection after what was written (and, with an error, the reason) is sent; at once when the
-        client does not read within ``write_timeout_s``."""
-        if self._closing or self.closed:
-            return
-        if exc is not None:
-            self.write(self._machine.fatal(exc))
-        self._closing = True
-        self.stuck_since_s = self._now()
-        self.flush_planned()
-        if self._transport is not None:
-            self._transport.close()
-
-    def abort(self) -> None:
-        """Closes the connection now."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    # -- reading or not
-
-    def pause(self, reason: str) -> None:
-        """The client is not read any more, until every reason for it is gone."""
-        if not self._paused_by and self._transport is not None and not self._closing:
-            self._transport.pause_reading()
-        self._paused_by.add(reason)
-
-    def resume(self, reason: str) -> None:
-        """One reason is gone."""
-        if reason not in self._paused_by:
-            return
-        self._paused_by.discard(reason)
-        if not self._paused_by and self._transport is not None and not (self._closing or self.closed):
-            self.heard_s = self._now()  # it could not be heard meanwhile
-            self._transport.resume_reading()
-
-    @property
-    def unread(self) -> bool:
-        """Not read on purpose: then its silence means nothing."""
-        return bool(self._paused_by)
+    # -- what was held back
 
     def look(self, now: float) -> None:
         """Now and then: since when it reads nothing, and whether what was held back may go on."""
@@ -427,7 +223,7 @@ class Session(asyncio.BufferedProtocol):
             self.refuse(request.request_id, exc)
 
     def subscribed_to(self, payload: bytes) -> str | None:
-        """See `ConsumerCommands.magazine_of`."""
+        """Returns the magazine that an UNSUBSCRIBE or CREDIT is about, see `ConsumerCommands.magazine_of`."""
         return self.consuming.magazine_of(payload)
 
     def in_pieces(self, work: Work) -> None:
@@ -544,7 +340,11 @@ class Session(asyncio.BufferedProtocol):
             log.error("%s: authentication failed to run", self.peer, exc_info=exc)
         if isinstance(exc, UnauthenticatedError):
             self._state.denied += 1
-        self.end(exc if isinstance(exc, IgnisError) else BrokerError("the broker cannot tell who is who at the moment"))
+        self.end(
+            exc
+            if isinstance(exc, IgnisError)
+            else BrokerError("the broker cannot check credentials at the moment; try again later")
+        )
 
     def notice(self) -> None:
         """Tells the client that the broker is going away."""

@@ -18,10 +18,10 @@ class BrokerState:
         """The broker takes no new work: it ends."""
         self.bytes_in = self.bytes_out = self.messages_in = 0
         self.backlog_bytes = 0
-        """Of requests of all connections that wait for the store or are at it, now."""
+        """Bytes of requests of all connections that wait for the store or are at it, now."""
         self.connections_seen = 0
         self.errors = self.denied = self.protocol_errors = self.timeouts = self.redelivered = 0
         self.sidelined = 0
         """Messages that were held by too many connections that were lost."""
         self.delivered = self.refused = 0
-        """Of connections and queues that are gone."""
+        """Figures of connections and queues that are gone."""

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
@@ -19,8 +20,6 @@ from ignis.broker.protocol.payloads import (
     Reload,
     Scan,
     TransferRequest,
-    pack,
-    unpack,
 )
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.permission_check import own_scope
@@ -119,7 +118,7 @@ def _delete_waiting(asked: Asked) -> Reply:
 
 
 def _purge(asked: Asked) -> Reply:
-    """One step. Whoever holds what was removed finds out when it acknowledges."""
+    """Makes one step. Whoever holds what was removed finds out when it acknowledges."""
     head, _ = unpack(asked.payload, PurgeRequest)
     limit = min(head.limit, PURGE_BATCH)
     return value(asked.app.store.magazines.purge(head.magazine, limit, in_flight=head.in_flight, left=head.left))
@@ -143,7 +142,7 @@ def _scan(asked: Asked) -> Reply:
 
 
 def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
-    """As many rows (shard, pointer, record, ...) as the answer has room for, one at least."""
+    """Returns as many rows (shard, pointer, record, ...) as the answer has room for, one at least."""
     for index, row in enumerate(rows):
         bound -= len(row[2] or b"") + 64
         if bound < 0 and index:
@@ -249,7 +248,9 @@ def _queue_replace(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, QueueReplace)
     known, fresh = head.known, head.fresh
     if known.name != fresh.name:
-        raise BadRequestError(f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}")
+        raise BadRequestError(
+            f"QUEUE_REPLACE of {known.name[:128]!a} by a record of {fresh.name[:128]!a}; give two records of one queue"
+        )
     check_settings(fresh, known)
     if not asked.may(Command.CREATE_QUEUE, known.name):
         for name in ("shards", "durability", "codec"):

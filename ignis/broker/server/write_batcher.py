@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from ignis.broker.protocol.in_flight import Run, as_pointers
+from ignis.broker.protocol.in_flight import PointerRange, as_pointers
 from ignis.broker.server.context import ApplicationContext
 from ignis.storage.write_batch import PendingSync, WriteBatch
 
@@ -44,7 +44,7 @@ _SHARES_S = 0.001
 
 class _Deleting(NamedTuple):
     write: WriteBatch
-    runs: list[Run]
+    runs: list[PointerRange]
     done: Callable[[int], None]
     failed: Callable[[BaseException], None]
     may_wait: bool
@@ -115,7 +115,7 @@ class WriteBatcher:
     def delete(
         self,
         magazine: str,
-        runs: list[Run],
+        runs: list[PointerRange],
         done: Callable[[int], None],
         failed: Callable[[BaseException], None],
         *,
@@ -213,9 +213,13 @@ class WriteBatcher:
             finishing.append(finish)
 
     def _delete_in_thread(
-        self, magazine: str, runs: list[Run], done: Callable[[int], None], failed: Callable[[BaseException], None]
+        self,
+        magazine: str,
+        runs: list[PointerRange],
+        done: Callable[[int], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
-        def delete(runs: list[Run]) -> int:
+        def delete(runs: list[PointerRange]) -> int:
             return self._magazines.delete(magazine, as_pointers(runs))
 
         self._threads.call(delete, done, runs, failed)

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from ignis.consumer.handler import Failure, HandlerSpec, Outcome, Runner, failure_of
+from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
+from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
 from ignis.stacks import start_thread
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from ignis.consumer.handler import HandlerSpec, Runner
+from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.pools.base import Pool, Sink
 from ignis.consumer.pools.coroutine import CoroutinePool, LoopFeeder
 from ignis.consumer.pools.leading import Feeder
 from ignis.consumer.pools.process import ProcessPool
 from ignis.consumer.pools.thread import ThreadPool
+from ignis.consumer.runner import Runner
 
 __all__ = ["make_pool"]
 

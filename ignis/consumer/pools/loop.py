@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ignis.consumer.handler import Failure, HandlerSpec, Outcome, Runner
+from ignis.consumer.handler import Failure, HandlerSpec, Outcome
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import INBOX_CAPACITY, Part, Sink, frames_of
+from ignis.consumer.runner import Runner
 from ignis.errors import ClosedError, PeerDiedError
 from ignis.native import Channel
 from ignis.native.handling import WENT_ON, Progress

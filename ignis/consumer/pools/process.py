@@ -46,7 +46,7 @@ __all__ = ["ProcessPool"]
 log = logging.getLogger("ignis.workers")
 
 _OUTBOX_CLASSES = ((256, 1024), (4 << 10, 64), (child.REPORT_BYTES, 16))
-_BURIAL_S = 10.0
+_ACCOUNT_S = 10.0
 """How long the accounting for a killed process may take."""
 
 _POLL_S = 0.1
@@ -99,7 +99,7 @@ class _ProcessWorker(Worker):
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         with self._lock:
-            # One that has died and is not buried yet still owes what it gets here, and gives it back then: asking the
+            # One that has died and is not accounted for yet still owes what it gets here, and gives it back then: asking the
             # system for its life would cost more than the sending.
             if self.leaving:
                 return False
@@ -123,7 +123,7 @@ class _ProcessWorker(Worker):
                 return None
             since_us = self.inbox.get_note(child.NOTE_SINCE_US)
             return first - 1, self.inbox.get_note(child.NOTE_COUNT), time.monotonic() - since_us / 1e6
-        except ClosedError:  # buried meanwhile
+        except ClosedError:  # accounted for meanwhile
             return None
 
     def name_of(self, first_id: int, count: int) -> str:
@@ -162,7 +162,7 @@ class _ProcessWorker(Worker):
         except Exception:
             log.exception("reader of %s failed", self.name)
             self.process.kill()
-        self._bury()
+        self._account()
 
     def _take(self, messages: list[bytes]) -> None:
         for message in messages:
@@ -185,7 +185,7 @@ class _ProcessWorker(Worker):
                 elif command == COMMAND_START_FAILED:
                     self.start_error = payload.decode("utf-8", "replace")
 
-    def _bury(self) -> None:
+    def _account(self) -> None:
         """The process is gone: account for what it was at and hand the rest back."""
         if not self.ended(5.0):
             self.process.kill()
@@ -402,7 +402,7 @@ class ProcessPool(Pool):
                 for worker in everyone:
                     if worker.outstanding:
                         worker.kill(None)
-                        worker.thread.join(_BURIAL_S)
+                        worker.thread.join(_ACCOUNT_S)
                 return False
             self.check(time.monotonic())
             time.sleep(0.005)
@@ -420,7 +420,7 @@ class ProcessPool(Pool):
             if not worker.ended(max(0.05, deadline - time.monotonic())):
                 log.warning("worker process %s did not end in time; killed", worker.name)
                 worker.kill(None)
-            worker.thread.join(_BURIAL_S)
+            worker.thread.join(_ACCOUNT_S)
         self._forget()
 
     def kill(self) -> None:

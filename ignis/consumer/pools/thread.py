@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ignis.consumer.handler import Failure, HandlerSpec, Runner
+from ignis.consumer.handler import Failure, HandlerSpec
 from ignis.consumer.outcome import overrun_failure
 from ignis.consumer.pools.base import Chunk, Pool, Sink, Worker, largest_part
 from ignis.consumer.pools.leading import Feeder, Tray
 from ignis.consumer.pools.loop import WorkLoop
+from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError
 from ignis.message import REASON_CRASH
 from ignis.stacks import start_thread

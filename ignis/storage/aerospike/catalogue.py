@@ -313,8 +313,8 @@ class Catalogue:
             if entry.result == OK
         }
         how = policy("update", ttl=layout.TTL_KEEP)
-        noted = write_entry(self._own_key(magazine.name), [expressions.put_in_map(_BORN, born)], how)
-        self._connection.send("declare", [noted], allowed=(OK, NOT_FOUND))
+        written = write_entry(self._own_key(magazine.name), [expressions.put_in_map(_BORN, born)], how)
+        self._connection.send("declare", [written], allowed=(OK, NOT_FOUND))
         magazine.born.update(born)
 
     # -- declaring and dropping

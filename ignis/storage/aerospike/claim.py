@@ -26,7 +26,7 @@ from ignis.storage.aerospike.trickle import Riding, Trickle
 from ignis.storage.records import Claim, FireResult, Pointers
 from ignis.storage.runs import Runs, difference, runs_of
 
-__all__ = ["Firing"]
+__all__ = ["Claimer"]
 
 log = logging.getLogger("ignis.storage.aerospike")
 
@@ -38,7 +38,7 @@ _BUSY_PAUSE_S = 0.002
 """Before the next round, when records that too many want at this moment were all that could have had something."""
 
 
-class Firing:
+class Claimer:
     """Claims the next records of a magazine, over its shards. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue, trickle: Trickle) -> None:

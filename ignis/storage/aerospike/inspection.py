@@ -19,7 +19,7 @@ from ignis.storage.aerospike.status_codes import FILTERED, NOT_FOUND, OK
 from ignis.storage.process_identity import this_process
 from ignis.storage.records import Abandoned, Pointers, Run, ShardState, joined_runs, runs_of_pointers
 
-__all__ = ["Looking"]
+__all__ = ["Inspector"]
 
 SWEEP_BATCH = 1_000
 _COUNT_BATCH = 5_000
@@ -27,7 +27,7 @@ _UNCOUNTED_S = 30.0
 _BINS = [layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT, layout.SEALED, layout.FIRED_AT, layout.OWNER]
 
 
-class Looking:
+class Inspector:
     """Answers what is asked about a magazine without claiming anything. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue) -> None:
@@ -105,7 +105,7 @@ class Looking:
     ) -> Iterator[list[tuple[int, int]]]:
         """Places that may hold a record, in pieces; those in ``known`` (default: what is gone) are left out."""
         while first <= last:
-            piece = Looking._piece(magazine, shard, first, last, size, known)
+            piece = Inspector._piece(magazine, shard, first, last, size, known)
             if not piece:
                 return
             yield piece
@@ -319,8 +319,8 @@ class Looking:
             magazine, shard, [pointer for pointer in absent if pointer in known and pointer not in waiting]
         )
         # Noted before the mark passes them: else a process that dies here would leave them to nobody.
-        noted = self._open.note(magazine, shard, [one for one in waiting if one <= settled and one not in known])
-        absent = [pointer for pointer in absent if pointer not in waiting or pointer in noted]
+        remembered = self._open.note(magazine, shard, [one for one in waiting if one <= settled and one not in known])
+        absent = [pointer for pointer in absent if pointer not in waiting or pointer in remembered]
         self._raise_low(magazine, shard, absent, settled, last)
         passed = [place for place in claims if place[1] <= view.low and place[1] not in waiting]
         if passed:

@@ -123,10 +123,10 @@ class AerospikeLockTable(LockTable):
             # A draw whose answer was lost only leaves a number out.
             drawn = self._connection.apply("lock_token", counter, draw, policy(ttl=layout.TTL_NEVER), repeat=False)
         token = int((drawn or {})[_COUNT])
-        noted = self._apply(
+        written = self._apply(
             "lock_token", name, [expressions.write(DRAWN_BIN, token)], self._if_mine(owner, layout.TTL_KEEP)
         )
-        return None if noted is None else token
+        return None if written is None else token
 
     def get(self, name: str) -> LockRecord | None:
         """A holder that is no ignis has no owner here: it is the empty text. The end is known to the second."""

@@ -57,7 +57,7 @@ SEALED = "ign_sealed"
 """A tombstone: the pointer is used up. `HOLE`: no record came in time. `VOID`: it was deleted before it was claimed. Where
 ``data`` stands beside it, a Java producer has written into it: then it is a record like any other."""
 MOVING = "ign_move"
-"""Who is moving the record at this moment, and since when: see `retiring`."""
+"""Who is moving the record at this moment, and since when: see `remove`."""
 HOLE, VOID = 1, 2
 
 LOAD_POINTER = "LOAD_POINTER"

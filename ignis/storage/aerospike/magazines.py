@@ -1,7 +1,7 @@
 """The magazines of the Aerospike store: argument checks, counts and wake-ups around the parts that do the work.
 
 Atomicity and durability. A call is a few batches of small operations, each of which is atomic; what holds when a process
-dies between two of them is said in `appending`, `firing` and `retiring`. A record is durable on return as the namespace
+dies between two of them is said in `append`, `claim` and `remove`. A record is durable on return as the namespace
 makes it: Aerospike has one durability, and the magazines' classes are recorded and otherwise the same.
 """
 
@@ -16,10 +16,10 @@ from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.native import PackedBatch
 from ignis.storage.aerospike.append import Appender, Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.claim import Firing
+from ignis.storage.aerospike.claim import Claimer
 from ignis.storage.aerospike.context import StoreContext
-from ignis.storage.aerospike.inspection import Looking
-from ignis.storage.aerospike.remove import Retiring
+from ignis.storage.aerospike.inspection import Inspector
+from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
@@ -49,9 +49,9 @@ class AerospikeMagazines(MagazineStore):
         self._appender = Appender(connection, self._catalogue)
         trickle = Trickle(connection, self._catalogue)
         self._trickle = trickle
-        self._firing = Firing(connection, self._catalogue, trickle)
-        self._retiring = Retiring(connection, self._catalogue, self._appender, trickle)
-        self._looking = Looking(connection, self._catalogue)
+        self._claimer = Claimer(connection, self._catalogue, trickle)
+        self._remover = Remover(connection, self._catalogue, self._appender, trickle)
+        self._inspector = Inspector(connection, self._catalogue)
         self._expired_log = ExpiredLog()
         # All that decides where the records are, but for the hosts: one cluster has many names.
         words = WakeWords(connection.options.wake_dir, f"{connection.namespace}\0{context.sets.data}")
@@ -70,16 +70,16 @@ class AerospikeMagazines(MagazineStore):
 
     def figures(self) -> dict[str, int]:
         """For `Store.stats`."""
-        firing = self._firing
+        claimer = self._claimer
         return {
             **self.calls,
-            "holes_seen": firing.holes.seen,
-            "holes_filled": firing.holes.filled,
-            "holes_sealed": firing.holes.sealed,
-            "holes_left": firing.holes.left,
+            "holes_seen": claimer.holes.seen,
+            "holes_filled": claimer.holes.filled,
+            "holes_sealed": claimer.holes.sealed,
+            "holes_left": claimer.holes.left,
             "sealed_loads": self._appender.sealed_seen,
             "pointers_restored": self._catalogue.restored,
-            "resurrected_seen": firing.resurrected_seen + self._looking.resurrected_seen,
+            "resurrected_seen": claimer.resurrected_seen + self._inspector.resurrected_seen,
         }
 
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
@@ -129,10 +129,10 @@ class AerospikeMagazines(MagazineStore):
             if shards is None:
                 look = self.waits.look(magazine, found.shards, whole=bool(found.holes))
                 if look.shards is not None:
-                    shards = self._firing.with_backlog(found, look.shards)
-            result, surplus = self._firing.fire(found, limit, owner, shards, max_bytes, look.expected)
+                    shards = self._claimer.with_backlog(found, look.shards)
+            result, surplus = self._claimer.fire(found, limit, owner, shards, max_bytes, look.expected)
             if surplus:
-                self._retiring.reload(found, group_pointers(surplus))
+                self._remover.reload(found, group_pointers(surplus))
             self._expired_log.note(magazine, result.expired)
             claimed = {claim.shard: len(claim.pointers) for claim in result.claims}
             self.waits.fired(magazine, claimed, look, more=result.more)
@@ -141,44 +141,44 @@ class AerospikeMagazines(MagazineStore):
     def _settled(self, magazine: str) -> Magazine:
         """The magazine, with all claims of this process written."""
         found = self._catalogue.get(magazine)
-        self._firing.settle(found)
+        self._claimer.settle(found)
         return found
 
     def held(self, magazine: str, owner: str) -> list[Run]:
         with self._call():
-            return self._looking.held(self._settled(magazine), owner)
+            return self._inspector.held(self._settled(magazine), owner)
 
     def renew_claims(
         self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
     ) -> dict[int, Sequence[int]]:
         """One client call."""
         with self._call():
-            return self._firing.renew(self._settled(magazine), pointers, owner, to_owner)
+            return self._claimer.renew(self._settled(magazine), pointers, owner, to_owner)
 
     def claimants(self, magazine: str) -> dict[str, bool]:
         with self._call():
-            return self._looking.claimants(self._settled(magazine))
+            return self._inspector.claimants(self._settled(magazine))
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
         """Loaded at the tail, then removed at the old place; a mark keeps others away in between. The fence is read before
         the mark and before the load."""
         with self._call("reloads"):
             found = self._catalogue.get(magazine)
-            count = self._retiring.reload(found, pointers, lambda: self._check_fence(fence))
+            count = self._remover.reload(found, pointers, lambda: self._check_fence(fence))
             self.waits.ring(magazine, [shard for shard in range(found.shards) if shard in pointers])
             return count
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
         """One client call. What is being moved elsewhere at this moment is not deleted, and not counted."""
         with self._call("deletes"):
-            return self._retiring.delete(self._catalogue.get(magazine), pointers)
+            return self._remover.delete(self._catalogue.get(magazine), pointers)
 
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
         """One client call for the records and one for the counters, after those of `expire`: a server cannot tell what has run
         out. Atomic for each record."""
         self.expire(magazine)
         with self._call("deletes"):
-            return self._retiring.delete_waiting(self._catalogue.get(magazine), pointers)
+            return self._remover.delete_waiting(self._catalogue.get(magazine), pointers)
 
     def _purge_waiting(self, magazine: str, part: Pointers, ends: Mapping[int, int]) -> int:
         """By claims: a record that is removed unclaimed leaves a tombstone, which every consumer has to pass. What was claimed
@@ -206,13 +206,13 @@ class AerospikeMagazines(MagazineStore):
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():
-            return self._looking.peek(self._catalogue.get(magazine), pointers)
+            return self._inspector.peek(self._catalogue.get(magazine), pointers)
 
     def scan(
         self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
     ) -> list[tuple[int, int, bytes | None]]:
         with self._call():
-            return self._looking.scan(self._catalogue.get(magazine), after, limit, pending_only)
+            return self._inspector.scan(self._catalogue.get(magazine), after, limit, pending_only)
 
     def transfer(
         self,
@@ -229,7 +229,7 @@ class AerospikeMagazines(MagazineStore):
             for item in items:
                 if not 0 <= item.target_shard < destination.shards:
                     destination = self._catalogue.with_shard(target, item.target_shard)
-            count = self._retiring.transfer(origin, destination, items, ttl_s, fence, self._check_fence)
+            count = self._remover.transfer(origin, destination, items, ttl_s, fence, self._check_fence)
             self.waits.ring(target, {item.target_shard for item in items})
             return count
 
@@ -252,28 +252,28 @@ class AerospikeMagazines(MagazineStore):
             found = self._catalogue.with_shard(magazine, shard)
             if not 0 <= shard < found.shards:
                 return []
-            self._firing.settle(found)
-            return self._looking.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
+            self._claimer.settle(found)
+            return self._inspector.abandoned(found, shard, fired_before_ms, limit, dead_owners, owner)
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
         with self._call():
-            count = self._looking.expire(self._catalogue.get(magazine), limit)
+            count = self._inspector.expire(self._catalogue.get(magazine), limit)
             self._expired_log.note(magazine, count)
             return count
 
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._call():
-            return self._looking.metadata(self._catalogue.get(magazine))
+            return self._inspector.metadata(self._catalogue.get(magazine))
 
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
         with self._call():
-            return self._looking.oldest_enqueued_at_us(self._catalogue.get(magazine))
+            return self._inspector.oldest_enqueued_at_us(self._catalogue.get(magazine))
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
         with self._context.call():
             found = self._catalogue.get(magazine)
             if found.holes:
-                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._firing.holes.next_look_s(found)))
+                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._claimer.holes.next_look_s(found)))
             return self.waits.wait(magazine, seen, timeout_s)
 
     def idle(self, magazine: str, seen: int, timeout_s: float) -> int:
@@ -282,7 +282,7 @@ class AerospikeMagazines(MagazineStore):
             found = self._catalogue.get(magazine)
             self._trickle.idle(found)
             if found.holes:
-                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._firing.holes.next_look_s(found)))
+                timeout_s = min(timeout_s, max(_HOLE_WAIT_S, self._claimer.holes.next_look_s(found)))
             return self.waits.idle(magazine, seen, timeout_s, found.trickle.looked_at)
 
     def rest(self, magazine: str) -> None:
@@ -290,17 +290,17 @@ class AerospikeMagazines(MagazineStore):
         with self._call():
             found = self._catalogue.get(magazine)
             left = self._put_back(found, self._trickle.flush(found))
-            self._firing.holes.remember(found, left, {})
+            self._claimer.holes.remember(found, left, {})
 
     def _put_back(self, magazine: Magazine, places: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """What was claimed before its record came, and is there by now, goes to the tail; returns the rest."""
         if not places:
             return []
-        there = self._looking.peek(magazine, group_pointers(places))
+        there = self._inspector.peek(magazine, group_pointers(places))
         back = [place for place in places if place[1] in there.get(place[0], ())]
         if back:
-            self._firing.count(magazine, Counter(shard for shard, _ in back))
-            self._retiring.reload(magazine, group_pointers(back))
+            self._claimer.count(magazine, Counter(shard for shard, _ in back))
+            self._remover.reload(magazine, group_pointers(back))
             self.waits.ring(magazine.name, {shard for shard, _ in back})
         return [place for place in places if place not in back]
 
@@ -328,7 +328,7 @@ class AerospikeMagazines(MagazineStore):
                     found = self._catalogue.refresh(magazine)
                 except QueueNotFoundError:
                     return True
-                if any(one.pending or one.in_flight for one in self._looking.metadata(found)):
+                if any(one.pending or one.in_flight for one in self._inspector.metadata(found)):
                     return False
             self._catalogue.drop(magazine)
             return True
@@ -342,9 +342,9 @@ class AerospikeMagazines(MagazineStore):
         self.waits.close()
         for magazine in self._catalogue.known():
             try:
-                self._firing.settle(magazine)
-                left = self._put_back(magazine, self._firing.holes.take_all(magazine))
-                self._firing.leave(magazine, left, self._context.owner)
+                self._claimer.settle(magazine)
+                left = self._put_back(magazine, self._claimer.holes.take_all(magazine))
+                self._claimer.leave(magazine, left, self._context.owner)
             except IgnisError as exc:
                 log.warning("the last claims of %s are left to the sweeper: %s", magazine.name, exc)
 

@@ -28,7 +28,7 @@ from ignis.storage.base import KEEP_TTL
 from ignis.storage.checks import expiry_ms
 from ignis.storage.records import Fence, Pointers, Transfer
 
-__all__ = ["Retiring"]
+__all__ = ["Remover"]
 
 log = logging.getLogger("ignis.storage.aerospike")
 
@@ -39,7 +39,7 @@ VOID_TTL_S = 30 * 86_400
 Place = tuple[int, int]
 
 
-class Retiring:
+class Remover:
     """Deletes records, puts them back, and moves them to another magazine. Thread-safe."""
 
     def __init__(self, connection: Connection, catalogue: Catalogue, appender: Appender, trickle: Trickle) -> None:

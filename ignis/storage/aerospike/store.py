@@ -5,7 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, unquote
 
+from ignis.config import check_name
+from ignis.errors import ConfigError
 from ignis.storage.aerospike.array_queues import AerospikeArrays
 from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.context import StoreContext
@@ -18,9 +22,32 @@ from ignis.storage.aerospike.queues import ACTIVE, MESSAGE_EXPIRY_S, AerospikeQu
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
 
-__all__ = ["AerospikeStore"]
+__all__ = ["AerospikeStore", "open_store"]
 
 log = logging.getLogger("ignis.storage.aerospike")
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> AerospikeStore:
+    """Opens ``aerospike://host:3000,host2:3000/namespace``; its query and ``options`` may have any of `AerospikeOptions`.
+
+    ``client_id`` and ``farm_id`` of the query count when the arguments are left at their defaults.
+    """
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    in_url = str(merged.pop("client_id", client_id)), str(merged.pop("farm_id", farm_id))
+    client_id = in_url[0] if client_id == Store.client_id else client_id
+    farm_id = in_url[1] if farm_id == Store.farm_id else farm_id
+    check_name(client_id, "client_id")
+    check_name(farm_id, "farm_id")
+    merged.pop("create", None)  # nothing is created: the namespace is in the server's configuration
+    who, _, hosts = parts.netloc.rpartition("@")
+    if who:
+        user, _, password = who.partition(":")
+        merged.setdefault("user", unquote(user))
+        merged.setdefault("password", unquote(password))
+    namespace = parts.path.strip("/")
+    if not hosts or not namespace or "/" in namespace:
+        raise ConfigError("an Aerospike URL names hosts and a namespace; write aerospike://127.0.0.1:3000/test")
+    return AerospikeStore(hosts, namespace, AerospikeOptions.of(merged), client_id=client_id, farm_id=farm_id)
 
 
 class AerospikeStore(Store):

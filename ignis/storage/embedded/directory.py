@@ -28,7 +28,7 @@ from ignis.storage.in_flight import Gate
 from ignis.storage.os_errors import store_error, store_errors, without_means
 from ignis.storage.process_identity import Identity, this_process
 
-__all__ = ["Directory", "fork_generation", "open_directory", "release_directory"]
+__all__ = ["Directory", "open_directory", "release_directory"]
 
 log = logging.getLogger("ignis.storage")
 
@@ -89,7 +89,11 @@ class Directory:
     def listener(self, durability: str) -> Listener:
         """Who tells of loads into magazines of that class."""
         found = self._listeners.get(durability)
-        return self._listeners.setdefault(durability, Listener(self.log(durability))) if found is None else found
+        return (
+            self._listeners.setdefault(durability, Listener(self.log(durability), self.clock.now_ms))
+            if found is None
+            else found
+        )
 
     def changing(self, durability: str) -> Log:
         """`log`, for a call that changes something: it is told when what calls before it left could not be flushed.
@@ -240,19 +244,13 @@ class Directory:
 class _Process:
     """What this process has open. Replaced in the child of a fork."""
 
-    def __init__(self, generation: int = 0) -> None:
-        self.generation = generation
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.opened: dict[Path, Directory] = {}
         self.forking = ExitStack()
 
 
 _process = [_Process()]
-
-
-def fork_generation() -> int:
-    """Rises in the child of every fork: handles compare it with what it was when they were made."""
-    return _process[0].generation
 
 
 def open_directory(path: Path, options: StoreOptions) -> Directory:
@@ -305,7 +303,7 @@ def _in_parent() -> None:
 
 def _in_child() -> None:
     before = _process[0]
-    _process[0] = _Process(before.generation + 1)
+    _process[0] = _Process()
     for directory in before.opened.values():
         directory.abandon()
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl
 
 from ignis.errors import WaitTimeoutError
+from ignis.process_hooks import FORKS
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
+from ignis.storage.directories import directory_of
 from ignis.storage.embedded.array_queues import EmbeddedArrays
 from ignis.storage.embedded.context import StoreContext
-from ignis.storage.embedded.directory import fork_generation, open_directory, release_directory
+from ignis.storage.embedded.directory import open_directory, release_directory
 from ignis.storage.embedded.keys import Keys, Scope
 from ignis.storage.embedded.locks import EmbeddedLocks
 from ignis.storage.embedded.magazines import EmbeddedMagazines
@@ -19,7 +23,13 @@ from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.queues import EmbeddedQueues
 from ignis.storage.records import Owner
 
-__all__ = ["EmbeddedStore"]
+__all__ = ["EmbeddedStore", "open_store"]
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> EmbeddedStore:
+    """Opens ``embedded:///path``; its query and ``options`` may have any of `StoreOptions`."""
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    return EmbeddedStore(directory_of(parts), StoreOptions.of(merged), client_id=client_id, farm_id=farm_id)
 
 
 class EmbeddedStore(Store):
@@ -56,7 +66,7 @@ class EmbeddedStore(Store):
         self.client_id = client_id
         self.farm_id = farm_id
         self._context = context = StoreContext(self.directory, self._life, client_id, farm_id, options.write_timeout_s)
-        self._generation = fork_generation()
+        self._forks = FORKS[0]
         self._closing = threading.Lock()
         self._released = False
         self.directory.gates.add(context.gate)
@@ -117,7 +127,7 @@ class EmbeddedStore(Store):
             self._context.gate.leave()
 
     def close(self, timeout: float = 30.0) -> None:
-        if self._generation != fork_generation():
+        if self._forks != FORKS[0]:
             return  # the parent's; nothing in the child belongs to it
         deadline = time.monotonic() + timeout
         if not self._closing.acquire(timeout=timeout):

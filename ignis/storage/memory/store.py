@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl
 
 from ignis.clock import Clock
+from ignis.config import shown
+from ignis.errors import ConfigError
 from ignis.storage.base import Store
 from ignis.storage.checks import check_application
 from ignis.storage.clock import StoreClock, process_clock
@@ -12,7 +16,21 @@ from ignis.storage.memory.control import MemoryArrays, MemoryLocks, MemoryQueues
 from ignis.storage.memory.magazines import MemoryMagazines
 from ignis.storage.memory.state import Content, StoreContext
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryStore", "open_store"]
+
+
+def open_store(parts: SplitResult, client_id: str, farm_id: str, options: dict[str, Any]) -> MemoryStore:
+    """Opens ``memory://name``. Options: ``create``, which changes nothing, and ``clock``, not in the URL."""
+    merged: dict[str, Any] = {**dict(parse_qsl(parts.query, keep_blank_values=True)), **options}
+    merged.pop("create", None)
+    clock = options.get("clock")
+    if clock is not None:
+        if not isinstance(clock, Clock):
+            raise ConfigError(f"clock = {shown(clock)} is no clock, such as an ignis.testing.ManualClock")
+        del merged["clock"]
+    if merged:
+        raise ConfigError(f"a memory store has no option {shown(min(merged))}; it has none in its URL")
+    return MemoryStore(parts.netloc + parts.path, client_id=client_id, farm_id=farm_id, clock=clock)
 
 
 class MemoryStore(Store):
@@ -37,8 +55,8 @@ class MemoryStore(Store):
         if clock is not None:
             self.lock_clock = clock
             store_clock = StoreClock(
-                round((clock() - clock.steady_s()) * 1000),
-                rising_ms=lambda: round(clock.steady_s() * 1000),
+                round((clock() - clock.monotonic_s()) * 1000),
+                rising_ms=lambda: round(clock.monotonic_s() * 1000),
                 wall_ms=lambda: round(clock() * 1000),
             )
         self._context = context = StoreContext(name, f"{farm_id}/{client_id}", store_clock)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ignis.broker.auth.principal import Anyone
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Wait, pack, unpack_value
+from ignis.broker.protocol.encoding import pack, unpack_value
+from ignis.broker.protocol.payloads import Wait
 from ignis.broker.server.server import Broker
 from ignis.errors import ClosedError, PermissionDeniedError, TooManyRequestsError
 from ignis.native import encode_record
@@ -32,10 +33,10 @@ def test_who_may_do_nothing_has_no_application(memory_url: str) -> None:
     with running(memory_url, authenticator=users, settings={"max_applications": 2}) as broker:
         for number in range(5):
             with broker.client(user="none", client_id=f"junk{number}") as client, pytest.raises(PermissionDeniedError):
-                client.ask(requests.names())
+                client.ask(store_requests.names())
         assert applications(broker) == {"ignis"}
         with broker.client(user="boss", client_id="orders") as client:
-            assert client.ask(requests.names()) == []
+            assert client.ask(store_requests.names()) == []
 
 
 def test_an_application_ends_when_nobody_is_left(tmp_path: Any) -> None:
@@ -66,12 +67,12 @@ def test_places_that_nobody_uses_are_free_at_once(memory_url: str) -> None:
     with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
         for number in range(6):
             with broker.client(client_id=f"app{number}") as client:
-                assert client.ask(requests.names()) == []
+                assert client.ask(store_requests.names()) == []
             eventually(lambda: not broker.on_loop(lambda: broker.broker.sessions))
         for number in range(2):
-            stack.enter_context(broker.client(client_id=f"stays{number}")).ask(requests.names())
+            stack.enter_context(broker.client(client_id=f"stays{number}")).ask(store_requests.names())
         with pytest.raises(TooManyRequestsError, match=r"broker\.max_applications"):
-            broker.client(client_id="third", connect_timeout_s=0.2).ask(requests.names())
+            broker.client(client_id="third", connect_timeout_s=0.2).ask(store_requests.names())
 
 
 def test_one_user_takes_no_more_than_its_share_of_the_applications(memory_url: str) -> None:
@@ -138,8 +139,8 @@ def test_waits_share_threads(memory_url: str, tmp_path: Any, store: str) -> None
     with running(url, settings={"watch_threads": 3}) as broker, Wire(broker.port) as wire, broker.client() as client:
         wire.greet()
         for number in range(40):
-            client.ask(requests.declare(f"m{number}", 1, "none"))
-        seen = {number: client.ask(requests.wait(f"m{number}", -1, 0)) for number in range(40)}
+            client.ask(store_requests.declare(f"m{number}", 1, "none"))
+        seen = {number: client.ask(store_requests.wait(f"m{number}", -1, 0)) for number in range(40)}
         for number in range(40):
             wire.send(Command.WAIT, 100 + number, pack(Wait(f"m{number}", seen[number], 30_000)))
         eventually(

@@ -13,7 +13,8 @@ import pytest
 from ignis.broker.client import requests
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Failure, pack_send_batch, unpack
+from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.payloads import Failure, pack_send_batch
 from ignis.broker.server.publish_buffer import PublishBuffer
 from ignis.broker.server.session import Session
 from ignis.broker.server.write_batcher import WriteBatcher

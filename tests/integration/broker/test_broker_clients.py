@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 import ignis
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Connected, pack, pack_connect
+from ignis.broker.protocol.encoding import pack, pack_connect
+from ignis.broker.protocol.payloads import Connected
 from ignis.errors import (
     ClosedError,
     ConfigError,
@@ -112,7 +114,7 @@ def test_answers_in_any_order_reach_their_callers() -> None:
     with Puppet(script) as puppet, client_of(puppet.port) as client:
 
         def ask(number: int) -> None:
-            answers[number] = client.exchange(requests.ClientRequest(Command.PING, bytes([number]), bytes))
+            answers[number] = client.ask(ClientRequest(Command.PING, bytes([number]), bytes))
 
         threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
         for thread in threads:
@@ -136,12 +138,12 @@ def test_a_late_answer_is_dropped_and_counted_and_reaches_nobody_else() -> None:
 
     with Puppet(script) as puppet, client_of(puppet.port) as client:
         with pytest.raises(StoreTimeoutError) as found:
-            client.exchange(requests.ClientRequest(Command.PING, b"slow", bytes), 0.1)
+            client.ask(ClientRequest(Command.PING, b"slow", bytes), 0.1)
         assert found.value.setting == "client.timeout_s"
-        assert client.link is not None
-        assert client.link.machine.pending == 1, "the id stays reserved"
-        assert client.exchange(requests.ClientRequest(Command.PING, b"quick", bytes)) == b"quick"
-        assert (client.link.machine.pending, client.link.machine.late_answers) == (0, 1)
+        assert client.connection is not None
+        assert client.connection.machine.pending == 1, "the id stays reserved"
+        assert client.ask(ClientRequest(Command.PING, b"quick", bytes)) == b"quick"
+        assert (client.connection.machine.pending, client.connection.machine.late_answers) == (0, 1)
         client.close(0.1)
 
 
@@ -152,7 +154,7 @@ def test_cancelled_coroutines_do_not_cross() -> None:
 
             async def one(number: int) -> None:
                 data = number.to_bytes(4, "big")
-                assert await client.ask(requests.ClientRequest(Command.PING, data, bytes)) == data
+                assert await client.ask(ClientRequest(Command.PING, data, bytes)) == data
 
             tasks = [asyncio.ensure_future(one(number)) for number in range(500)]
             await asyncio.sleep(0)
@@ -186,7 +188,7 @@ def test_everything_pending_fails_with_what_is_known_of_it() -> None:
             thread.start()
         eventually(lambda: sum(command == Command.SEND for command, _ in puppet.seen) == 3)
         with pytest.raises(ConnectionLostError):
-            client.ask(requests.array_enqueue("a", "b", [1]))
+            client.ask(store_requests.array_enqueue("a", "b", [1]))
         for thread in threads:
             thread.join(WAIT_S)
         assert [one.sent for one in found] == [True, True, True]
@@ -200,7 +202,7 @@ def test_what_may_be_repeated_is_repeated() -> None:
         return next(answers, encode_frame(Command.RESULT, request_id, pack(["m"])))
 
     with Puppet(script) as puppet, client_of(puppet.port) as client:
-        assert client.ask(requests.names()) == ["m"]
+        assert client.ask(store_requests.names()) == ["m"]
         assert client.connects == 3
         client.close(0.1)
 
@@ -216,10 +218,10 @@ def test_coroutines_fail_and_repeat_alike() -> None:
             with pytest.raises(ConnectionLostError) as found:
                 await client.send("q", encode_record(b"x"))
             assert found.value.sent
-            assert await client.ask(requests.names()) == ["m"]
+            assert await client.ask(store_requests.names()) == ["m"]
             assert client.connects == 3
         with pytest.raises(ClosedError):
-            await client.ask(requests.names())
+            await client.ask(store_requests.names())
 
     with Puppet(script) as puppet:
         asyncio.run(run(puppet.port))
@@ -229,14 +231,14 @@ def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
     with client_of(port, connect_timeout_s=0.2) as client, pytest.raises(StoreUnreachableError, match=str(port)):
-        client.ask(requests.names())
+        client.ask(store_requests.names())
     with pytest.raises(StoreUnreachableError):
         open_store(f"ignis://127.0.0.1:{port}?connect_timeout_s=0.1")
 
     async def run() -> None:
         async with AsyncClient(BrokerAddress("127.0.0.1", port), {"connect_timeout_s": 0.2}) as one:
             with pytest.raises(StoreUnreachableError):
-                await one.ask(requests.names())
+                await one.ask(store_requests.names())
 
     asyncio.run(run())
 
@@ -254,7 +256,7 @@ def test_something_else_is_there() -> None:
         thread.start()
         client = client_of(int(listener.getsockname()[1]), connect_timeout_s=0.3)
         with pytest.raises(ProtocolError, match="not a broker"):
-            client.ask(requests.names())
+            client.ask(store_requests.names())
         listener.close()
         thread.join(WAIT_S)
         assert puppet.seen == []
@@ -376,19 +378,19 @@ def test_urls_that_are_none(url: str, match: str) -> None:
 
 def test_a_child_process_needs_a_client_of_its_own() -> None:
     with running("memory://") as broker, broker.client() as client:
-        client.ask(requests.names())
+        client.ask(store_requests.names())
         pid = os.fork()
         if not pid:
             code = 1
             try:
-                client.ask(requests.names())
+                client.ask(store_requests.names())
             except ForkedHandleError:
                 client.close()
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitpid(pid, 0)[1] == 0
-        assert client.ask(requests.names()) == []
+        assert client.ask(store_requests.names()) == []
 
 
 def test_brokers_of_one_store_know_each_other_and_serve_one_queue(tmp_path: Path) -> None:
@@ -434,9 +436,7 @@ def test_threads_that_give_up_never_see_each_others_answers() -> None:
         for turn in range(150):
             data = f"{number}/{turn}".encode()
             try:
-                found = client.exchange(
-                    requests.ClientRequest(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01])
-                )
+                found = client.ask(ClientRequest(Command.PING, data, bytes), own.choice([0.0005, 0.002, 0.01]))
             except StoreTimeoutError:
                 continue
             except ConnectionLostError as exc:  # others were sending for as long as it had
@@ -456,8 +456,8 @@ def test_threads_that_give_up_never_see_each_others_answers() -> None:
         assert wrong == []
         assert [one for one in unsent if one.sent] == []
         assert len(set(answered)) == len(answered)
-        assert client.link is not None
-        machine = client.link.machine
+        assert client.connection is not None
+        machine = client.connection.machine
         late = 6 * 150 - len(answered) - len(unsent)
         assert machine.late_answers + machine.pending == late, "every one is accounted for"
         client.close(0.1)

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.errors import CoordinatorUnreachableError
 from ignis.native import encode_record
 from tests.integration.broker.test_broker_consuming import places, texts
@@ -35,8 +35,8 @@ def test_brokers_over_one_aerospike_serve_one_queue() -> None:
             lost = brokers[0].client(timeout_s=WAIT_S, **scope)
             held = lost.consume("q", 5, wait_s=WAIT_S)
             assert held.total() >= 1
-            assert lost.link is not None
-            lost.link.lose("cable cut")
+            assert lost.connection is not None
+            lost.connection.lose("cable cut")
             while len(seen) < 40:
                 for client in clients:
                     found = client.consume("q", 7, wait_s=0.2)
@@ -73,4 +73,4 @@ def test_brokers_see_each_other_through_zookeeper(tmp_path: Path, monkeypatch: p
                 return False
 
             eventually(unreachable)
-            assert client.ask(requests.names()) == [], "queues are served without ZooKeeper"
+            assert client.ask(store_requests.names()) == [], "queues are served without ZooKeeper"

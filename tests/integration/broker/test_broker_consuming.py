@@ -145,8 +145,8 @@ def test_what_a_lost_connection_held_is_delivered_again(client: SyncClient, brok
     lost = broker.client(timeout_s=WAIT_S)
     assert lost.consume("q", 2, wait_s=WAIT_S).total() >= 1
     assert info(client)["in_flight"] >= 1
-    assert lost.link is not None
-    lost.link.lose("cable cut")
+    assert lost.connection is not None
+    lost.connection.lose("cable cut")
     seen: list[str] = []
     while len(seen) < 2:
         found = client.consume("q", 2, wait_s=WAIT_S)
@@ -162,8 +162,8 @@ def test_a_client_that_comes_back_keeps_what_it_held(tmp_path: Path) -> None:
         client.ask(requests.create_queue("q", {"shards": 1}))
         publish(client, "a")
         found = client.consume("q", 1, wait_s=WAIT_S)
-        assert client.link is not None
-        client.link.lose("cable cut")
+        assert client.connection is not None
+        client.connection.lose("cable cut")
         assert client.ack("q", places(found)) == 1
         assert client.connects == 2
         assert info(client)["in_flight"] == 0

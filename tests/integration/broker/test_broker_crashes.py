@@ -74,8 +74,8 @@ def lose(broker: RunningBroker, limit: int = 1_000) -> int:
     """A client claims, and its connection is gone for good."""
     client = broker.client(timeout_s=WAIT_S)
     count = client.consume("q", limit, wait_s=WAIT_S).total()
-    assert client.link is not None
-    client.link.lose("cable cut")
+    assert client.connection is not None
+    client.connection.lose("cable cut")
     return count
 
 
@@ -139,8 +139,8 @@ def test_a_client_that_comes_back_in_time_counts_nothing(url: str) -> None:
     with running(url, redeliver_after_s=3_600) as broker, broker.client(timeout_s=WAIT_S) as client:
         create(client, b"a")
         found = client.consume("q", 1, wait_s=WAIT_S)
-        assert client.link is not None
-        client.link.lose("cable cut")
+        assert client.connection is not None
+        client.connection.lose("cable cut")
         where = {claim.shard: claim.pointers for claim in found.claims}
         assert client.ask(requests.nack("q", where)) == 1
         (message,) = messages(client, "q")
@@ -179,8 +179,8 @@ def test_a_sideline_has_no_sideline(url: str) -> None:
         eventually(lambda: info(client)["sideline"] == 1)
         reader = broker.client(timeout_s=WAIT_S)
         assert reader.consume(SIDELINE, 1, wait_s=WAIT_S).total() == 1
-        assert reader.link is not None
-        reader.link.lose("cable cut")
+        assert reader.connection is not None
+        reader.connection.lose("cable cut")
         eventually(lambda: info(client)["sideline_in_flight"] == 0)
         assert info(client)["sideline"] == 1
 

@@ -30,12 +30,13 @@ from msgspec.inspect import (
 )  # fmt: skip
 
 from ignis import errors
-from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack, unpack, unpack_value
 from ignis.broker.protocol.errors import _by_code
-from ignis.broker.protocol.payloads import Failure, pack, unpack, unpack_value
+from ignis.broker.protocol.payloads import Failure
 from ignis.broker.protocol.table import TABLE
 from ignis.native.wire import pack_pointers
 from ignis.storage import open_store
@@ -285,13 +286,13 @@ def test_extremes(broker: RunningBroker, tmp_path: Path, caplog: pytest.LogCaptu
 def test_a_queue_was_not_made_after_the_year_9999(broker: RunningBroker, at_ms: int) -> None:
     with broker.client() as client:
         client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
-        known = client.ask(requests.queue_get("q"))
+        known = client.ask(store_requests.queue_get("q"))
         assert known is not None
         odd = dataclasses.replace(known, created_at_ms=at_ms)
-        for ask in (requests.queue_replace(known, odd, None), requests.queue_put(odd)):
+        for ask in (store_requests.queue_replace(known, odd, None), store_requests.queue_put(odd)):
             with pytest.raises(errors.ConfigError, match=f"created_at_ms of queue 'q' = {at_ms} is outside"):
                 client.ask(ask)
-        client.ask(requests.queue_put(dataclasses.replace(known, created_at_ms=MAX_MOMENT_MS)))
+        client.ask(store_requests.queue_put(dataclasses.replace(known, created_at_ms=MAX_MOMENT_MS)))
 
 
 @pytest.mark.parametrize(

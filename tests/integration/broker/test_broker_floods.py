@@ -18,7 +18,7 @@ import pytest
 
 import ignis
 from ignis.broker.auth.tls import client_context, server_context
-from ignis.broker.client import requests
+from ignis.broker.client import store_requests
 from ignis.broker.server import listener
 from ignis.errors import IgnisError
 from tests.support import WAIT_S, eventually
@@ -70,7 +70,7 @@ def test_silence_of_one_address_does_not_lock_out_another(
             eventually(lambda: closed_of(sockets) == 24)
             eventually(lambda: broker.on_loop(lambda: broker.broker.admission.strangers) == 40)
             with broker.client(tls=context, connect_timeout_s=WAIT_S) as client:
-                assert client.ask(requests.names()) == []
+                assert client.ask(store_requests.names()) == []
             eventually(lambda: closed_of(sockets) == 25)
             assert broker.broker.admission.displaced == 1
         eventually(lambda: broker.on_loop(lambda: broker.broker.admission.count) == 0)

@@ -20,18 +20,10 @@ import pytest
 from ignis.broker.auth.authenticator import KnownUser
 from ignis.broker.auth.principal import Credentials, Principal
 from ignis.broker.auth.users_file import User
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import (
-    Connect,
-    Failure,
-    Subscribe,
-    pack,
-    pack_connect,
-    pack_send,
-    pack_send_batch,
-    unpack,
-)
+from ignis.broker.protocol.encoding import pack, pack_connect, unpack
+from ignis.broker.protocol.payloads import Connect, Failure, Subscribe, pack_send, pack_send_batch
 from ignis.broker.repeated_log import RepeatedLog
 from ignis.errors import ConfigError, ConnectionLostError
 from ignis.native import PackedBatch, encode_frame, encode_record
@@ -269,7 +261,7 @@ def test_frames_that_never_arrive(memory_url: str) -> None:
         eventually(lambda: held_bytes(broker) > 1 << 20)
         assert held_bytes(broker) <= (1 << 20) + (4 << 20) + 20 * (256 << 10)
         good.ask(requests.send("q", encode_record(b"x")))
-        assert good.ask(requests.names())
+        assert good.ask(store_requests.names())
         batch = PackedBatch.pack([encode_record(bytes(10_000)) for _ in range(300)])
         ask = requests.send_batch("q", [(0, batch)])
 
@@ -333,7 +325,7 @@ def sends_until_it_is_not_read(broker: RunningBroker, wire: Wire, frame: bytes) 
 
 def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
     settings = {"max_outbound_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
-    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
+    ask = store_requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, greeted(broker.port) as wire, stuck_store(broker) as go_on:
         sends_until_it_is_not_read(broker, wire, encode_frame(ask.command, 5, ask.payload))
         assert broker.on_loop(lambda: broker.broker.state.backlog_bytes) <= (1 << 20) + (512 << 10)
@@ -345,7 +337,7 @@ def test_requests_that_wait_are_bounded_in_bytes(memory_url: str) -> None:
 def test_requests_of_all_are_bounded_in_bytes(memory_url: str) -> None:
     """Eight connections, each of which may have 8 MiB waiting, where 1 MiB may wait in all."""
     settings = {"max_receive_bytes": 1 << 20, "max_pending": 100_000, "store_threads": 1}
-    ask = requests.array_enqueue("a", "b", [bytes(100_000)])
+    ask = store_requests.array_enqueue("a", "b", [bytes(100_000)])
     with running(memory_url, settings=settings) as broker, contextlib.ExitStack() as stack:
         wires = [stack.enter_context(greeted(broker.port)) for _ in range(8)]
         with stuck_store(broker) as go_on:
@@ -375,13 +367,13 @@ def test_what_all_leave_unread_together(memory_url: str) -> None:
         most = 0
         for _ in range(100):
             most = max(most, broker.on_loop(lambda: sum(one.outbound_bytes for one in broker.broker.sessions)))
-            assert client.ask(requests.scan("q", {}, 100, False))[0]
+            assert client.ask(store_requests.scan("q", {}, 100, False))[0]
         # Above twice the limit next to nothing is added; one answer of each store thread is on its way.
         assert 0 < most < 2 * (4 << 20) + 2 * (4 << 20)
         for wire in greedy:
             wire.close()
         eventually(lambda: not broker.on_loop(lambda: broker.broker.context.unread.crowded))
-        eventually(lambda: len(client.ask(requests.scan("q", {}, 100, False))[0]) == 100)
+        eventually(lambda: len(client.ask(store_requests.scan("q", {}, 100, False))[0]) == 100)
 
 
 def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
@@ -389,16 +381,16 @@ def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
         client.ask(requests.create_queue("q", {"shards": 1, "codec": "raw"}))
         for _ in range(12):
             client.ask(requests.send("q", encode_record(bytes(30_000))))
-        rows, cut = client.ask(requests.scan("q", {}, 100, False))
+        rows, cut = client.ask(store_requests.scan("q", {}, 100, False))
         assert (len(rows), cut) == (2, True)
-        rows, cut = client.ask(requests.peek("q", pack_pointers({0: range(1, 13)})))
+        rows, cut = client.ask(store_requests.peek("q", pack_pointers({0: range(1, 13)})))
         assert (len(rows), cut) == (2, True)
-        found = client.ask(requests.fire("q", 100, "me", None, 1 << 30))
+        found = client.ask(store_requests.fire("q", 100, "me", None, 1 << 30))
         assert 1 <= sum(len(one.records) for one in found.claims) <= 3
         assert found.more
         pulled = client.consume("q", 100, WAIT_S, max_bytes=1 << 30)
         assert 1 <= sum(len(one.records) for one in pulled.claims) <= 3
-        left = client.ask(requests.abandoned("q", 0, 1 << 50, 100, False, None))
+        left = client.ask(store_requests.abandoned("q", 0, 1 << 50, 100, False, None))
         assert 1 <= len(left) <= 2
 
 
@@ -428,7 +420,7 @@ def test_one_that_leaves_more_than_its_part_unread_is_closed(memory_url: str) ->
                 for number in range(200):
                     wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
             eventually(lambda: broker.broker.state.timeouts == 1)
-        assert client.ask(requests.names())
+        assert client.ask(store_requests.names())
 
 
 # -- all at once, against a process of its own
@@ -517,7 +509,7 @@ def test_a_process_among_hostile_clients(tmp_path: Path, attack: Callable[[int],
                 stack.enter_context(contextlib.closing(attack(broker.port)))
         for number in range(20):
             good.ask(requests.send("q", encode_record(b"good")))
-            assert good.ask(requests.names()), number
+            assert good.ask(store_requests.names()), number
         assert own_bytes(broker.process.pid) - before < 150 << 20
         assert broker.process.poll() is None
 

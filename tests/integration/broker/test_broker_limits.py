@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from ignis.broker.auth.principal import Credentials, Principal
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.protocol.commands import MAGIC, Command
-from ignis.broker.protocol.payloads import Connect, Consume, Wait, pack, pack_connect, pack_send
+from ignis.broker.protocol.encoding import pack, pack_connect
+from ignis.broker.protocol.payloads import Connect, Consume, Wait, pack_send
 from ignis.broker.server.server import Broker
 from ignis.errors import (
     ConfigError,
@@ -126,9 +127,9 @@ def test_the_cap_on_pending_requests(broker: RunningBroker) -> None:
         threads = [threading.Thread(target=lambda: client.consume("q", 1, wait_s=1)) for _ in range(2)]
         for thread in threads:
             thread.start()
-        eventually(lambda: client.link is not None and client.link.machine.pending == 2)
+        eventually(lambda: client.connection is not None and client.connection.machine.pending == 2)
         with pytest.raises(TooManyRequestsError, match=r"client\.max_pending"):
-            client.ask(requests.names())
+            client.ask(store_requests.names())
         for thread in threads:
             thread.join(WAIT_S)
 
@@ -160,15 +161,15 @@ def test_a_bad_payload_is_one_requests_error(broker: RunningBroker) -> None:
 
 def test_every_prefix_of_every_request_is_survived(broker: RunningBroker) -> None:
     frames = [
-        requests.fire("q", 1, "me", None, 100),
+        store_requests.fire("q", 1, "me", None, 100),
         requests.send("q", encode_record(b"x"), ttl_s=None),
         requests.ack("q", {0: [1, 2]}),
         requests.consume("q", 1, 0, 1),
         requests.create_queue("q", {"shards": 2, "codec": "raw"}),
-        requests.scan("q", {0: 1}, 1, True),
-        requests.array_enqueue("a", "b", [1, {"x": b"y"}]),
-        requests.queue_get("q"),
-        requests.wait("q", -1, 0),
+        store_requests.scan("q", {0: 1}, 1, True),
+        store_requests.array_enqueue("a", "b", [1, {"x": b"y"}]),
+        store_requests.queue_get("q"),
+        store_requests.wait("q", -1, 0),
     ]
     with connect(broker.port) as wire:
         number = 10
@@ -200,7 +201,7 @@ def test_one_that_does_not_read_is_not_read_either(memory_url: str) -> None:
             # The limit, and the answers that were being made when it was reached.
             assert held < 8 * (1 << 16)
             assert client.ping() < WAIT_S
-            assert client.ask(requests.names())
+            assert client.ask(store_requests.names())
 
 
 def test_one_that_reads_nothing_is_closed(memory_url: str) -> None:
@@ -216,14 +217,14 @@ def test_one_that_reads_nothing_is_closed(memory_url: str) -> None:
                 wire.send(Command.SCAN, 10 + number, pack(["q", {}, 100, False]))
         eventually(lambda: broker.broker.state.timeouts == 1)
         wire.close()
-        assert client.ask(requests.names())
+        assert client.ask(store_requests.names())
 
 
 def test_idle_connections_are_closed_and_clients_connect_again(memory_url: str) -> None:
     with running(memory_url, settings={"idle_timeout_s": 0.3}) as broker, broker.client() as client:
-        assert client.ask(requests.names()) == []
+        assert client.ask(store_requests.names()) == []
         eventually(lambda: not broker.on_loop(lambda: broker.broker.sessions))
-        assert client.ask(requests.names()) == []
+        assert client.ask(store_requests.names()) == []
         assert client.connects == 2
 
 
@@ -311,20 +312,20 @@ class Doorman:
 def test_permissions_and_tokens(memory_url: str) -> None:
     with running(memory_url, authenticator=Doorman()) as broker:
         with broker.client() as stranger, pytest.raises(UnauthenticatedError):
-            stranger.ask(requests.names())
+            stranger.ask(store_requests.names())
         with broker.client(token="let me in") as client:
-            assert client.ask(requests.queue_get("open")) is None
+            assert client.ask(store_requests.queue_get("open")) is None
             for ask in (
-                requests.queue_get("shut"),
-                requests.scan("shut", {}, 1, False),
-                requests.names(),
-                requests.fire("open", 1, "me", None, 1),
+                store_requests.queue_get("shut"),
+                store_requests.scan("shut", {}, 1, False),
+                store_requests.names(),
+                store_requests.fire("open", 1, "me", None, 1),
                 requests.send("open", encode_record(b"x")),
-                requests.transfer("open", "shut", [], None, None),
+                store_requests.transfer("open", "shut", [], None, None),
                 requests.node_status(),
                 requests.consume("open", 1, 0, 1),
-                requests.scan("shut_SIDELINE", {}, 1, False),
-                requests.wait("shut", 0, 0),
+                store_requests.scan("shut_SIDELINE", {}, 1, False),
+                store_requests.wait("shut", 0, 0),
             ):
                 with pytest.raises(PermissionDeniedError):
                     client.ask(ask)
@@ -345,10 +346,10 @@ def test_applications_are_apart_and_counted(memory_url: str) -> None:
     with running(memory_url, settings={"max_applications": 2}) as broker:
         one, other = broker.client(), broker.client(client_id="other")
         with one, other, broker.client(client_id="third", connect_timeout_s=0.2) as third:
-            one.ask(requests.declare("m", 1, "none"))
-            assert (one.ask(requests.names()), other.ask(requests.names())) == (["m"], [])
+            one.ask(store_requests.declare("m", 1, "none"))
+            assert (one.ask(store_requests.names()), other.ask(store_requests.names())) == (["m"], [])
             with pytest.raises((TooManyRequestsError, StoreUnreachableError)):
-                third.ask(requests.names())
+                third.ask(store_requests.names())
 
 
 def test_waits_end_with_their_connection(broker: RunningBroker) -> None:

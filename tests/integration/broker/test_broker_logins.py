@@ -13,7 +13,8 @@ from ignis.broker.auth.authenticator import UsersFile
 from ignis.broker.auth.passwords import new_token
 from ignis.broker.auth.users_file import Token, User, editing
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Connect, pack_connect
+from ignis.broker.protocol.encoding import pack_connect
+from ignis.broker.protocol.payloads import Connect
 from tests.support import WAIT_S, eventually
 from tests.support.broker import Wire, running
 

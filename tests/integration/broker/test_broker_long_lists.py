@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.client import requests
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, Run
+from ignis.broker.protocol.in_flight import MOST_RUNS, InFlight, PointerRange
 from ignis.native import encode_record
 from ignis.native.wire import pack_pointers
 from tests.support import WAIT_S
@@ -32,7 +32,7 @@ class _Passes:
         self._own = broker.on_loop(threading.get_ident)
         take = InFlight.take
 
-        def counted(held: InFlight, magazine: str, runs: Iterable[Run]) -> list[Run]:
+        def counted(held: InFlight, magazine: str, runs: Iterable[PointerRange]) -> list[PointerRange]:
             runs = list(runs)
             if magazine and threading.get_ident() == self._own:
                 self.runs.append(len(runs))
@@ -50,8 +50,8 @@ def _send(wire: Wire, request_id: int, ask: ClientRequest[Any]) -> None:
     [
         lambda pointers: requests.ack("q", {0: pointers}),
         lambda pointers: requests.nack("q", {0: pointers}),
-        lambda pointers: requests.delete("q", pack_pointers({0: pointers})),
-        lambda pointers: requests.reload("q", pack_pointers({0: pointers})),
+        lambda pointers: store_requests.delete("q", pack_pointers({0: pointers})),
+        lambda pointers: store_requests.reload("q", pack_pointers({0: pointers})),
     ],
     ids=["ack", "nack", "delete", "reload"],
 )

@@ -18,11 +18,12 @@ from ignis.broker.auth.authenticator import KnownUser
 from ignis.broker.auth.permissions import FREE, words_for
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.users_file import User
-from ignis.broker.client.requests import ClientRequest
+from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import ANSWERS, Command
-from ignis.broker.protocol.payloads import Failure, pack, unpack, unpack_value
+from ignis.broker.protocol.encoding import pack, unpack, unpack_value
+from ignis.broker.protocol.payloads import Failure
 from ignis.broker.protocol.table import TABLE, WORDS
 from ignis.cli import main
 from ignis.native import PackedBatch, encode_record

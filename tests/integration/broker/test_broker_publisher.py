@@ -10,8 +10,9 @@ import pytest
 
 import ignis
 from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.machine import BrokerMachine
-from ignis.broker.protocol.payloads import pack, pack_send_ack
+from ignis.broker.protocol.payloads import pack_send_ack
 from ignis.config import PublisherSettings
 from ignis.errors import ConnectionLostError, DrainingError, StoreFullError
 from ignis.magazine import Magazine

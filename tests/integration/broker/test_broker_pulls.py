@@ -14,7 +14,8 @@ from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Consume, pack
+from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.payloads import Consume
 from ignis.errors import DrainingError, StoreTimeoutError
 from ignis.native import encode_record
 from tests.support import WAIT_S, eventually

@@ -15,10 +15,11 @@ import pytest
 
 import ignis
 from ignis.broker.auth.permissions import Permissions
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.payloads import Connect, pack_connect
+from ignis.broker.protocol.encoding import pack_connect
+from ignis.broker.protocol.payloads import Connect
 from ignis.errors import ConfigError, PermissionDeniedError, ProtocolError
 from ignis.native.wire import pack_pointers
 from ignis.storage import open_store
@@ -125,8 +126,8 @@ def test_claims_whose_answer_was_lost_with_the_broker_go_back(url: str, queue: i
         mine = store.magazines.fire("jobs", 4, store.owner)
         with pytest.MonkeyPatch.context() as patch:
             # What the broker claimed for this client, of which the client never hears.
-            patch.setattr(store.tracking, "_held", type(store.tracking._held)())  # type: ignore[attr-defined]
-            patch.setattr(store.tracking, "_keep", lambda: None)  # type: ignore[attr-defined]
+            patch.setattr(store.calls.tracking, "_held", type(store.calls.tracking._held)())  # type: ignore[attr-defined]
+            patch.setattr(store.calls.tracking, "_keep", lambda: None)  # type: ignore[attr-defined]
             assert store.magazines.fire("jobs", 3, store.owner).total() == 3
         first.end(signal.SIGKILL)
     with BrokerProcess(url, port):
@@ -263,7 +264,7 @@ def test_a_connection_that_is_lost_after_its_client_is_back(first: str, url: str
     queue.publish_many(range(6))
     with RunningBroker(url, settings={"redeliver_after_s": 0.3}) as broker, Wire(broker.port) as old:
         old.greet(instance="one")
-        old.send(Command.FIRE, 7, requests.fire("jobs", 4, "", None, 1 << 20).payload)
+        old.send(Command.FIRE, 7, store_requests.fire("jobs", 4, "", None, 1 << 20).payload)
         old.receive()
         owner = next(iter(queue.main.store.claimants("jobs")))
         run = queue.main.store.held("jobs", owner)[0]
@@ -285,8 +286,8 @@ def test_what_came_over_a_lost_connection_is_the_clients_to_renew(url: str, queu
     queue.publish_many(range(3))
     with RunningBroker(url, settings={"redeliver_after_s": WAIT_S}) as broker, broker.client() as client:
         found = client.consume("jobs", 3, wait_s=WAIT_S)
-        assert client.link is not None
-        client.link.lose("by the test")
+        assert client.connection is not None
+        client.connection.lose("by the test")
         eventually(lambda: client.ask(requests.node_status())["connections"] == 1)
         moment_s = time.time() + 0.01
         time.sleep(1.5)
@@ -303,8 +304,8 @@ def test_a_client_that_pulls_again_says_what_it_holds(url: str, queue: ignis.Que
     with RunningBroker(url, settings={"redeliver_after_s": WAIT_S}) as broker, broker.client() as client:
         found = client.consume("jobs", 2, wait_s=WAIT_S)
         lost = client.ask(requests.consume("jobs", 3, WAIT_S, 1 << 20))  # as if its answer had not arrived
-        assert client.link is not None
-        client.link.lose("by the test")
+        assert client.connection is not None
+        client.connection.lose("by the test")
         again = client.consume("jobs", 1, wait_s=WAIT_S)
         assert again.total() == 1
         client.consume("jobs", 1)
@@ -335,9 +336,9 @@ def test_a_subscription_begins_anew(how: str, url: str, queue: ignis.Queue[Any])
         subscription = client.subscribe("jobs", 4)
         while len(seen) < 4:
             seen += bodies(subscription.receive(WAIT_S) or pytest.fail("nothing came"))
-        assert client.link is not None
+        assert client.connection is not None
         if how == "connection":
-            client.link.lose("by the test")
+            client.connection.lose("by the test")
         else:
             first.end(signal.SIGKILL)
             first = BrokerProcess(url, port)  # noqa: PLW2901
@@ -432,7 +433,7 @@ def test_a_lie_about_a_process_is_believed_of_its_own_claims_alone(url: str, que
         dead = (true[0], true[1], true[2] + 1, true[3], true[4])
         with Wire(broker.port) as wire:
             wire.greet(instance="liar", process=dead)
-            wire.send(Command.FIRE, 7, requests.fire("jobs", 2, "", None, 1 << 20).payload)
+            wire.send(Command.FIRE, 7, store_requests.fire("jobs", 2, "", None, 1 << 20).payload)
             wire.receive()
             assert queue.app.sweep_queue("jobs").swept == 2
         assert set(queue.main.store.claimants("jobs")) == {victim.owner}
@@ -461,7 +462,7 @@ def test_without_a_process_only_time_says_anything(url: str, queue: ignis.Queue[
     queue.publish_many(range(2))
     with RunningBroker(url) as broker, Wire(broker.port) as wire:
         wire.greet(instance="elsewhere")
-        wire.send(Command.FIRE, 7, requests.fire("jobs", 2, "", None, 1 << 20).payload)
+        wire.send(Command.FIRE, 7, store_requests.fire("jobs", 2, "", None, 1 << 20).payload)
         wire.receive()
         assert queue.app.sweep_queue("jobs").swept == 0
         assert list(queue.main.store.claimants("jobs").values()) == [False]

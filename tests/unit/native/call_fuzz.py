@@ -97,8 +97,12 @@ TAKES: dict[str, tuple[str, ...]] = {
     "Outbox.settle": ("int",),
     "Outbox.fail": ("int", "error"),
     "Outbox.wait_settled": ("int", "timeout"),
-    "Outbox.watch": ("timeout",),
     "Outbox.close": ("error",),
+    "MappedOutbox.send": ("bytes", "int", "codec", "bytes", "bytes", "timeout"),
+    "MappedOutbox.send_record": ("record", "timeout"),
+    "MappedOutbox.wait_settled": ("int", "timeout"),
+    "MappedOutbox.watch": ("timeout",),
+    "MappedOutbox.close": ("error",),
     "Receipt.result": ("timeout",),
     "Receipt.exception": ("timeout",),
     "Receipt.add_done_callback": ("callback",),
@@ -449,7 +453,9 @@ class Fuzz:
         if name == "Channel":
             found = self._make_channel()
         elif name == "Outbox":
-            found = self._make_outbox()
+            found = outbox.Outbox(capacity=self._small(), max_message_bytes=4096)
+        elif name == "MappedOutbox":
+            found = self._make_mapped_outbox()
         elif name == "Intake":
             found = intake.Intake.open(self.path())
         elif name == "Bell":
@@ -495,14 +501,12 @@ class Fuzz:
             return channel.Channel.open(self.path(), role=self._role())
         return channel.Channel.create(self.path(), role=self._role(), **options)
 
-    def _make_outbox(self) -> Any:
-        if self.random.random() < 0.5:
-            return outbox.Outbox(capacity=self._small(), max_message_bytes=4096)
+    def _make_mapped_outbox(self) -> Any:
         path = self.path()
         if self.random.random() < 0.5:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        found = outbox.Outbox(
+        found = outbox.MappedOutbox(
             capacity=16, max_message_bytes=4096, path=path, bell=f"{self.folder}/bell", bytering_bytes=2048
         )
         hook = self.random.choice([None, self.act, found.close])
@@ -515,20 +519,20 @@ class Fuzz:
     def keep(self, name: str, one: Any) -> None:
         kept = self.objects[name]
         kept.append(one)
-        if name == "Outbox":
+        if name in ("Outbox", "MappedOutbox"):
             self.outboxes.add(one)
         if len(kept) > (12 if name in ("View", "Receipt") else 4):
             kept.pop(self.random.randrange(len(kept)))
 
     def close_one(self) -> None:
         name = self.random.choice(
-            ["Channel", "Outbox", "Intake", "Bell", "EventBoard", "ProcessMutex", "FrameReader", "Slab"]
+            ["Channel", "Outbox", "MappedOutbox", "Intake", "Bell", "EventBoard", "ProcessMutex", "FrameReader", "Slab"]
         )
         if self.objects[name]:
             one = self.random.choice(self.objects[name])
             self.trace(f"{'  ' * self.depth}{name}.close()")
             with contextlib.suppress(*DECLARED):
-                one.close() if name in ("Outbox", "Intake", "Bell", "FrameReader", "Slab") else one.close(0.01)
+                one.close(0.01) if name in ("Channel", "EventBoard", "ProcessMutex") else one.close()
 
     # -- calls
 
@@ -632,9 +636,10 @@ class Fuzz:
                 thread.join(HANG_S)
         if failures:
             raise failures[0]
-        for one in [*self.objects["Outbox"], *self.objects["Intake"], *self.objects["Bell"]]:
-            with contextlib.suppress(*DECLARED):
-                one.close()
+        for name in ("Outbox", "MappedOutbox", "Intake", "Bell"):
+            for one in self.objects[name]:
+                with contextlib.suppress(*DECLARED):
+                    one.close()
         for kept in self.objects.values():
             kept.clear()
         self.lists.clear()

@@ -457,7 +457,7 @@ def test_the_last_one_out_finishes_the_close() -> None:
 
 GUARDED = """
 import faulthandler, mmap
-from ignis.native.outbox import Outbox
+from ignis.native.outbox import MappedOutbox
 report = open(os.devnull, "w")
 path = sys.argv[1]
 
@@ -493,7 +493,8 @@ cut(EventBoard(path + "e", 4), path + "e", lambda board: board.notify(0))
 time.sleep(1.1)
 cut(Channel.create(path + "c", role="producer"), path + "c", lambda pipe: pipe.send(b"x"))
 time.sleep(1.1)
-cut(Outbox(capacity=4, max_message_bytes=100, path=path + "o", bell=path + "b"), path + "o", lambda box: box.send(b"x", 0, 0))
+box = MappedOutbox(capacity=4, max_message_bytes=100, path=path + "o", bell=path + "b")
+cut(box, path + "o", lambda box: box.send(b"x", 0, 0))
 print("alive")
 """
         assert finish(start(GUARDED + code, tmp_path / "x")) == "alive\n"

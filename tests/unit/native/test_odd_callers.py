@@ -25,16 +25,19 @@ from ignis.native import (
     Bell,
     FrameDecoder,
     Intake,
+    MappedOutbox,
     Outbox,
     PackedBatch,
     Receipt,
     Record,
+    SendRing,
     encode_frame,
     encode_frames,
     encode_record,
     pack,
     unpack_segment,
 )
+from ignis.native.outbox import ReceiptBook
 from ignis.native.record import segment_columns
 from ignis.native.wire import (
     COMMAND_SEND,
@@ -85,21 +88,21 @@ def odd_whole(act: Callable[[], object], value: int = 0) -> OddWhole:
 
 
 @pytest.fixture
-def mapped(tmp_path: Path) -> Iterator[Outbox]:
-    made = Outbox(capacity=16, max_message_bytes=4096, path=tmp_path / "box", bell=tmp_path / "bell")
+def mapped(tmp_path: Path) -> Iterator[MappedOutbox]:
+    made = MappedOutbox(capacity=16, max_message_bytes=4096, path=tmp_path / "box", bell=tmp_path / "bell")
     yield made
     made.close()
 
 
 @pytest.fixture
-def intake(mapped: Outbox, tmp_path: Path) -> Iterator[Intake]:
+def intake(mapped: MappedOutbox, tmp_path: Path) -> Iterator[Intake]:
     made = Intake.open(tmp_path / "box")
     yield made
     made.close()
 
 
 @pytest.fixture
-def bell(mapped: Outbox, tmp_path: Path) -> Iterator[Bell]:
+def bell(mapped: MappedOutbox, tmp_path: Path) -> Iterator[Bell]:
     made = Bell(tmp_path / "bell")
     made.wait([], 0)  # the new outbox rang it
     yield made
@@ -149,7 +152,7 @@ def at_each_allocation(act: Callable[[], object], run: Callable[[], object], thr
 
 def everything(tmp_path: Path) -> list[Any]:
     box = Outbox(capacity=4)
-    Outbox(capacity=4, path=tmp_path / "box", bell=tmp_path / "bell").close()
+    MappedOutbox(capacity=4, path=tmp_path / "box", bell=tmp_path / "bell").close()
     area = ReadArea()
     return [
         box, box.send(b"x", 0, 0), Intake.open(tmp_path / "box"), Bell(tmp_path / "bell"), FrameDecoder(), area,
@@ -198,22 +201,36 @@ def test_an_outbox_is_collected_with_what_hangs_on_it() -> None:
     def of_callbacks(box: Outbox) -> None:
         box.send(b"x", 0, 0).add_done_callback(lambda receipt: None)
 
-    def of_hooks(box: Outbox) -> None:
-        box.on_waiter = box.close
-
     def of_both(box: Outbox) -> None:
         for _ in range(3):
             receipt = box.send(b"x", 0, 0)
             receipt.add_done_callback(lambda receipt: None)
             receipt.add_done_callback(box.close)  # type: ignore[arg-type]
 
-    for hang_on in (of_callbacks, of_hooks, of_both):
+    for hang_on in (of_callbacks, of_both):
         box = Outbox(capacity=4)
         gone = weakref.ref(box)
         hang_on(box)
         del box
         gc.collect()
         assert gone() is None, hang_on.__name__
+
+
+def test_a_mapped_outbox_is_collected_with_its_hooks(tmp_path: Path) -> None:
+    box = MappedOutbox(capacity=4, path=tmp_path / "box", bell=tmp_path / "bell")
+    gone = weakref.ref(box)
+    box.send(b"x", 0, 0).add_done_callback(lambda receipt: None)
+    box.on_waiter = box.close
+    del box
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("kind", [SendRing, ReceiptBook])
+def test_what_kinds_of_outbox_share_is_no_outbox(kind: type[ReceiptBook]) -> None:
+    for make in (kind, lambda: kind.__new__(kind)):
+        with pytest.raises(TypeError, match="use Outbox"):
+            make()
 
 
 # -- callbacks --------------------------------------------------------------------------------------------------------
@@ -284,7 +301,7 @@ def test_close_says_why() -> None:
 # -- arguments that call back -----------------------------------------------------------------------------------------
 
 
-def test_timeouts_that_close(mapped: Outbox, bell: Bell) -> None:
+def test_timeouts_that_close(mapped: MappedOutbox, bell: Bell) -> None:
     for _ in range(16):
         receipt = mapped.send(b"a", 0, 0, timeout=0)
     full = Outbox(capacity=1, max_message_bytes=100)
@@ -303,7 +320,7 @@ def test_timeouts_that_close(mapped: Outbox, bell: Bell) -> None:
     assert isinstance(receipt.exception(odd_whole(mapped.close)), errors.ClosedError)
 
 
-def test_numbers_that_close(intake: Intake, mapped: Outbox) -> None:
+def test_numbers_that_close(intake: Intake, mapped: MappedOutbox) -> None:
     mapped.send(b"a", 0, 0)
     for at in range(4):
         args: list[Any] = [8, 1 << 20, 1, 0]
@@ -347,7 +364,7 @@ def test_a_second_drain_is_refused() -> None:
     assert got == [1]
 
 
-def test_sequences_that_change(intake: Intake, mapped: Outbox, bell: Bell) -> None:
+def test_sequences_that_change(intake: Intake, mapped: MappedOutbox, bell: Bell) -> None:
     for wrong in ([None], [intake, None], [mapped]):
         with pytest.raises(TypeError, match="expected Intake"):
             pack(wrong, 0, 1)  # type: ignore[arg-type]
@@ -413,7 +430,7 @@ def test_bytes_that_change_while_they_are_read() -> None:
     at_each_allocation(shorten, read, range(3, 300, 31))
 
 
-def test_numbers_out_of_range(mapped: Outbox) -> None:
+def test_numbers_out_of_range(mapped: MappedOutbox, tmp_path: Path) -> None:
     area = ReadArea()
     for value in (-1, 0, 13, -(1 << 63)):
         with pytest.raises(ValueError, match="at least 14"):
@@ -426,7 +443,7 @@ def test_numbers_out_of_range(mapped: Outbox) -> None:
         with pytest.raises(ValueError, match="pointers from"):
             encode_send_acks(bytes(8), shard, first)
     with pytest.raises(TypeError):
-        Outbox(capacity=4, label=None)  # type: ignore[arg-type]
+        MappedOutbox(path=tmp_path / "other", bell=tmp_path / "bell", label=None)  # type: ignore[arg-type]
     for number in (-1, 1 << 70):
         with pytest.raises(OverflowError):
             mapped.wait_settled(number)
@@ -435,8 +452,8 @@ def test_numbers_out_of_range(mapped: Outbox) -> None:
 def test_paths_with_a_nul(tmp_path: Path) -> None:
     path = f"{tmp_path}/box\0more"
     for call in (
-        lambda: Outbox(capacity=4, path=path, bell=tmp_path / "bell"), lambda: Intake.open(path), lambda: Bell(path),
-        lambda: Outbox(capacity=4, path=tmp_path / "box", bell=path),
+        lambda: MappedOutbox(capacity=4, path=path, bell=tmp_path / "bell"), lambda: Intake.open(path), lambda: Bell(path),
+        lambda: MappedOutbox(capacity=4, path=tmp_path / "box", bell=path),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="NUL"):
             call()
@@ -535,7 +552,7 @@ def test_closing_in_a_signal_handler(bell: Bell, intake: Intake) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_list_that_is_emptied_while_it_is_waited_on(bell: Bell, tmp_path: Path, mapped: Outbox) -> None:
+def test_a_list_that_is_emptied_while_it_is_waited_on(bell: Bell, tmp_path: Path, mapped: MappedOutbox) -> None:
     held = [Intake.open(tmp_path / "box")]
     thread = threading.Thread(target=bell.wait, args=(held, 20))
     thread.start()
@@ -547,7 +564,7 @@ def test_a_list_that_is_emptied_while_it_is_waited_on(bell: Bell, tmp_path: Path
     assert not thread.is_alive()
 
 
-def test_a_receipt_is_waited_for_while_the_outbox_closes(mapped: Outbox) -> None:
+def test_a_receipt_is_waited_for_while_the_outbox_closes(mapped: MappedOutbox) -> None:
     receipt = mapped.send(b"a", 0, 0)
     raised: list[object] = []
     thread = threading.Thread(target=lambda: raised.append(receipt.exception(20)))

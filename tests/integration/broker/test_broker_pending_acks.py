@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
-from ignis.broker.client.pending_acks import MOST_OPEN
+from ignis.broker.client.pending_acks import MAX_PENDING
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
 from ignis.errors import ClosedError, ConnectionLostError, StoreFailedError, StoreTimeoutError
@@ -91,9 +91,9 @@ def test_deliveries_are_acknowledged_without_waiting(client: SyncClient) -> None
             found = subscription.receive()
             assert found is not None
             seen.update(texts(found))
-            subscription.ack_soon(requests.pointers_of(found))
-        assert subscription.settle() == 1_000
-        assert subscription.settle() == 0, "counted once"
+            subscription.ack_nowait(requests.pointers_of(found))
+        assert subscription.wait_acks() == 1_000
+        assert subscription.wait_acks() == 0, "counted once"
     assert set(seen.values()) == {1}
     assert info(client)["in_flight"] == info(client)["pending"] == 0
 
@@ -104,20 +104,20 @@ def test_pulls_are_acknowledged_without_waiting(client: SyncClient) -> None:
     while count < 500:
         found = client.consume("q", 3, wait_s=WAIT_S)
         count += found.total()
-        client.ack_soon("q", requests.pointers_of(found))
-    client.ack_soon("q", {0: [1, 2]})  # not held any more
-    assert client.settle() == 500, "what was given back or done before does not count"
+        client.ack_nowait("q", requests.pointers_of(found))
+    client.ack_nowait("q", {0: [1, 2]})  # not held any more
+    assert client.wait_acks() == 500, "what was given back or done before does not count"
 
 
 def test_unanswered_ones_are_bounded(client: SyncClient) -> None:
-    publish(client, 4 * MOST_OPEN)
-    found = client.consume("q", 4 * MOST_OPEN, wait_s=WAIT_S)
-    assert client.link is not None
+    publish(client, 4 * MAX_PENDING)
+    found = client.consume("q", 4 * MAX_PENDING, wait_s=WAIT_S)
+    assert client.connection is not None
     for claim in found.claims:
         for pointer in claim.pointers:
-            client.ack_soon("q", {claim.shard: [pointer]})
-            assert client.link.unwaited.open <= MOST_OPEN
-    assert client.settle() == found.total()
+            client.ack_nowait("q", {claim.shard: [pointer]})
+            assert client.connection.pending_acks.count <= MAX_PENDING
+    assert client.wait_acks() == found.total()
 
 
 def test_from_several_threads(client: SyncClient) -> None:
@@ -128,7 +128,7 @@ def test_from_several_threads(client: SyncClient) -> None:
         while sum(handled) < 400:
             found = client.consume("q", 5, wait_s=0.05)
             if found.claims:
-                client.ack_soon("q", requests.pointers_of(found))
+                client.ack_nowait("q", requests.pointers_of(found))
                 handled.append(found.total())
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -136,7 +136,7 @@ def test_from_several_threads(client: SyncClient) -> None:
         thread.start()
     for thread in threads:
         thread.join(WAIT_S)
-    assert client.settle() == sum(handled) == 400
+    assert client.wait_acks() == sum(handled) == 400
 
 
 def test_a_refusal_is_raised_by_the_next_one(
@@ -146,18 +146,18 @@ def test_a_refusal_is_raised_by_the_next_one(
     found = client.consume("q", 3, wait_s=WAIT_S)
     with monkeypatch.context() as patched:
         refuse_deletes(broker, patched)
-        client.ack_soon("q", {0: [1]})
+        client.ack_nowait("q", {0: [1]})
         with pytest.raises(StoreFailedError, match="today"):
-            client.settle()
-        client.ack_soon("q", {0: [2]})
-        assert client.link is not None
-        unwaited = client.link.unwaited
+            client.wait_acks()
+        client.ack_nowait("q", {0: [2]})
+        assert client.connection is not None
+        pending_acks = client.connection.pending_acks
         client.ping()
-        eventually(lambda: client.ping() and unwaited.open == 0)
+        eventually(lambda: client.ping() and pending_acks.count == 0)
         with pytest.raises(StoreFailedError):
-            client.ack_soon("q", {0: [3]})
-    client.ack_soon("q", {0: [1, 2, 3]})
-    assert client.settle() == found.total() == 3, "they were held all the time"
+            client.ack_nowait("q", {0: [3]})
+    client.ack_nowait("q", {0: [1, 2, 3]})
+    assert client.wait_acks() == found.total() == 3, "they were held all the time"
 
 
 def test_closing_says_what_was_refused(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_closing_says_what_was_refused(broker: RunningBroker, monkeypatch: pytes
     publish(client, 1)
     client.consume("q", 1, wait_s=WAIT_S)
     refuse_deletes(broker, monkeypatch)
-    client.ack_soon("q", {0: [1]})
+    client.ack_nowait("q", {0: [1]})
     with pytest.raises(StoreFailedError):
         client.close()
     assert client.closed
@@ -175,14 +175,14 @@ def test_closing_says_what_was_refused(broker: RunningBroker, monkeypatch: pytes
 def test_a_lost_connection_leaves_them_in_doubt(client: SyncClient, broker: RunningBroker) -> None:
     publish(client, 1)
     found = client.consume("q", 1, wait_s=WAIT_S)
-    link = client.link
-    assert link is not None
-    with link._lock:  # the answer cannot be given out before the end
-        link.machine.request(Command.ACK, b"", link.unwaited)
-        link.unwaited.open += 1
-    link.lose("cable cut")
+    connection = client.connection
+    assert connection is not None
+    with connection._lock:  # the answer cannot be given out before the end
+        connection.machine.request(Command.ACK, b"", connection.pending_acks)
+        connection.pending_acks.count += 1
+    connection.lose("cable cut")
     with pytest.raises(ConnectionLostError, match="cable"):
-        client.settle()
+        client.wait_acks()
     assert client.ack("q", requests.pointers_of(found)) == 1
 
 
@@ -198,14 +198,14 @@ def test_coroutines_do_not_wait_either(broker: RunningBroker) -> None:
                 found = await subscription.receive()
                 assert found is not None
                 count += found.total()
-                await subscription.ack_soon(requests.pointers_of(found))
-            assert await subscription.settle() == 150
+                await subscription.ack_nowait(requests.pointers_of(found))
+            assert await subscription.wait_acks() == 150
             await subscription.close()
             while count < 300:
                 pulled = await client.consume("b", 10, wait_s=WAIT_S)
                 count += pulled.total()
-                await client.ack_soon("b", requests.pointers_of(pulled))
-            await client.settle()
+                await client.ack_nowait("b", requests.pointers_of(pulled))
+            await client.wait_acks()
             for name in ("a", "b"):
                 figures = await client.ask(requests.queue_info(name))
                 assert (figures["pending"], figures["in_flight"]) == (0, 0)
@@ -240,8 +240,8 @@ def test_what_comes_after_the_time_goes_back(client: SyncClient, broker: Running
         with pytest.raises(StoreTimeoutError):
             late.ask(msgspec.structs.replace(requests.consume("q", 5, WAIT_S, 1 << 20), extra_s=0.0), 0.05)
         publish(client, 2)
-        assert late.link is not None
-        machine = late.link.machine
+        assert late.connection is not None
+        machine = late.connection.machine
         eventually(lambda: late.ping() and machine.late_answers == 1)
         seen: list[str] = []
         while len(seen) < 2:
@@ -294,7 +294,7 @@ def test_requests_under_way_end_with_their_client(broker: RunningBroker) -> None
 def test_one_attempt_to_connect_serves_all_and_survives_a_cancelled_one(broker: RunningBroker) -> None:
     async def run() -> None:
         client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
-        tasks = [asyncio.ensure_future(client.ask(requests.names())) for _ in range(20)]
+        tasks = [asyncio.ensure_future(client.ask(store_requests.names())) for _ in range(20)]
         await asyncio.sleep(0)
         tasks[0].cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
@@ -310,7 +310,7 @@ def test_closing_ends_an_attempt_to_connect() -> None:
     async def run() -> None:
         port = silent.getsockname()[1]
         client = AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": WAIT_S, "connect_timeout_s": WAIT_S})
-        task = asyncio.ensure_future(client.ask(requests.names()))
+        task = asyncio.ensure_future(client.ask(store_requests.names()))
         await asyncio.sleep(0.05)
         await client.close()
         with pytest.raises(ClosedError):
@@ -324,7 +324,7 @@ def test_everybody_waits_for_a_connection_only_as_long_as_asked() -> None:
     async def run() -> None:
         port = silent.getsockname()[1]
         client = AsyncClient(BrokerAddress("127.0.0.1", port), {"timeout_s": 0.2, "connect_timeout_s": 0.2})
-        asked = [client.ask(requests.names()) for _ in range(200)]
+        asked = [client.ask(store_requests.names()) for _ in range(200)]
         found = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), WAIT_S)
         assert all(isinstance(one, Exception) for one in found)
         await client.close()
@@ -337,8 +337,8 @@ def test_a_client_outlives_its_event_loop(broker: RunningBroker) -> None:
     client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # of a loop that ended under an open connection
-        assert asyncio.run(client.ask(requests.names())) is not None
-        assert asyncio.run(client.ask(requests.names())) is not None
+        assert asyncio.run(client.ask(store_requests.names())) is not None
+        assert asyncio.run(client.ask(store_requests.names())) is not None
         assert client.connects == 2
         asyncio.run(client.close())
         del client
@@ -346,9 +346,9 @@ def test_a_client_outlives_its_event_loop(broker: RunningBroker) -> None:
     client = AsyncClient(BrokerAddress("127.0.0.1", broker.port), {"timeout_s": WAIT_S})
 
     async def elsewhere() -> None:
-        await client.ask(requests.names())
+        await client.ask(store_requests.names())
         with pytest.raises(ClosedError, match="event loop"):
-            await asyncio.to_thread(asyncio.run, client.ask(requests.names()))
+            await asyncio.to_thread(asyncio.run, client.ask(store_requests.names()))
         await client.close()
 
     asyncio.run(elsewhere())

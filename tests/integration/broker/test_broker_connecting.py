@@ -14,7 +14,7 @@ import pytest
 
 from ignis.broker.auth.principal import Credentials, Principal
 from ignis.broker.auth.tls import client_context, server_context
-from ignis.broker.client import requests
+from ignis.broker.client import store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.sync_client import SyncClient
@@ -35,14 +35,14 @@ Ask = Callable[..., list[str]]
 def ask_sync(port: int, tls: ssl.SSLContext | None = None, timeout_s: float = FOR_EVER_S, **scope: Any) -> list[str]:
     settings = {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
     with SyncClient(BrokerAddress("127.0.0.1", port, tls=tls, **scope), settings) as client:
-        return client.ask(requests.names())
+        return client.ask(store_requests.names())
 
 
 def ask_async(port: int, tls: ssl.SSLContext | None = None, timeout_s: float = FOR_EVER_S, **scope: Any) -> list[str]:
     async def run() -> list[str]:
         settings = {"timeout_s": timeout_s, "connect_timeout_s": timeout_s}
         async with AsyncClient(BrokerAddress("127.0.0.1", port, tls=tls, **scope), settings) as client:
-            return await client.ask(requests.names())
+            return await client.ask(store_requests.names())
 
     return asyncio.run(asyncio.wait_for(run(), 2 * WAIT_S))
 

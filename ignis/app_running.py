@@ -1,0 +1,223 @@
+"""The life of an application in one process: start, pause, stop, and `run` until a signal comes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue as queues_
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from ignis.app_schedules import AppSchedules
+from ignis.config import check_name, check_timeout, shown
+from ignis.consumer import PROCESS
+from ignis.control.refresher import Refresher
+from ignis.control.sweeper import Sweeper
+from ignis.errors import ConfigError, IgnisError
+from ignis.main_guard import check_start
+from ignis.queue_table import QueueTable
+from ignis.stop_signals import stop_signals
+from ignis.storage.os_errors import without_means
+
+__all__ = ["AppRunning"]
+
+log = logging.getLogger("ignis.app")
+
+
+class AppRunning:
+    """Starts and stops what works on the queues of one application. Thread-safe.
+
+    Args:
+        table: the application's queues.
+        refresher: of the application.
+        sweeper: the application's sweeper, made with the first call.
+        sweeper_made: the same where it was made, else None.
+        schedules: of the application.
+        lock: held while everything is started.
+        stop_timeout_s: for a `stop` without one.
+    """
+
+    def __init__(
+        self,
+        table: QueueTable,
+        refresher: Callable[[], Refresher],
+        sweeper: Callable[[], Sweeper],
+        sweeper_made: Callable[[], Sweeper | None],
+        schedules: AppSchedules,
+        lock: threading.RLock,
+        stop_timeout_s: float,
+    ) -> None:
+        self._table = table
+        self._refresher = refresher
+        self._sweeper = sweeper
+        self._sweeper_made = sweeper_made
+        self._schedules = schedules
+        self._lock = lock
+        self._stop_timeout_s = stop_timeout_s
+        self.running = False
+        self.paused = False
+        self.ready = False
+        self.drained = True
+        self._stop_lock = threading.Lock()
+        # A SimpleQueue, because a signal handler may put into it whatever lock the interrupted code holds; an Event
+        # set from there can wait for itself.
+        self._wake: queues_.SimpleQueue[None] = queues_.SimpleQueue()
+        self._stop_asked = False
+        self._signals_seen = 0
+        self._failure: BaseException | None = None
+
+    def start(self, queues: Iterable[str] | None = None) -> None:
+        """See ``app.start``."""
+        check_start("app.start() was called")
+        if queues is not None:
+            if isinstance(queues, str):
+                raise ConfigError(f"queues = {shown(queues)} is one name; give a list of names")
+            try:
+                queues = [check_name(one) for one in queues]
+            except TypeError:
+                raise ConfigError(f"queues = {shown(queues)} is not a list of names") from None
+        refresher, templates = self._refresher(), self._table.templates
+        with self._lock:
+            chosen = [queue for queue in self._table.all() if queue.spec is not None]
+            if queues is not None:
+                wanted = set(queues)
+                missing = wanted - {queue.name for queue in chosen}
+                if missing and not templates:
+                    raise ConfigError(f"no handler is registered for {', '.join(sorted(missing))}")
+                chosen = [queue for queue in chosen if queue.name in wanted]
+            if not chosen and not templates:
+                raise ConfigError("no queue of this application has a handler")
+            self._failure = None
+            self.running = True
+            try:
+                with without_means("the application cannot be started"):
+                    for queue in chosen:
+                        queue.start(held=True)
+                    self._sweeper().start()
+                    self._schedules.start()
+                    refresher.start(None if queues is None else wanted)
+            except BaseException:
+                self.stop(0)
+                raise
+            # Nothing is claimed before everything runs: a start that fails leaves no message behind.
+            for queue in chosen:
+                queue.let_go()
+        if templates:
+            refresher.run_once()  # the queues that are there already do not wait for the first pass
+        self.ready = True
+
+    def start_late(self, name: str | None = None) -> None:
+        """Runs what was registered while the application runs: the queue of that name, or those that a pattern fits."""
+        if not self.running:
+            return
+        log.warning(
+            "a handler of %s was registered after the start: it runs from now on; register before app.start()",
+            name or "a pattern of queues",
+        )
+        if name is None:
+            try:
+                self._refresher().run_once()
+            except IgnisError as exc:
+                log.warning("the queues that it fits are found by the refresher's next pass: %s", exc)
+        elif self._refresher().may_run(name) and (queue := self._table.find(name)) is not None:
+            queue.start()
+
+    def pause(self) -> None:
+        """See ``app.pause``."""
+        self.paused = True
+        for queue in self._table.all():
+            if queue.consumer is not None:
+                queue.consumer.pause(PROCESS)
+
+    def resume(self) -> None:
+        """Claims again after `pause`."""
+        self.paused = False
+        for queue in self._table.all():
+            if queue.consumer is not None:
+                queue.consumer.resume(PROCESS)
+
+    @property
+    def quiet(self) -> bool:
+        """Paused, with nothing claimed and every outcome stored."""
+        consumers = [queue.consumer for queue in self._table.all()]
+        return self.paused and all(one is None or one.quiet for one in consumers)
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """See ``app.stop``."""
+        timeout = self._stop_timeout_s if timeout is None else check_timeout(timeout)
+        # Not under the application's lock: a handler that is to finish may want a queue of this application.
+        with self._stop_lock:
+            self.running = self.ready = False
+            # First: it would start again what is stopped here.
+            self._refresher().stop(timeout)
+            queues = self._table.all()
+            clean: list[bool] = []
+            threads = [threading.Thread(target=lambda one=one: clean.append(one.stop(timeout))) for one in queues]
+            for thread in threads:
+                try:
+                    thread.start()
+                except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
+                    thread.run()
+            self._schedules.stop(timeout)
+            sweeper = self._sweeper_made()
+            if sweeper is not None:
+                sweeper.stop(timeout)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(timeout + 10)
+            self.drained = len(clean) == len(queues) and all(clean)
+            self._wake.put(None)  # `run`, in another thread
+            return self.drained
+
+    def run(self, start: Callable[[], object], stop: Callable[[], object], stop_timeout: float | None) -> None:
+        """See ``app.run``. ``start`` and ``stop`` are the application's, which may do more than those of here."""
+        if stop_timeout is not None:
+            check_timeout(stop_timeout, "stop_timeout")
+        self._stop_asked, self._signals_seen = False, 0
+        check_start("app.run() was called")
+        with _signals(self._on_signal):
+            start()
+            while self.running and not self._stop_asked:
+                with contextlib.suppress(queues_.Empty):
+                    self._wake.get(timeout=0.5)
+            log.info("stopping; a second signal ends at once")
+            stop()
+        if self._failure is not None:
+            raise self._failure
+
+    def request_stop(self) -> None:
+        """Makes `run` return, from any thread or a handler."""
+        self._stop_asked = True
+        self._wake.put(None)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals_seen += number != signal.SIGHUP
+        if self._signals_seen > 1:
+            for queue in self._table.all():
+                if queue.consumer is not None:
+                    queue.consumer.kill()
+            os._exit(130)
+        self.request_stop()
+
+    def failed(self, exc: BaseException) -> None:
+        """A consumer cannot go on."""
+        self._failure = exc
+        self.request_stop()
+
+
+@contextlib.contextmanager
+def _signals(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Installs the handler for the signals that ask to stop while in the main thread; elsewhere nothing can be installed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in stop_signals()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

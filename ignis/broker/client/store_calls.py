@@ -1,0 +1,127 @@
+"""The calls of an ``ignis://`` store: each goes through its client, and closing the store waits for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ignis.broker.client.address import BrokerAddress
+from ignis.broker.client.claim_tracker import ClaimTracker
+from ignis.broker.client.client_request import ClientRequest
+from ignis.broker.client.slot import Slot
+from ignis.broker.client.sync_client import SyncClient
+from ignis.broker.client.sync_connection import SyncConnection
+from ignis.broker.protocol.payloads import Connected
+from ignis.config import ClientSettings
+from ignis.errors import (
+    ClosedError,
+    ConnectionLostError,
+    StoreTimeoutError,
+    StoreUnreachableError,
+    WaitTimeoutError,
+)
+from ignis.storage.in_flight import Gate
+
+__all__ = ["StoreCalls"]
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.25
+
+
+class StoreCalls:
+    """Runs the calls of one store. Thread-safe.
+
+    Attributes:
+        owner: in whose name this store claims.
+        tracking: what it claimed and has not accounted for.
+        gate: who is inside a call.
+    """
+
+    def __init__(self, address: BrokerAddress, settings: ClientSettings, owner: str) -> None:
+        self.client = SyncClient(address, settings)
+        self.tracking = ClaimTracker(self.client, keeps=True)
+        self.gate = Gate("store", settings.timeout_s)
+        self.owner = owner
+        self._closing = False
+        self._waits: dict[Slot, SyncConnection] = {}
+        self._waits_lock = threading.Lock()
+
+    @property
+    def broker(self) -> Connected | None:
+        """What the broker said when the present connection was made."""
+        connection = self.client.connection
+        return None if connection is None else connection.machine.broker
+
+    @contextmanager
+    def call(self) -> Iterator[SyncClient]:
+        """A call that `close` waits for. Raises ForkedHandleError, ClosedError."""
+        if self.client.forked:
+            self.client.check()
+        self.gate.enter()
+        try:
+            yield self.client
+        finally:
+            self.gate.leave()
+
+    def ask(self, request: ClientRequest[T]) -> T:
+        """Asks once. Raises what the broker answers, and what `SyncClient.ask` raises."""
+        if self.client.forked:
+            self.client.check()
+        self.gate.enter()
+        try:
+            return self.client.ask(request)
+        finally:
+            self.gate.leave()
+
+    def wait(self, request: ClientRequest[int], seen: int) -> int:
+        """Asks what the broker holds back for long; `close` ends it. Returns ``seen`` early when the connection is lost."""
+        with self.call() as client:
+            slot = Slot()
+            try:
+                connection = client.connect()
+                deadline = time.monotonic() + client.settings.timeout_s + request.extra_s
+                request_id = connection.begin(request.command, request.payload, slot, deadline)
+                with self._waits_lock:
+                    self._waits[slot] = connection
+                try:
+                    answer = connection.next_answer(slot, deadline - time.monotonic())
+                finally:
+                    with self._waits_lock:
+                        del self._waits[slot]
+                    if not slot.over or slot.answers:
+                        connection.cancel(request_id, slot)
+                if answer is None:
+                    connection.cancel(request_id, slot)
+                    raise StoreTimeoutError("WAIT", int(1000 * client.settings.timeout_s), "client.timeout_s")
+                if answer.error is not None:
+                    connection.cancel(request_id, slot)
+                    raise answer.error
+                return request.parse(answer.payload)
+            except (ConnectionLostError, StoreUnreachableError, StoreTimeoutError):
+                if self._closing:
+                    raise ClosedError("store is closed") from None
+                time.sleep(min(_PAUSE_S, max(0.0, request.extra_s)))
+                return seen
+
+    def close(self, timeout_s: float) -> None:
+        """Ends the calls that wait, waits for the others, and closes the client. Raises WaitTimeoutError."""
+        self._closing = True
+        self.tracking.close()
+        self.gate.close()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._waits_lock:
+                waits = list(self._waits.items())
+            for slot, connection in waits:
+                connection.interrupt(slot, ClosedError("store is closed"))
+            try:
+                self.gate.wait_empty(min(0.05, max(0.0, deadline - time.monotonic())))
+                break
+            except WaitTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+        self.client.close(max(0.1, deadline - time.monotonic()), give_back=False)

@@ -1,0 +1,266 @@
+"""The messages of an ``ignis://`` store: every call of `MagazineStore` is a request to the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ignis.broker.client import requests, store_requests
+from ignis.broker.client.pending_loads import begin
+from ignis.broker.client.store_calls import StoreCalls
+from ignis.errors import ConfigError, FrameTooLargeError
+from ignis.native import FRAME_HEADER_BYTES, PackedBatch
+from ignis.native.wire import MAX_POINTERS, pack_pointers
+from ignis.storage.base import (
+    KEEP_TTL,
+    Abandoned,
+    Fence,
+    FireResult,
+    LoadedOnce,
+    MagazineStore,
+    Pointers,
+    Run,
+    ShardState,
+    Transfer,
+)
+from ignis.storage.checks import check_declaration, check_limit, check_owner
+from ignis.storage.pending_load import PendingLoad
+from ignis.storage.purging import PURGE_BATCH, Purged
+from ignis.storage.records import group_pointers
+
+__all__ = ["BrokerMagazines"]
+
+_MOST_WAIT_S = 30.0
+_MOST_SHARDS = _MOST_BATCHES = 0xFFFF
+
+
+def _named(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
+    """Packs pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
+    pieces: list[tuple[int, Sequence[int]]] = []
+    count = 0
+    for shard, many in pointers.items():
+        if not 0 <= shard <= _MOST_SHARDS:
+            continue
+        left = many if isinstance(many, range) or min(many, default=0) >= 0 else [one for one in many if one >= 0]
+        while left:
+            part = left[: MAX_POINTERS - count]
+            left = left[len(part) :]
+            pieces.append((shard, part))
+            count += len(part)
+            if count == MAX_POINTERS:
+                yield pack_pointers(pieces), count
+                pieces, count = [], 0
+    yield pack_pointers(pieces), count
+
+
+class BrokerMagazines(MagazineStore):
+    """The messages. Atomicity and durability are those of the store behind the broker, whose answer is waited for."""
+
+    def __init__(self, calls: StoreCalls) -> None:
+        self._calls = calls
+
+    def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
+        check_declaration(magazine, shards, durability)
+        self._calls.ask(store_requests.declare(magazine, shards, durability))
+
+    def load(self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None) -> list[int]:
+        if not batches:
+            self._calls.ask(store_requests.metadata(magazine))
+            return []
+        self._check(batches)
+        request = store_requests.load(magazine, batches, ttl_s)
+        self._check_size(len(request.payload))
+        placed = self._calls.ask(request)
+        firsts = [first for _, first, _ in placed]
+        for (shard, batch), first in zip(batches, firsts, strict=True):
+            batch.seal(0, shard, first)  # so that it is not loaded again
+        return firsts
+
+    def begin_load(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        after: PendingLoad | None = None,
+    ) -> PendingLoad | None:
+        self._check(batches)
+        request = store_requests.load(magazine, batches, ttl_s)
+        self._check_size(len(request.payload))
+        return begin(self._calls.client, self._calls.gate, request, batches, after)
+
+    @staticmethod
+    def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:
+        if len(batches) > _MOST_BATCHES:
+            raise ConfigError(f"{len(batches)} batches in one request; 1 to {_MOST_BATCHES} are allowed")
+        for shard, batch in batches:
+            if batch.sealed:
+                raise ValueError("the batch is sealed already")
+            if not 0 <= shard < _MOST_SHARDS:
+                raise ConfigError(f"shard {shard} is outside 0 to {_MOST_SHARDS - 1}")
+
+    def _check_size(self, payload_bytes: int) -> None:
+        """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
+        broker = self._calls.broker
+        if broker is not None and payload_bytes + FRAME_HEADER_BYTES > broker.max_frame_bytes:
+            raise FrameTooLargeError(payload_bytes + FRAME_HEADER_BYTES, broker.max_frame_bytes)
+
+    @property
+    def tells_repeats(self) -> bool:  # type: ignore[override]
+        """Whether the store behind the broker does; the broker says it when the connection is made."""
+        broker = self._calls.broker
+        return broker is not None and broker.tells_repeats
+
+    def load_once(
+        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+    ) -> list[LoadedOnce]:
+        if not batches:
+            return []
+        self._check(batches)
+        request = store_requests.load_once(magazine, batches, ttl_s, remember_s)
+        self._check_size(len(request.payload))
+        done = self._calls.ask(request)
+        for shard, batch in batches:
+            batch.seal(0, shard, 1)  # so that it is not loaded again
+        return done
+
+    def fire(
+        self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
+    ) -> FireResult:
+        check_limit(limit)
+        check_owner(owner)  # none at all is this client to the broker
+        with self._calls.tracking.claiming(magazine) as found:
+            result = self._calls.ask(store_requests.fire(magazine, limit, owner, shards, max_bytes))
+            if owner == self._calls.owner:
+                found.extend(result.claims)
+        return result
+
+    def claim(self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None) -> list[Run]:
+        check_owner(owner)
+        return self._calls.ask(store_requests.claim(magazine, limit, owner, shards))
+
+    def held(self, magazine: str, owner: str) -> list[Run]:
+        return self._calls.ask(store_requests.held(magazine, owner))
+
+    def renew(self, magazine: str, owner: str) -> bool:
+        return self._calls.ask(store_requests.renew(magazine, owner))
+
+    def renew_claims(
+        self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
+    ) -> dict[int, Sequence[int]]:
+        lost: dict[int, list[int]] = {
+            shard: sorted(many) for shard, many in pointers.items() if not 0 <= shard <= _MOST_SHARDS and many
+        }
+        for shard, many in pointers.items():
+            if 0 <= shard <= _MOST_SHARDS and (low := sorted({one for one in many if one < 0})):
+                lost[shard] = low
+        for runs, count in _named(pointers):
+            if count:
+                for shard, start, stop in self._calls.ask(
+                    requests.renew_claims(magazine, runs, str(owner), str(to_owner or ""))
+                ):
+                    lost.setdefault(shard, []).extend(range(start, stop))
+        return dict(lost)
+
+    def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
+        count = sum(self._calls.ask(store_requests.reload(magazine, runs, fence)) for runs, _ in _named(pointers))
+        self._calls.tracking.accounted(magazine, pointers)
+        return count
+
+    def delete(self, magazine: str, pointers: Pointers) -> int:
+        count = sum(self._calls.ask(store_requests.delete(magazine, runs)) for runs, _ in _named(pointers))
+        self._calls.tracking.accounted(magazine, pointers)
+        return count
+
+    def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
+        return sum(
+            self._calls.ask(store_requests.delete_waiting(magazine, runs)) for runs, count in _named(pointers) if count
+        )
+
+    def purge(
+        self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
+    ) -> Purged:
+        """Makes one step, in one request: the broker does it where the store is."""
+        return self._calls.ask(store_requests.purge(magazine, limit, in_flight, left))
+
+    def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
+        found: dict[int, dict[int, bytes | None]] = {}
+        left: Pointers = {shard: sorted(set(many)) for shard, many in pointers.items()}
+        while True:
+            cut = False
+            for runs, _ in _named(left):
+                rows, cut = self._calls.ask(store_requests.peek(magazine, runs))
+                for shard, pointer, record in rows:
+                    found.setdefault(shard, {})[pointer] = record
+                if cut:
+                    shard, pointer, _ = rows[-1]
+                    left = {
+                        one: many if one > shard else [each for each in many if each > pointer]
+                        for one, many in left.items()
+                        if one >= shard
+                    }
+                    break
+            if not cut:
+                return found
+
+    def scan(
+        self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
+    ) -> list[tuple[int, int, bytes | None]]:
+        begin, rows = dict(after or {}), list[tuple[int, int, "bytes | None"]]()
+        while True:
+            found, cut = self._calls.ask(store_requests.scan(magazine, begin, limit - len(rows), pending_only))
+            rows += found
+            if not cut or len(rows) >= limit:
+                return rows
+            shard, pointer, _ = found[-1]
+            begin.update(dict.fromkeys(range(shard), 1 << 62))
+            begin[shard] = pointer
+
+    def transfer(
+        self,
+        source: str,
+        target: str,
+        items: Sequence[Transfer],
+        ttl_s: float | None = KEEP_TTL,
+        fence: Fence | None = None,
+    ) -> int:
+        request = store_requests.transfer(source, target, items, ttl_s, fence)
+        self._check_size(len(request.payload))
+        moved = self._calls.ask(request)
+        self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in items))
+        return moved
+
+    def abandoned(
+        self,
+        magazine: str,
+        shard: int,
+        fired_before_ms: int,
+        limit: int,
+        *,
+        dead_owners: bool = True,
+        owner: str | None = None,
+    ) -> list[Abandoned]:
+        return self._calls.ask(store_requests.abandoned(magazine, shard, fired_before_ms, limit, dead_owners, owner))
+
+    def expire(self, magazine: str, limit: int = 10_000) -> int:
+        return self._calls.ask(store_requests.expire(magazine, limit))
+
+    def metadata(self, magazine: str) -> list[ShardState]:
+        return self._calls.ask(store_requests.metadata(magazine))
+
+    def oldest_enqueued_at_us(self, magazine: str) -> int | None:
+        return self._calls.ask(store_requests.oldest(magazine))
+
+    def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
+        return self._calls.wait(store_requests.wait(magazine, seen, min(timeout_s, _MOST_WAIT_S)), seen)
+
+    def wake(self, magazine: str) -> None:
+        self._calls.ask(store_requests.wake(magazine))
+
+    def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
+        if only_empty:
+            return self._calls.ask(store_requests.drop_empty(magazine))
+        self._calls.ask(store_requests.drop(magazine))
+        return True
+
+    def names(self) -> list[str]:
+        return self._calls.ask(store_requests.names())

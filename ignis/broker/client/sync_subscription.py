@@ -1,0 +1,82 @@
+"""A subscription of the client for threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+from ignis.broker.client import requests
+from ignis.broker.client.client_base import chosen_timeout_s
+from ignis.broker.client.client_request import ClientRequest
+from ignis.broker.client.commands import ForThreads, SubscriptionCommands
+from ignis.broker.client.slot import Slot
+from ignis.broker.client.sync_connection import SyncConnection
+from ignis.config import ClientSettings
+from ignis.errors import ClosedError, ConnectionLostError
+from ignis.storage.base import FireResult
+
+__all__ = ["SyncSubscription"]
+
+T = TypeVar("T")
+
+
+class SyncSubscription(ForThreads, SubscriptionCommands):
+    """Deliveries of one queue; an iterator of `FireResult`. For one thread; acknowledge from any, with the client's `ack`.
+    Made by `SyncClient.subscribe`."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        connection: SyncConnection,
+        slot: Slot,
+        number: int,
+        queue: str,
+        request: ClientRequest[int],
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self._settings = settings
+        self._connection = connection
+        self._slot = slot
+        self._request = request
+
+    def _ask(self, request: ClientRequest[T]) -> T:
+        return request.parse(self._connection.exchange(request.command, request.payload, self._settings.timeout_s))
+
+    def _tell(self, request: ClientRequest[int]) -> None:
+        self._connection.tell(request.command, request.payload, self._settings.timeout_s)
+
+    def _wait_acks(self, timeout: float | None) -> int:
+        return self._connection.wait_acks(chosen_timeout_s(self._settings, timeout))
+
+    def _receive(self, timeout: float | None) -> FireResult | None:
+        answer = self._connection.next_answer(self._slot, chosen_timeout_s(self._settings, timeout))
+        if answer is None:
+            return None
+        if answer.error is not None:
+            raise answer.error
+        return requests.delivered(answer.payload)
+
+    def _close(self) -> None:
+        try:
+            with contextlib.suppress(ConnectionLostError):
+                self._ask(requests.unsubscribe(self.number))
+        finally:
+            self._connection.cancel(self.number, self._slot, self._request.undo)
+            self._connection.end_stream(self.number, self._slot)
+
+    def __iter__(self) -> Iterator[FireResult]:
+        while True:
+            try:
+                found = self.receive()
+            except ClosedError:
+                return
+            if found is not None:
+                yield found
+
+    def __enter__(self) -> SyncSubscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

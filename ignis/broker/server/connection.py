@@ -1,0 +1,267 @@
+"""The bytes of one connection: what is read is cut into requests, what is written gathers and goes out.
+
+Everything here runs on the event loop and never blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import pack
+from ignis.broker.protocol.machine import BrokerMachine, Request, State
+from ignis.broker.server.context import BrokerContext
+from ignis.errors import IgnisError
+from ignis.native.wire import FrameReader
+
+__all__ = ["Connection"]
+
+log = logging.getLogger("ignis.broker")
+
+_JOINED_BYTES = 65_536
+"""What is sent in one piece; more is not copied for that."""
+_MOST_PIECES = 512
+"""Pieces in one call of the system."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Reads the requests of one client and writes their answers; `Session` says what is done with them.
+
+    Args:
+        context: what the parts of the broker have in common.
+    """
+
+    def __init__(self, context: BrokerContext) -> None:
+        self.context = context
+        self._settings = settings = context.settings
+        self._state = context.state
+        self._flushes = context.flushes
+        self._receiving = context.receiving
+        self._unread = context.unread
+        self._now = context.loop.time
+        self.closed = False
+        self.peer = ""
+        self.began_s = self.heard_s = self._now()
+        self.stuck_since_s: float | None = None
+        self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
+        self._transport: asyncio.Transport | None = None
+        self._fd = -1
+        """The socket's number on a connection without TLS, as long as its transport is open."""
+        self._out: list[bytes | memoryview] = []
+        self._out_bytes = 0
+        self._flush_planned = False
+        self._paused_by: set[str] = set()
+        self._paused_writing = False
+        self._closing = False
+
+    # -- what `Session` does
+
+    def _take(self, request: Request, alone: bool = False) -> None:
+        """A request was read."""
+        raise NotImplementedError
+
+    def _say_broken(self, exc: IgnisError) -> None:
+        """The client broke the protocol."""
+        raise NotImplementedError
+
+    def relieved(self) -> None:
+        """What was held back because too much was unread goes on, if that is over."""
+        raise NotImplementedError
+
+    def flush_planned(self) -> None:
+        """The `flush` that was planned."""
+        raise NotImplementedError
+
+    # -- what others look at
+
+    @property
+    def known(self) -> bool:
+        """Whether the client said who it is."""
+        return self._machine.state is State.READY
+
+    @property
+    def pending(self) -> int:
+        return self._machine.pending
+
+    @property
+    def arriving(self) -> FrameReader:
+        """What was read and is no frame yet."""
+        return self._machine.arriving
+
+    @property
+    def refused(self) -> int:
+        return self._machine.refused
+
+    @property
+    def outbound_bytes(self) -> int:
+        """What the client has not read yet."""
+        return self._out_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+
+    def over_outbound(self) -> bool:
+        """Whether it leaves more unread than it may: then it is given nothing more."""
+        unread = self._unread
+        unread.look()
+        return self.outbound_bytes > unread.allowed_bytes
+
+    # -- in
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._machine.receive_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.heard_s = self._now()
+        self._state.bytes_in += nbytes
+        if self._closing:
+            return
+        try:
+            requests, at_once = self._machine.received(nbytes)
+        except IgnisError as exc:
+            self._broken(exc)
+            return
+        if at_once:
+            self.write(at_once)
+        if len(requests) == 1:
+            self._take(requests[0], alone=not at_once)
+        else:
+            for request in requests:
+                self._take(request)
+        if (lost := self.arriving.lost) is not None:  # behind frames that were good
+            self._broken(lost)
+            return
+        self._receiving.read(self, bool(requests or at_once), self.heard_s)
+        if self.over_outbound():
+            self.pause("outbound")
+
+    def _broken(self, exc: IgnisError) -> None:
+        self._state.protocol_errors += 1
+        self._say_broken(exc)
+        self.end(exc)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused_writing = True
+        self.stuck_since_s = self._now()
+        self.pause("outbound")
+
+    def resume_writing(self) -> None:
+        self._paused_writing = False
+        self.stuck_since_s = None
+        self.relieved()
+
+    # -- out
+
+    def write(self, frame: bytes | memoryview) -> None:
+        """Everything written in one turn of the loop goes out in one call."""
+        if self.closed or self._transport is None:
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._flushes.plan(self)
+
+    def flush(self) -> None:
+        """What was written goes out now: what follows in this turn of the loop may take a while."""
+        transport = self._transport
+        if not self._out or transport is None or self.closed:
+            return
+        out, size = self._out, self._out_bytes
+        self._out, self._out_bytes = [], 0
+        if len(out) > 1 and (size <= _JOINED_BYTES or len(out) > _MOST_PIECES):
+            out = [b"".join(out)]
+        self._state.bytes_out += size
+        sent = 0
+        if self._fd >= 0 and not transport.is_closing() and not transport.get_write_buffer_size():
+            # The event loop's own write waits for the end of the turn.
+            try:
+                sent = os.write(self._fd, out[0]) if len(out) == 1 else os.writev(self._fd, out)
+            except OSError:
+                sent = 0  # no room, or the connection is broken, which the transport finds out in its own way
+        if sent == size:
+            return
+        for data in out:
+            if sent < len(data):
+                transport.write(memoryview(data)[sent:] if sent else data)
+            sent = max(0, sent - len(data))
+
+    def write_now(self, frames: bytes, count: int) -> None:
+        """`answer_run` of what need not wait for more, unless more is being done."""
+        self._machine.pending -= count
+        if self._flush_planned or self._flushes.in_turn:
+            self.write(frames)
+        elif not self.closed:
+            self._out.append(frames)
+            self._out_bytes += len(frames)
+            self.flush()
+
+    def answer_run(self, count: int, frames: bytes | memoryview) -> None:
+        """Ready-made frames that end so many pending requests."""
+        self._machine.pending -= count
+        self.write(frames)
+
+    def answer(self, command: int, request_id: int, payload: bytes) -> None:
+        """The answer to one pending request."""
+        self.write(self._machine.answer(command, request_id, payload))
+
+    def result(self, request_id: int, value: Any) -> None:
+        self.answer(Command.RESULT, request_id, pack(value))
+
+    def deliver(self, frame: memoryview) -> None:
+        """Messages for a subscription: no pending request ends with them."""
+        self.write(frame)
+
+    def refuse(self, request_id: int, exc: BaseException) -> None:
+        """ERROR for one pending request."""
+        if not isinstance(exc, (IgnisError, ValueError, TypeError)):
+            log.error("%s: request %d failed", self.peer, request_id, exc_info=exc)
+        self._state.errors += 1
+        self.write(self._machine.error(request_id, exc))
+
+    def fail_stream(self, request_id: int, exc: BaseException) -> None:
+        """The end of a subscription by the broker."""
+        self.write(self._machine.error_frame(request_id, exc))
+
+    def end(self, exc: BaseException | None = None) -> None:
+        """Closes the connection after what was written (and, with an error, the reason) is sent; at once when the
+        client does not read within ``write_timeout_s``."""
+        if self._closing or self.closed:
+            return
+        if exc is not None:
+            self.write(self._machine.fatal(exc))
+        self._closing = True
+        self.stuck_since_s = self._now()
+        self.flush_planned()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes the connection now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- reading or not
+
+    def pause(self, reason: str) -> None:
+        """Stops reading the client, until every reason for it is gone."""
+        if not self._paused_by and self._transport is not None and not self._closing:
+            self._transport.pause_reading()
+        self._paused_by.add(reason)
+
+    def resume(self, reason: str) -> None:
+        """Reads the client again when this was the last reason not to."""
+        if reason not in self._paused_by:
+            return
+        self._paused_by.discard(reason)
+        if not self._paused_by and self._transport is not None and not (self._closing or self.closed):
+            self.heard_s = self._now()  # it could not be heard meanwhile
+            self._transport.resume_reading()
+
+    @property
+    def unread(self) -> bool:
+        """Not read on purpose: then its silence means nothing."""
+        return bool(self._paused_by)
