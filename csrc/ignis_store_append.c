@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -117,7 +117,7 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     }
     ign_log_reader_close(&reader);
     ign_store_drop_file(store, file);
-    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM)
+    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM || rc == IGN_E_IO)
         return rc;
     rc = wipe(store, g, root->applied, written);
     if (rc != IGN_OK)
@@ -227,6 +227,13 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     if (g->at_once && (!ign_store_has_way(g, fits, weight_of(g, type)) ||
                        atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
         return IGN_E_BUSY;
+    /* An opening writes again what is not flushed, and on a full disk there is no room for much. */
+    uint64_t durable = atomic_load_explicit(&head->durable, memory_order_seq_cst);
+    if (in_pieces && at > durable + UNFLUSHED && !g->at_once) {
+        int flushed = ign_store_flush_to(store, g, at);
+        if (flushed != IGN_OK)
+            return flushed;
+    }
     int rc = ign_store_error(ign_ctl_make_room(&g->ctl, room));
     if (rc == IGN_E_NO_ROOM && weight_of(g, type) != IGN_WEIGHT_LOAD) /* what was freed is used again first: mostly that is all it takes */
         rc = ign_store_error(ign_ctl_make_room(&g->ctl, room - g->ctl.root->used / 8 + g->ctl.root->used / 32));

@@ -82,8 +82,10 @@ void ign_state_account(ign_ctl *ctl, const ign_item *extent, uint32_t before, ui
     uint64_t bytes = extent->word[3] & UINT32_MAX, span = IGN_ITEM_SPAN(extent);
     uint64_t change = bytes * after / span - bytes * before / span; /* modulo 2^64 */
     ign_state_segment *segment = ign_state_find_segment(ctl, extent->word[0]);
-    if (segment != NULL)
+    if (segment != NULL) {
         ign_ctl_add(ctl, &segment->living, change);
+        ign_ctl_add(ctl, &segment->extents, (uint64_t)(after != 0) - (before != 0));
+    }
     ign_ctl_add(ctl, &ctl->root->living_bytes, change);
     ign_ctl_add(ctl, &ctl->root->living_records, (uint64_t)after - before);
 }

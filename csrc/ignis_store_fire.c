@@ -1,4 +1,4 @@
-/* Claims over all shards of a magazine in one entry, and parts of batches. */
+/* Claims over all shards of a magazine in one entry. */
 #include "ignis_store_parts.h"
 
 #include "ignis_store_fire.h"
@@ -190,17 +190,4 @@ int ign_store_shards(ign_store *store, uint32_t number, ign_shard *copies, uint3
         copies[i] = *ign_state_shard(&g->ctl, magazine, i);
     ign_store_look_end(store, g);
     return rc;
-}
-
-int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes)
-{
-    ign_log_file *file;
-    if (from > slice->bytes || bytes > slice->bytes - from)
-        return IGN_E_INVALID;
-    int rc = ign_store_use_file(store, slice->generation, slice->number, NULL, &file);
-    if (rc != 0)
-        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
-    rc = store->io->read(store->io, file->file, to, (size_t)bytes, slice->file_offset + from);
-    ign_store_drop_file(store, file);
-    return rc == 0 ? IGN_OK : ign_store_error(rc);
 }

@@ -2,6 +2,7 @@
 #include "ignis_store_parts.h"
 
 #include "ignis_bytes.h"
+#include "ignis_store_fire.h"
 
 #include <errno.h>
 #include <string.h>
@@ -254,15 +255,30 @@ int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t f
     return rc;
 }
 
-int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes)
 {
     ign_log_file *file;
+    uint64_t missing;
+    if (from > slice->bytes || bytes > slice->bytes - from)
+        return IGN_E_INVALID;
     int rc = ign_store_use_file(store, slice->generation, slice->number, NULL, &file);
     if (rc != 0)
         return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
-    rc = store->io->read(store->io, file->file, batch, slice->bytes, slice->file_offset);
+    rc = ign_segment_read(store->io, file->file, slice->generation, slice->number, to, bytes, slice->file_offset + from, &missing);
     ign_store_drop_file(store, file);
-    return rc == 0 ? IGN_OK : ign_store_error(rc);
+    if (missing != 0 && rc == 0)
+        atomic_fetch_add_explicit(&store->unread, 1, memory_order_relaxed);
+    return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+}
+
+int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+{
+    return ign_store_fetch_part(store, slice, 0, batch, slice->bytes);
+}
+
+uint64_t ign_store_unread(ign_store *store)
+{
+    return atomic_load_explicit(&store->unread, memory_order_relaxed);
 }
 
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)

@@ -72,7 +72,8 @@ typedef struct ign_magazine {
 
 typedef struct ign_state_segment {
     ign_segment_info info;
-    uint64_t living; /* bytes of batches in it that live */
+    uint64_t living;  /* bytes of batches in it that live */
+    uint64_t extents; /* ... and of how many */
 } ign_state_segment;
 
 /* Living records side by side, and where they stand. */
@@ -107,6 +108,7 @@ int ign_state_apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
 uint32_t ign_extent_living(ign_ctl *ctl, const ign_item *extent, uint64_t first, uint64_t last);
 uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 bool ign_extent_lives(ign_ctl *ctl, const ign_item *extent, uint64_t pointer);
+uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last); /* how many of these */
 uint64_t ign_state_retire(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 int ign_state_claim(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last, const void *owner, uint32_t owner_bytes,
                     uint64_t ms);

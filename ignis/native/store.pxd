@@ -28,7 +28,7 @@ cdef extern from "ignis_store_salvage.h" nogil:
         uint64_t damaged
 
     uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count)
-    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bint readable, ign_entry *entry,
+    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
                           ign_salvaged *salvaged)
 
 
@@ -181,6 +181,7 @@ cdef extern from "ignis_store.h" nogil:
     int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                        uint32_t room, uint32_t *count)
     int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+    uint64_t ign_store_unread(ign_store *store)
     uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
     uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns, uint64_t spin_ns)
     uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed)

@@ -108,7 +108,7 @@ def salvage(bytes data not None, salt, position):
     try:
         memcpy(copy, PyBytes_AS_STRING(data), size)
         with nogil:
-            rc = ign_entry_salvage(copy, size, its_salt, at, True, &entry, &salvaged)
+            rc = ign_entry_salvage(copy, size, its_salt, at, &entry, &salvaged)
         if rc == IGN_E_NOMEM:
             raise MemoryError("salvage")
         if rc != IGN_OK:
@@ -321,6 +321,14 @@ cdef class Log:
             "state_bytes": f.state_bytes,
             "dead_bytes": f.dead_bytes,
         }
+
+    def unread(self) -> int:
+        """How often a part of a batch could not be read since the log was opened."""
+        cdef uint64_t count
+        self._enter()
+        count = ign_store_unread(self._store)
+        self._leave()
+        return count
 
     def abandon(self) -> None:
         """In a child of ``fork()``: lets go of the descriptors and mappings that were inherited. Idempotent."""

@@ -115,6 +115,7 @@ class EmbeddedStore(Store):
                 "file_bytes": sum(one["log_bytes"] for one in opened.values()),
                 "state_bytes": sum(one["state_bytes"] for one in opened.values()),
                 "damaged_bytes": sum(one["damaged_bytes"] for one in opened.values()),
+                "unreadable_reads": sum(one.unread() for one in self.directory.opened().values()),
                 "max_store_bytes": self.directory.options.max_store_bytes,
                 **self._magazines.calls,
             }
