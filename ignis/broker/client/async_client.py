@@ -81,8 +81,9 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
                 if (exc.sent and not request.repeatable) or loop.time() >= deadline:
                     raise
             except DrainingError:
-                # Nothing was done. Another broker may be there at once, or this one again in a moment.
-                connection.lose("the broker is shutting down")
+                # Nothing was done. Another broker may be there at once, or this one again in a moment. The connection stays:
+                # over it is acknowledged what is held.
+                connection.give_notice()
                 if loop.time() + self.settings.retry_wait_s >= deadline:
                     raise
                 await asyncio.sleep(self.settings.retry_wait_s)

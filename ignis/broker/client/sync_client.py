@@ -39,6 +39,8 @@ __all__ = ["SyncClient"]
 
 T = TypeVar("T")
 
+_TAKE_ALONG_S = 2.0
+
 
 class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
     """A connection to a broker. Thread-safe: any number of threads may have requests under way. In a child after
@@ -47,10 +49,19 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
     Args:
         address: where the broker is, and who wants in.
         settings: of ``[client]`` in ``docs/settings.md``.
+        resumes: what it holds is said to the next broker at once, by its user (see `ClaimTracker`). So it stays claimed when
+            that one is there before the last one has drained.
     """
 
-    def __init__(self, address: BrokerAddress, settings: ClientSettings | Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        address: BrokerAddress,
+        settings: ClientSettings | Mapping[str, Any] | None = None,
+        *,
+        resumes: bool = False,
+    ) -> None:
         super().__init__(address, settings)
+        self._resumes = resumes
         self._tracking = ClaimTracker(self, keeps=False)
         self._connecting = threading.Lock()
 
@@ -80,8 +91,9 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
                 if (exc.sent and not request.repeatable) or time.monotonic() >= deadline:
                     raise
             except DrainingError:
-                # Nothing was done. Another broker may be there at once, or this one again in a moment.
-                connection.lose("the broker is shutting down")
+                # Nothing was done. Another broker may be there at once, or this one again in a moment. The connection stays:
+                # over it is acknowledged what is held.
+                connection.give_notice()
                 if time.monotonic() + self.settings.retry_wait_s >= deadline:
                     raise
                 time.sleep(self.settings.retry_wait_s)
@@ -152,7 +164,9 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         try:
             connection = self._connection
             if connection is None or not connection.usable:
-                connection = self._open(limit_s)
+                old, connection = connection, self._open(limit_s)
+                if old is not None and old.alive and self._resumes:
+                    self._take_along(old)
                 self._replace_connection(connection)
                 if self._closed:  # meanwhile, by another thread, which did not see this one
                     self._connection = None
@@ -161,6 +175,12 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             return connection
         finally:
             self._connecting.release()
+
+    def _take_along(self, old: SyncConnection) -> None:
+        """What is held stays claimed: a broker that drains would give it back with the end of the connection, at once."""
+        request = requests.disconnect(False)
+        with contextlib.suppress(IgnisError):
+            old.exchange(request.command, request.payload, _TAKE_ALONG_S)
 
     def _open(self, limit_s: float) -> SyncConnection:
         deadline = time.monotonic() + limit_s
