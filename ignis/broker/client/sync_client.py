@@ -19,7 +19,7 @@ from ignis.broker.client.claim_tracker import ClaimTracker
 from ignis.broker.client.client_base import ClientBase, chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForThreads
-from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls
+from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.client.sync_subscription import SyncSubscription
@@ -31,7 +31,6 @@ from ignis.errors import (
     DrainingError,
     IgnisError,
     StoreTimeoutError,
-    StoreUnreachableError,
 )
 from ignis.storage.base import FireResult, Pointers
 
@@ -64,6 +63,8 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         self._resumes = resumes
         self._tracking = ClaimTracker(self, keeps=False)
         self._connecting = threading.Lock()
+        self._attempts = Attempts()
+        """Those of the thread that is connecting, or was."""
 
     # -- requests
 
@@ -160,7 +161,9 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
         if not self._connecting.acquire(timeout=limit_s):
-            raise StoreUnreachableError(f"{self.address.name}: another thread is still connecting after {limit_s:g} s")
+            raise still_connecting(
+                f"another thread is still connecting after {limit_s:g} s", self.address, self._attempts
+            )
         try:
             connection = self._connection
             if connection is None or not connection.usable:
@@ -184,7 +187,7 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
 
     def _open(self, limit_s: float) -> SyncConnection:
         deadline = time.monotonic() + limit_s
-        attempts = Attempts()
+        attempts = self._attempts = Attempts()
         retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s, attempts))
         try:
             return retrying(self._open_once, deadline)
