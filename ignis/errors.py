@@ -603,12 +603,19 @@ class UnauthenticatedError(BrokerError):
 
 
 class PermissionDeniedError(BrokerError):
-    """Whoever is connected may not do this to this queue. Attributes: ``command``, ``queue``."""
+    """Whoever is connected may not do this to this queue. Of DECLARE it means that there is no such queue, as far as this user
+    may see, and that another one has to make it. Attributes: ``command``, ``queue``."""
 
     code = "permission_denied"
 
     def __init__(self, command: str, queue: str = "") -> None:
-        super().__init__(f"no permission for {command}" + (f" on queue {queue!r}" if queue else ""))
+        text = f"no permission for {command}" + (f" on queue {queue!r}" if queue else "")
+        if command == "DECLARE" and queue:
+            text += (
+                ", which does not exist or which this user may not see; a user with manage or all for it makes it: "
+                f"ignis --url ... queue create {queue}"
+            )
+        super().__init__(text)
         self.command = command
         self.queue = queue
 
