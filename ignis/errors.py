@@ -521,18 +521,21 @@ class PublishError(IgnisError):
 class RelayAbsentError(WaitTimeoutError):
     """No relay collects from the directory, and none came in time. What was sent before waits there for the next one.
 
-    Attributes: ``directory``.
+    Attributes: ``directory``, ``what``. ``sent``: True = the message is in the channel, and the next relay stores it: then it is
+    not ``retryable``, for who publishes it again has it stored twice; False = there was no room for it.
     """
 
     code = "relay_absent"
 
-    def __init__(self, directory: str, what: str) -> None:
+    def __init__(self, directory: str, what: str, sent: bool = False) -> None:
         super().__init__(f"{what}; no relay runs on {directory} (start: ignis relay --dir {directory} --url ...)")
         self.directory = directory
         self.what = what
+        self.sent = sent
+        self.retryable = not sent
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return (type(self), (self.directory, self.what))
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return (type(self), (self.directory, self.what, *([True] if self.sent else [])))
 
 
 class RelayRefusedError(IgnisError):
