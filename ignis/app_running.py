@@ -37,6 +37,7 @@ class AppRunning:
         sweeper_made: the same where it was made, else None.
         lock: held while everything is started.
         stop_timeout_s: for a `stop` without one.
+        check_consuming: raises where the store has nothing to consume from.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class AppRunning:
         sweeper_made: Callable[[], Sweeper | None],
         lock: threading.RLock,
         stop_timeout_s: float,
+        check_consuming: Callable[[], None],
     ) -> None:
         self._table = table
         self._refresher = refresher
@@ -54,6 +56,7 @@ class AppRunning:
         self._sweeper_made = sweeper_made
         self._lock = lock
         self._stop_timeout_s = stop_timeout_s
+        self._check_consuming = check_consuming
         self.running = False
         self.paused = False
         self.ready = False
@@ -91,6 +94,7 @@ class AppRunning:
             self.running = True
             try:
                 with without_means("the application cannot be started"):
+                    self._check_consuming()
                     for queue in chosen:
                         queue.start(held=True)
                     self._sweeper().start()

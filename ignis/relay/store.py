@@ -182,6 +182,9 @@ class RelayStore(Store):
     def local_dir(self) -> str | None:
         return str(self.directory.path)
 
+    def check_consuming(self) -> None:
+        refuse("running handlers", self.url)
+
     @property
     def queues_unknown(self) -> str:
         if self.directory.read_state():

@@ -317,6 +317,23 @@ def test_what_was_chosen_is_checked_though_it_is_the_default(here: Place) -> Non
             refused.close(WAIT_S)
 
 
+def test_handlers_do_not_start_over_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:
+    @queue.handler
+    def handle(message: bytes) -> None:
+        raise AssertionError(message)
+
+    for start in (queue.app.start, queue.start):
+        with pytest.raises(
+            errors.PublishOnlyError, match="for running handlers open the store that its relay was given"
+        ):
+            start()
+    assert not queue.app.running
+    patterns = ignis.Ignis(here.url)
+    patterns.handler("o.*")(handle)
+    with patterns, pytest.raises(errors.PublishOnlyError, match="running handlers"):
+        patterns.start()
+
+
 def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:
     store = queue.app.store
     calls = [
