@@ -166,17 +166,37 @@ static uint64_t move_takes(const uint8_t *p, uint64_t bytes)
     return takes;
 }
 
+/* What the due times of a LOAD may take, and tidying those of the magazine of which something is retired. */
+static uint64_t dues_take(const ign_generation *g, uint8_t type, const uint8_t *payload, uint64_t payload_bytes)
+{
+    const uint8_t *load = payload;
+    uint64_t bytes = payload_bytes, more = 0;
+    const ign_magazine *retired = NULL;
+    if (type == IGN_ENTRY_TRANSFER) {
+        bytes = ign_pad8(ign_get32(payload));
+        load = payload + 8;
+        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(load + bytes));
+    } else if (type == IGN_ENTRY_RETIRE || type == IGN_ENTRY_EXPIRE)
+        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(payload));
+    if (retired != NULL && (retired->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        more = ign_due_tidy_takes(ign_state_due((ign_ctl *)(uintptr_t)&g->ctl, retired));
+    if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
+        return more;
+    return more + (uint64_t)ign_dues_count(load, bytes) * IGN_DUE_RUN_TAKES;
+}
+
 /* Of the state, what applying an entry may take. Batches stay in the log: each takes an extent, or a block of them. */
 static uint64_t takes(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
 {
     const uint8_t *payload = g->stage + IGN_ENTRY_HEADER;
+    uint64_t dues = dues_take(g, type, payload, payload_bytes);
     if (type == IGN_ENTRY_LOAD)
-        return least(payload_bytes, (uint64_t)ign_get16(payload + 6) * PART_TAKES);
+        return least(payload_bytes, (uint64_t)ign_get16(payload + 6) * PART_TAKES) + dues;
     if (type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_TRANSFER) {
         uint64_t loads = ign_pad8(ign_get32(payload));
-        return least(loads, (uint64_t)ign_get16(payload + 14) * PART_TAKES) + payload_bytes - loads;
+        return least(loads, (uint64_t)ign_get16(payload + 14) * PART_TAKES) + payload_bytes - loads + dues;
     }
-    return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes;
+    return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes + dues;
 }
 
 /* Loads leave room for the extents of what is transferred one by one before compaction packs it: some 48 bytes for 224 of log, and while

@@ -27,6 +27,7 @@ typedef struct ign_store_fire {
     uint32_t shards;       /* of the magazine */
     bool more;             /* something is left that could have been claimed */
     bool full;             /* ... because there was no room for slices */
+    bool later;            /* the magazine has a later one: what was due there was moved first */
 } ign_store_fire;
 
 /* Claims over many shards in one entry. IGN_EMPTY: nothing was claimed. IGN_NEED_MORE: nothing was claimed, and the batch of

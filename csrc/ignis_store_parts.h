@@ -106,6 +106,9 @@ typedef struct ign_load_call {
     ign_store_part *parts;
     uint16_t count;
     bool reload;
+    const uint64_t *dues;    /* of a later magazine: ms, record by record; NULL: another */
+    uint64_t earliest;       /* of these */
+    uint32_t wakes;          /* the main magazine, whose sleepers are to reckon anew; 0: nobody is */
     uint64_t bytes, batches; /* of the payload; of the batches in it */
 } ign_load_call;
 
@@ -113,6 +116,9 @@ int ign_load_check(ign_load_call *call);
 /* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may; with E2BIG: it is larger than what is freed, on a full disk. */
 int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
 int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
+int ign_load_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *bytes); /* of a LOAD; `arg` is an ign_load_call */
+
+void ign_load_wake(ign_store *store, const ign_load_call *call);
 
 /* ignis_store_entry.c: pieces of payloads. What is put returns where the next goes. */
 static inline uint64_t ign_pad8(uint64_t bytes)

@@ -2,6 +2,7 @@
 
 #include "ignis_bytes.h"
 #include "ignis_record.h"
+#include "ignis_store_state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -281,6 +282,15 @@ static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool head
         ign_put16(payload + from + 6, (uint16_t)l.walked);
     if (type == IGN_ENTRY_ONCE)
         memcpy(payload, payload + from, 4);
+    if (type != IGN_ENTRY_MOVE && (ign_get16(payload + from + 4) & IGN_LOAD_LATER) != 0) {
+        /* Due times that do not hold where they are said to be are no longer spoken of: all is due at once. */
+        uint64_t end = wrapped ? l.limit : bytes;
+        uint32_t dues = ign_dues_count(payload + from, end - from);
+        if (dues != 0 && l.at + (uint64_t)dues * IGN_DUES_BYTES + IGN_DUES_END == end)
+            l.at = end;
+        else
+            ign_put16(payload + from + 4, (uint16_t)(ign_get16(payload + from + 4) & ~IGN_LOAD_LATER));
+    }
     if (wrapped) {
         l.mended = l.mended || ign_get32(payload) != l.at - 8;
         ign_put32(payload, (uint32_t)(l.at - 8));

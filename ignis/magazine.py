@@ -46,7 +46,8 @@ _CHUNK_BODIES = 8_192
 class Published(NamedTuple):
     """Where a message went. Durable, as the magazine's setting promises, when this exists.
 
-    ``shard`` -1 and ``pointer`` 0: another process stored it (a relay), and only that one knows where.
+    ``shard`` -1 and ``pointer`` 0: it has no place in the queue yet. Another process stored it (a relay), and only that one
+    knows where; or it is delayed.
     """
 
     id: str
@@ -192,8 +193,10 @@ class Magazine(Generic[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
-        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard.
+        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard. With ``due_ms``
+        they wait for that time, by the store's clock, and come to the tail then.
 
         Returns their ids in order. When a later transaction fails, the earlier ones stay stored.
         Raises what `load` raises; a message that cannot be encoded or is too large stops before its transaction.
@@ -222,19 +225,23 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % self.shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self.load_batches(batches)
+            self.load_batches(batches, due_ms)
             ids += part_ids
         return MessageIds(ids)
 
-    def load_batches(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
+    def load_batches(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int | None = None) -> list[int]:
         """Packed batches in one transaction; returns the first pointer of each. Raises QueueRemovedError."""
         registration = self.registration
-        if registration is None:
-            return self._magazines.load(self.name, batches, self.ttl_s)
-        registration.check()
+        if registration is not None:
+            registration.check()
         try:
+            if due_ms is not None:
+                dues_ms = [[due_ms] * batch.count for _, batch in batches]
+                return self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
             return self._magazines.load(self.name, batches, self.ttl_s)
         except QueueNotFoundError as exc:
+            if registration is None:
+                raise
             raise registration.explain(exc) from exc
 
     def begin_load(
@@ -316,6 +323,7 @@ class _Sideline(Magazine[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
         """Refused. Raises ConfigError."""
         raise self._refused()

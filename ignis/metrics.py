@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector as BaseCollector
 
-from ignis.figures import CONSUMER, QUEUE, SHOVEL, Figure
+from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, Figure
 from ignis.message import REASONS
 
 __all__ = ["Collector", "Exposition", "FigureCollector"]
@@ -67,7 +67,8 @@ class Collector(BaseCollector):
                 "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
             )
         yield from _of_pool(stats.get("pool"))
-        for section in ("store", "sweeper"):
+        yield from _of_schedules(stats.get("schedules"))
+        for section in ("store", "sweeper", "scheduler"):
             yield from _plain(section, stats.get(section))
         yield from _of_leaders(stats.get("leaders"))
         yield from _of_refresher(stats.get("refresher"))
@@ -181,6 +182,16 @@ def _of_pool(classes: Iterable[Mapping[str, int]] | None) -> Iterable[Metric]:
             there.add_metric([str(one["slot_bytes"])], one["slots"])
         yield used
         yield there
+
+
+def _of_schedules(schedules: Iterable[Stats] | None) -> Iterable[Metric]:
+    rows = list(schedules or ())
+    for figure in SCHEDULE if rows else ():
+        kind = CounterMetricFamily if figure.rises else GaugeMetricFamily
+        family = kind(figure.metric, figure.says, labels=["schedule", "queue"])
+        for one in rows:
+            family.add_metric([one["schedule"], one["queue"]], float(one[figure.name]))
+        yield family
 
 
 def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:

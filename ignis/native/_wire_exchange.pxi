@@ -25,12 +25,12 @@ cdef object socket_error(int number):
 
 
 def send_frame(int fd, int16_t command, int64_t request_id, bytes payload not None) -> int:
-    """Sends one frame without waiting and without copying the payload. Returns how many bytes of it the system took, the header's
-    14 included; 0 when it has no room.
+    """Sends one frame without waiting and without copying the payload. Returns how many bytes of it the system took, those
+    of the header included; 0 when it has no room.
 
     Raises OSError.
     """
-    cdef uint8_t head[14]
+    cdef uint8_t head[IGN_FRAME_HEADER_BYTES]
     cdef iovec parts[2]
     cdef msghdr message
     cdef ssize_t sent

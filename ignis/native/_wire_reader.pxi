@@ -93,8 +93,8 @@ cdef class FrameReader:
         refuse_copy(self)
 
     cdef int _limit(self, Py_ssize_t value) except -1:
-        if value < FRAME_HEADER:
-            raise ValueError(f"max_frame_bytes must be at least {<int>FRAME_HEADER}, got {value}")
+        if value < <int>IGN_FRAME_HEADER_BYTES:
+            raise ValueError(f"max_frame_bytes must be at least {<int>IGN_FRAME_HEADER_BYTES}, got {value}")
         self._max_frame_bytes = value
         return 0
 

@@ -34,6 +34,8 @@ class Log:
     directory: str
     max_bytes: int
     busy_after_s: float
+    @property
+    def later(self) -> bool: ...
     def __new__(
         cls,
         directory: str,
@@ -152,7 +154,7 @@ class Log:
     def batches(
         self, number: int, shard: int, first: int, last: int
     ) -> list[tuple[bytes, int, int, int, int, None]]: ...
-    def wait(self, number: int, seen: int, timeout: float | None) -> int: ...
+    def wait(self, number: int, seen: int, timeout: float | None, ms: int = 0) -> int: ...
     def watch(self, number: int, seen: int, watch: Watch) -> int | None: ...
     def wake(self, number: int) -> None: ...
     def forewarn(self, number: int) -> None: ...
@@ -162,6 +164,31 @@ class Log:
     def ring(self) -> None: ...
 
 def salvage(data: bytes, salt: int, position: int) -> tuple[int, bytes, int, int, int] | None: ...
+def declare_later(log: Log, main: int, name: str, shards: int, *, durable: bool = True) -> int | None: ...
+def load_later(
+    log: Log,
+    number: int,
+    batches: Iterable[tuple[int, PackedBatch]],
+    dues: Iterable[Iterable[int]],
+    *,
+    durable: bool,
+) -> list[int]: ...
+def defer(
+    log: Log,
+    source: int,
+    pointers: Mapping[int, Sequence[int]],
+    later: int,
+    batches: Iterable[tuple[int, PackedBatch]],
+    dues: Iterable[Iterable[int]],
+    *,
+    durable: bool,
+    fence: tuple[bytes, bytes | None] | None = None,
+) -> bool: ...
+def next_due(log: Log, number: int) -> int | None: ...
+def move_due(
+    log: Log, main: int, ms: int, limit: int, *, fence: tuple[bytes, bytes | None] | None = None
+) -> tuple[int, int, int | None]: ...
+def list_later(log: Log, later: int, after: tuple[int, int, int], limit: int) -> list[tuple[int, int, int, int]]: ...
 def fire_into(
     log: Log,
     frame: ClaimsFrame,

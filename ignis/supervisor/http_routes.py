@@ -12,6 +12,7 @@ from ignis.app import Ignis
 from ignis.control.autoscaler import Autoscaler, queue_loads
 from ignis.control.queue_depths import queue_depths
 from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route
+from ignis.schedules.stored import schedule_figures
 from ignis.storage.base import Store
 from ignis.supervisor.manager import Supervisor
 from ignis.supervisor.worker_main import running_queues
@@ -123,12 +124,14 @@ def supervisor_endpoint(
 
     def stats() -> Stats:
         store, counted = supervisor.store(), supervisor.totals.queues()
-        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in store.queues.list(active=True)]
+        records = store.queues.list(active=True)
+        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in records]
         acting = autoscaler()
         return {
             "store": store.stats(),
             "pool": supervisor.totals.pool(),
             "queues": [*queues, *counted.values()],
+            "schedules": [figures for one in records for figures in schedule_figures(one)],
             "supervisor": supervisor.describe(),
             "autoscaler": None if acting is None else acting.report(),
         }

@@ -9,7 +9,7 @@ from ignis.broker.client import requests, store_requests
 from ignis.broker.client.pending_loads import begin
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.errors import ConfigError, FrameTooLargeError
-from ignis.native import PackedBatch
+from ignis.native import FRAME_HEADER_BYTES, PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
 from ignis.storage.base import (
     KEEP_TTL,
@@ -101,8 +101,8 @@ class BrokerMagazines(MagazineStore):
     def _check_size(self, payload_bytes: int) -> None:
         """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
         broker = self._calls.broker
-        if broker is not None and payload_bytes + 14 > broker.max_frame_bytes:
-            raise FrameTooLargeError(payload_bytes + 14, broker.max_frame_bytes)
+        if broker is not None and payload_bytes + FRAME_HEADER_BYTES > broker.max_frame_bytes:
+            raise FrameTooLargeError(payload_bytes + FRAME_HEADER_BYTES, broker.max_frame_bytes)
 
     @property
     def tells_repeats(self) -> bool:  # type: ignore[override]

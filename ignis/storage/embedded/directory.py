@@ -88,7 +88,11 @@ class Directory:
     def listener(self, durability: str) -> Listener:
         """Who tells of loads into magazines of that class."""
         found = self._listeners.get(durability)
-        return self._listeners.setdefault(durability, Listener(self.log(durability))) if found is None else found
+        return (
+            self._listeners.setdefault(durability, Listener(self.log(durability), self.clock.now_ms))
+            if found is None
+            else found
+        )
 
     def changing(self, durability: str) -> Log:
         """`log`, for a call that changes something: it is told when what calls before it left could not be flushed.

@@ -17,6 +17,7 @@ from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.claim_scan import ClaimScan
 from ignis.storage.embedded.claims import Claims
 from ignis.storage.embedded.context import StoreContext
+from ignis.storage.embedded.later import EmbeddedLater
 from ignis.storage.embedded.load_once import load_once
 from ignis.storage.embedded.waiters import Waits
 from ignis.storage.embedded.writes import Writes
@@ -38,7 +39,7 @@ from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, P
 __all__ = ["EmbeddedMagazines"]
 
 
-class EmbeddedMagazines(MagazineStore):
+class EmbeddedMagazines(EmbeddedLater, MagazineStore):
     """Magazines of one application. Thread-safe."""
 
     quick = True
@@ -386,6 +387,8 @@ class EmbeddedMagazines(MagazineStore):
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
+            if timeout_s > 0 and found.log.later:
+                return found.log.wait(found.number, seen, timeout_s, self._directory.clock.now_ms())
             return found.log.wait(found.number, seen, timeout_s)
         finally:
             self._store.waiting_gate.leave()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ignis.native import FrameDecoder, PackedBatch, encode_frame
+from ignis.native import FRAME_HEADER_BYTES, FrameDecoder, PackedBatch, encode_frame
 from ignis.native.wire import (
     FrameReader,
     ReadArea,
@@ -36,7 +36,7 @@ def reader() -> FrameReader:
 
 def test_a_frame_is_sent_whole(pair: tuple[socket.socket, socket.socket]) -> None:
     for payload in (b"", b"payload", b"x" * 30_000):
-        assert send_frame(pair[0].fileno(), 11, -5, payload) == 14 + len(payload)
+        assert send_frame(pair[0].fileno(), 11, -5, payload) == FRAME_HEADER_BYTES + len(payload)
         decoder = FrameDecoder()
         found: list[tuple[int, int, bytes]] = []
         while not found:
