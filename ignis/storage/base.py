@@ -398,6 +398,9 @@ class Store(abc.ABC):
         """
         return remove_queue(self.magazines, self.queues, name, force)
 
+    def check_consuming(self) -> None:
+        """Raises PublishOnlyError where messages only go in: there is nothing to start a handler on."""
+
     @property
     def queues_unknown(self) -> str:
         """Why it cannot be told which queues there are; empty where it can."""
