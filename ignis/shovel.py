@@ -177,6 +177,7 @@ class Shovel:
     ) -> ShovelResult:
         """``max_returns``: of the schedule; None = by hand."""
         self._give_back()
+        self._queue().main.follow_shards()  # another process may have given it more: each shard's go back to it
         pending = self._queue().sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else _Pace(rate, self._stop)

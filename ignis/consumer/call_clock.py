@@ -65,6 +65,7 @@ async def _cancelled_in_time(answer: Awaitable[Any], clock: CallClock) -> Any:
     loop = asyncio.get_running_loop()
     task = loop.create_task(_contained(_timed(answer, clock)))
     overran = False
+    timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal overran, timer
