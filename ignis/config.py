@@ -375,7 +375,7 @@ class SweeperSettings(_Settings):
     section: ClassVar[str] = "sweeper"
 
     interval_s: float = _setting(900, "time between passes", 0.1, 86_400)
-    initial_delay_s: float = _setting(600, "wait before the first pass", 0, 86_400)
+    initial_delay_s: float = _setting(600, "wait before the first pass, from the last one of any process", 0, 86_400)
     batch: int = _setting(1_000, "records moved in one transaction", 1, 100_000)
     parallel_queues: int = _setting(64, "queues swept at the same time", 1, 64)
     dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")

@@ -238,7 +238,7 @@ class Magazine(Generic[M]):
         return MessageIds(ids)
 
     def load_batches(
-        self, batches: Sequence[tuple[int, PackedBatch]], shards: int
+        self, batches: Sequence[tuple[int, PackedBatch]], shards: int | None = None
     ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
         """Packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
 
@@ -247,11 +247,12 @@ class Magazine(Generic[M]):
 
         Args:
             batches: (shard, batch).
-            shards: the number that they were routed by.
+            shards: the number that they were routed by; None = `shards`.
 
         Raises QueueRemovedError and what the store raises.
         """
         registration = self.registration
+        shards = self.shards if shards is None else shards
         try:
             batches = self._check(batches, shards)
             try:
