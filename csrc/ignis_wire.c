@@ -5,7 +5,6 @@
 
 #include "ignis_bytes.h"
 #include "ignis_error.h"
-#include "ignis_frame.h"
 
 #define FIRST_RUNS 8u
 

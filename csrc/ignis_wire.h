@@ -21,13 +21,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ignis_frame.h"
+
 #define IGN_WIRE_SEND 10
 #define IGN_WIRE_SEND_BATCH 11
 #define IGN_WIRE_SEND_ACK 12
 
 #define IGN_WIRE_NO_RECORD 0xFFFFFFFFu
 #define IGN_WIRE_RUN_BYTES 14u
-#define IGN_WIRE_ACK_FRAME_BYTES 30u /* a SEND_ACK of one run, frame header included */
+#define IGN_WIRE_ACK_FRAME_BYTES (IGN_FRAME_HEADER_BYTES + 16u) /* a SEND_ACK of one run */
 #define IGN_WIRE_CLAIM_BYTES 10u     /* what precedes the runs of a claim */
 #define IGN_WIRE_CLAIM_RUN_BYTES 12u
 #define IGN_WIRE_MAX_POINTERS (1u << 20) /* in one request */

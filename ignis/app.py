@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from ignis.app_running import AppRunning
+from ignis.app_schedules import AppSchedules
 from ignis.app_store import AppStore, open_app_store
 from ignis.clock import Clock
 from ignis.config import (
@@ -18,6 +19,7 @@ from ignis.config import (
     LeaderSettings,
     PublisherSettings,
     RefresherSettings,
+    SchedulesSettings,
     SweeperSettings,
     check_name,
     check_queue_name,
@@ -35,6 +37,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
 from ignis.control.redelivery import take_back
 from ignis.control.refresher import REMOVED, Refresher, RefreshResult
+from ignis.control.scheduler import Scheduler
 from ignis.control.sweeper import Sweeper, SweepResult
 from ignis.errors import ConfigError, IgnisError, PermissionDeniedError, PublishOnlyError
 from ignis.hooks import AfterHandling, AfterPublish, Hooks
@@ -78,7 +81,7 @@ class Ignis:
         farm_id: the name of the farm: the deployment, such as a data centre.
         config: path of a TOML settings file (default ``IGNIS_CONFIG``).
         resources: a mapping that every handler finds as ``ctx.resources``.
-        consumer, sweeper, refresher, publisher, leader: settings of these components (see ``docs/settings.md``).
+        consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
         clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
             by which then go the memory store, locks and schedules too.
@@ -99,6 +102,7 @@ class Ignis:
         refresher: Mapping[str, Any] | None = None,
         publisher: Mapping[str, Any] | None = None,
         leader: Mapping[str, Any] | None = None,
+        schedules: Mapping[str, Any] | None = None,
         store: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -120,6 +124,7 @@ class Ignis:
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
+        schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
         self.hooks = Hooks()
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
         resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
@@ -143,6 +148,18 @@ class Ignis:
         """What queues need of this application."""
         self._table = QueueTable(self.context)
         self._raw_magazines = RawMagazines(self.context, self._table)
+        self._scheduling = AppSchedules(
+            self._table,
+            lambda: self.store,
+            self.leader,
+            lambda: self.running,
+            schedules_settings,
+            lambda: self.clock,
+            self.hooks,
+            self._lock,
+        )
+        self.schedules = self._scheduling.stored
+        """What is stored to be published by the clock."""
         self.refresher = Refresher(
             self._table,
             lambda: self.store,
@@ -157,6 +174,7 @@ class Ignis:
             lambda: self.refresher,
             self.sweeper,
             lambda: self._sweeper,
+            self._scheduling,
             self._lock,
             self.consumer_settings.stop_timeout_s,
         )
@@ -378,6 +396,49 @@ class Ignis:
         """Sweeps one queue now, by hand; see `Sweeper.sweep_queue`. Raises LockHeldError when another instance leads."""
         return self.sweeper().sweep_queue(check_name(name))
 
+    def schedule(
+        self,
+        name: str,
+        *,
+        queue: Queue[Any] | str,
+        message: Any,
+        cron: str | None = None,
+        every: Any = None,
+        timezone: str = "UTC",
+        missed: Literal["skip", "once", "all"] = "once",
+    ) -> None:
+        """Declares a schedule: the message is published at each of its ticks, once each, by the instance that leads.
+
+        It is stored by `start`. What an operator changes there since then stays until the code asks for something else.
+        ``app.schedules`` lists, changes, pauses and removes what is stored, and `Schedules.add` stores one at once.
+
+        >>> from ignis import Ignis
+        >>> with Ignis("memory://") as app:
+        ...     app.schedule("beat", every="5m", queue="jobs", message="look around")
+        ...     app.schedules.store_declared()
+        ...     [(one.name, one.queue, one.every_s) for one in app.schedules.list()]
+        [('beat', 'jobs', 300.0)]
+
+        Args:
+            name: ``[A-Za-z0-9._-]{1,128}``.
+            queue: where the messages go.
+            message: of the queue's type.
+            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``.
+            every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
+            timezone: of ``cron``, such as ``"Europe/Berlin"``.
+            missed: what becomes of ticks that nobody fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once`` fires
+                the newest in place of all that are due, ``all`` fires each.
+
+        Raises ConfigError, InvalidNameError.
+        """
+        self._scheduling.declare(
+            name, queue=queue, message=message, cron=cron, every=every, timezone=timezone, missed=missed
+        )
+
+    def scheduler(self) -> Scheduler:
+        """What fires the schedules of this store; it does only while this instance leads the scope ``schedules``."""
+        return self._scheduling.scheduler()
+
     def leader(self, scope: str = "sweeper") -> Leadership:
         """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
         check_name(scope, "scope")
@@ -466,9 +527,9 @@ class Ignis:
         return self._opened.opened is not None
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store, of every queue of this process, what the refresher knows of all queues, and of the sweeper
-        and the part in elections, once there are any. Of queues that it may only publish to, over a broker or a relay,
-        those that this process counted."""
+        """Figures of the store, of every queue of this process, of the schedules, what the refresher knows of all queues, and of
+        the sweeper, the scheduler and the part in elections, once there are any. Of queues that it may only publish to, over a
+        broker or a relay, those that this process counted."""
         states = self.refresher.states
         figures: dict[str, Any] = {
             "store": self.store.stats(),
@@ -476,6 +537,7 @@ class Ignis:
             "refresher": self.refresher.stats(),
             "ring_depth": pending_messages(),
             "pool": pool_classes(),
+            **self._scheduling.stats(),
         }
         if self._sweeper is not None:
             figures["sweeper"] = self._sweeper.stats()
@@ -495,7 +557,7 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running.running or self._sweeper is not None:
+        if self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)
@@ -506,6 +568,7 @@ class Ignis:
         with self._lock:
             store = self._opened.take()
             self._sweeper = None
+            self._scheduling.forget()
             deciders, self._deciders = self._deciders, None
             self._table.reset()
             self.refresher.reset()

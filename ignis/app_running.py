@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from ignis.app_schedules import AppSchedules
 from ignis.config import check_name, check_timeout, shown
 from ignis.consumer import PROCESS
 from ignis.control.refresher import Refresher
@@ -35,6 +36,7 @@ class AppRunning:
         refresher: of the application.
         sweeper: the application's sweeper, made with the first call.
         sweeper_made: the same where it was made, else None.
+        schedules: of the application.
         lock: held while everything is started.
         stop_timeout_s: for a `stop` without one.
     """
@@ -45,6 +47,7 @@ class AppRunning:
         refresher: Callable[[], Refresher],
         sweeper: Callable[[], Sweeper],
         sweeper_made: Callable[[], Sweeper | None],
+        schedules: AppSchedules,
         lock: threading.RLock,
         stop_timeout_s: float,
     ) -> None:
@@ -52,6 +55,7 @@ class AppRunning:
         self._refresher = refresher
         self._sweeper = sweeper
         self._sweeper_made = sweeper_made
+        self._schedules = schedules
         self._lock = lock
         self._stop_timeout_s = stop_timeout_s
         self.running = False
@@ -94,6 +98,7 @@ class AppRunning:
                     for queue in chosen:
                         queue.start(held=True)
                     self._sweeper().start()
+                    self._schedules.start()
                     refresher.start(None if queues is None else wanted)
             except BaseException:
                 self.stop(0)
@@ -157,6 +162,7 @@ class AppRunning:
                     thread.start()
                 except (RuntimeError, MemoryError, OSError):  # no thread can be started: one after the other, then
                     thread.run()
+            self._schedules.stop(timeout)
             sweeper = self._sweeper_made()
             if sweeper is not None:
                 sweeper.stop(timeout)

@@ -399,6 +399,22 @@ class RefresherSettings(_Settings):
 
 
 @dataclass(frozen=True)
+class SchedulesSettings(_Settings):
+    """What fires schedules, one active instance per store. See schedules.md."""
+
+    section: ClassVar[str] = "schedules"
+
+    look_s: float = _setting(
+        10,
+        "time within which the leader sees what another process changed, and within which another instance takes over; six "
+        "times as long where no schedule is known",
+        0.05,
+        3_600,
+    )
+    grace_s: float = _setting(60, "a tick that is fired later counts as missed", 0, 3_600)
+
+
+@dataclass(frozen=True)
 class LeaderSettings(_Settings):
     """Who runs what only one instance may run: the sweeper first of all. See leader.md."""
 
@@ -625,7 +641,7 @@ class ClientSettings(_Settings):
 
 
 SECTIONS: tuple[type[_Settings], ...] = (
-    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, LeaderSettings,
+    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, SchedulesSettings, LeaderSettings,
     SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings, ClientSettings, SparkSettings,
 )  # fmt: skip
 

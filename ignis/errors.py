@@ -311,6 +311,24 @@ class StaleEpochError(StoreError):
     code = "stale_epoch"
 
 
+class DelayNotSupportedError(StoreError):
+    """This store keeps no messages until they are due: nothing was published. The memory store and the embedded store do.
+
+    Attributes: ``store``: which one was asked.
+    """
+
+    code = "delay_not_supported"
+
+    def __init__(self, store: str) -> None:
+        super().__init__(
+            f"{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store (memory://) do"
+        )
+        self.store = store
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return (type(self), (self.store,))
+
+
 class LockHeldError(IgnisError):
     """Somebody else holds the lock or the leadership."""
 
@@ -414,6 +432,12 @@ class QueueRemovedError(QueueNotFoundError):
     """The queue was in use here, and somebody has removed it since. Nothing was stored. ``queue.open()`` makes it anew."""
 
     code = "queue_removed"
+
+
+class ScheduleNotFoundError(IgnisError, LookupError):
+    """No schedule of that name is stored."""
+
+    code = "schedule_not_found"
 
 
 class QueueMismatchError(ConfigError):

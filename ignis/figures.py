@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ignis.storage.base import ShardState
 
-__all__ = ["CONSUMER", "QUEUE", "SHOVEL", "ConsumerFigures", "Figure", "depths"]
+__all__ = ["CONSUMER", "QUEUE", "SCHEDULE", "SHOVEL", "ConsumerFigures", "Figure", "depths"]
 
 
 class Figure(NamedTuple):
@@ -96,9 +96,18 @@ SHOVEL = (
 )  # fmt: skip
 """Of a shovel: ``stats()["shovel"]``. Each process has seen the same sideline, so that what waits there is not summed."""
 
+SCHEDULE = (
+    Figure("fired", True, "ignis_schedule_fired", "Ticks that were fired, by anybody."),
+    Figure("missed", True, "ignis_schedule_missed", "Ticks that nobody fired in time and that were left out."),
+    Figure("lag_s", False, "ignis_schedule_lag_seconds", "How late the last tick was fired."),
+    Figure("paused", False, "ignis_schedule_paused", "1 while the schedule is paused."),
+)
+"""Of a schedule: ``stats()["schedules"]``."""
+
 QUEUE = (
     Figure("pending", False, "ignis_queue_pending", "Messages that wait in the queue."),
     Figure("sideline", False, "ignis_queue_sideline", "Messages that wait in the sideline."),
+    Figure("delayed", False, "ignis_queue_delayed", "Messages that wait for their time."),
     Figure("in_flight", False, "ignis_inflight_count", "Messages claimed and not finished, by anybody."),
     Figure("sideline_in_flight", False),
     Figure("oldest_age_s", False, "ignis_oldest_age_seconds",
@@ -112,8 +121,8 @@ QUEUE = (
 """Of a queue: ``stats()``. All but ``published`` and ``paused`` are the store's."""
 
 
-def depths(main: Sequence[ShardState], sideline: Sequence[ShardState]) -> dict[str, int]:
-    """What the store says of a queue's two magazines, summed over their shards."""
+def depths(main: Sequence[ShardState], sideline: Sequence[ShardState], delayed: int = 0) -> dict[str, int]:
+    """What the store says of a queue's magazines, summed over their shards."""
     return {
         "pending": sum(one.pending for one in main),
         "in_flight": sum(one.in_flight for one in main),
@@ -121,4 +130,5 @@ def depths(main: Sequence[ShardState], sideline: Sequence[ShardState]) -> dict[s
         "sideline_in_flight": sum(one.in_flight for one in sideline),
         "expired": sum(one.expired for one in main),
         "sideline_expired": sum(one.expired for one in sideline),
+        "delayed": delayed,
     }

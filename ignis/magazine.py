@@ -35,6 +35,7 @@ from ignis.storage.records import group_pointers
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
 
 M = TypeVar("M")
+T = TypeVar("T")
 
 log = logging.getLogger("ignis.magazine")
 
@@ -51,7 +52,8 @@ _CHUNK_BODIES = 8_192
 class Published(NamedTuple):
     """Where a message went. Durable, as the magazine's setting promises, when this exists.
 
-    ``shard`` -1 and ``pointer`` 0: another process stored it (a relay), and only that one knows where.
+    ``shard`` -1 and ``pointer`` 0: it has no place in the queue yet. Another process stored it (a relay), and only that one
+    knows where; or it is delayed.
     """
 
     id: str
@@ -202,8 +204,10 @@ class Magazine(Generic[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
-        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard.
+        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard. With ``due_ms``
+        they wait for that time, by the store's clock, and come to the tail then.
 
         Returns their ids in order. When a later transaction fails, the earlier ones stay stored.
         Raises what `load` raises; a message that cannot be encoded or is too large stops before its transaction.
@@ -233,7 +237,10 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self.load_batches(batches, shards)
+            if due_ms is None:
+                self.load_batches(batches, shards)
+            else:
+                self._load_later(batches, due_ms, shards)
             ids += part_ids
         return MessageIds(ids)
 
@@ -251,18 +258,29 @@ class Magazine(Generic[M]):
 
         Raises QueueRemovedError and what the store raises.
         """
+        return self._place(
+            batches,
+            self.shards if shards is None else shards,
+            lambda now: self._magazines.load(self.name, now, self.ttl_s),
+        )
+
+    def _place(
+        self,
+        batches: Sequence[tuple[int, PackedBatch]],
+        shards: int,
+        load: Callable[[Sequence[tuple[int, PackedBatch]]], T],
+    ) -> tuple[Sequence[tuple[int, PackedBatch]], T]:
         registration = self.registration
-        shards = self.shards if shards is None else shards
         try:
             batches = self._check(batches, shards)
             try:
-                return batches, self._magazines.load(self.name, batches, self.ttl_s)
+                return batches, load(batches)
             except ConfigError as exc:
                 if not self.follow_shards() and self.shards == shards:
                     raise
                 log.debug("%s: %s", self.name, exc)
             batches = self.routed(batches)
-            return batches, self._magazines.load(self.name, batches, self.ttl_s)
+            return batches, load(batches)
         except QueueNotFoundError as exc:
             if registration is None:
                 raise
@@ -299,6 +317,12 @@ class Magazine(Generic[M]):
         """Batches that were packed for another number of shards, by their keys. Their order is kept."""
         shards = self.shards
         return [(to, part) for shard, batch in batches for to, part, _ in route_batch(batch, shards, shard % shards)]
+
+    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int, shards: int) -> None:
+        def load(now: Sequence[tuple[int, PackedBatch]]) -> None:
+            self._magazines.load_later(self.name, now, [[due_ms] * batch.count for _, batch in now], self.ttl_s)
+
+        self._place(batches, shards, load)
 
     def begin_load(
         self, batches: Sequence[tuple[int, PackedBatch]], shards: int, after: PendingLoad | None = None
@@ -379,6 +403,7 @@ class _Sideline(Magazine[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
         """Refused. Raises ConfigError."""
         raise self._refused()

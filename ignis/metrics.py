@@ -24,7 +24,7 @@ except ModuleNotFoundError as exc:
         f"metrics need a package ({exc.name} is missing): pip install 'ignis-mq[metrics]'", name=exc.name
     ) from exc
 
-from ignis.figures import CONSUMER, QUEUE, SHOVEL, Figure
+from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, Figure
 from ignis.message import REASONS
 
 __all__ = ["Collector", "Exposition", "FigureCollector"]
@@ -72,7 +72,8 @@ class Collector(BaseCollector):
                 "ignis_ring_depth", "Messages in buffered publishers, not durable yet.", value=stats["ring_depth"]
             )
         yield from _of_pool(stats.get("pool"))
-        for section in ("store", "sweeper"):
+        yield from _of_schedules(stats.get("schedules"))
+        for section in ("store", "sweeper", "scheduler"):
             yield from _plain(section, stats.get(section))
         yield from _of_leaders(stats.get("leaders"))
         yield from _of_refresher(stats.get("refresher"))
@@ -186,6 +187,16 @@ def _of_pool(classes: Iterable[Mapping[str, int]] | None) -> Iterable[Metric]:
             there.add_metric([str(one["slot_bytes"])], one["slots"])
         yield used
         yield there
+
+
+def _of_schedules(schedules: Iterable[Stats] | None) -> Iterable[Metric]:
+    rows = list(schedules or ())
+    for figure in SCHEDULE if rows else ():
+        kind = CounterMetricFamily if figure.rises else GaugeMetricFamily
+        family = kind(figure.metric, figure.says, labels=["schedule", "queue"])
+        for one in rows:
+            family.add_metric([one["schedule"], one["queue"]], float(one[figure.name]))
+        yield family
 
 
 def _plain(section: str, figures: Stats | None) -> Iterable[Metric]:

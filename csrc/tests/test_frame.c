@@ -15,8 +15,8 @@ static void byte_map(void)
     static const uint8_t negative[] = {0, 0, 0, 10, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFE};
     ign_frame f;
     size_t used;
-    CHECK_EQ(ign_frame_decode(negative, sizeof negative, 14, &f, &used), IGN_OK);
-    CHECK(f.command == -1 && f.request_id == -2 && f.payload_len == 0 && used == 14);
+    CHECK_EQ(ign_frame_decode(negative, sizeof negative, IGN_FRAME_HEADER_BYTES, &f, &used), IGN_OK);
+    CHECK(f.command == -1 && f.request_id == -2 && f.payload_len == 0 && used == IGN_FRAME_HEADER_BYTES);
 }
 
 static size_t put(uint8_t *dst, int16_t command, int64_t id, size_t n)
@@ -49,7 +49,7 @@ static void lengths_that_cannot_be(void)
 {
     static const uint32_t bad[] = {0, 1, 9, 0x80000000u, 0xFFFFFFFFu};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        uint8_t b[14] = {(uint8_t)(bad[i] >> 24), (uint8_t)(bad[i] >> 16), (uint8_t)(bad[i] >> 8), (uint8_t)bad[i]};
+        uint8_t b[IGN_FRAME_HEADER_BYTES] = {(uint8_t)(bad[i] >> 24), (uint8_t)(bad[i] >> 16), (uint8_t)(bad[i] >> 8), (uint8_t)bad[i]};
         ign_frame f;
         size_t used;
         CHECK_EQ(ign_frame_decode(b, sizeof b, SIZE_MAX, &f, &used), IGN_E_MALFORMED);
@@ -75,8 +75,8 @@ static void bulk(void)
         CHECK(frames[i].command == i && frames[i].request_id == i && frames[i].payload_len == (size_t)i);
     end += put(bytes + end, 1, 1, 2000);
     CHECK_EQ(ign_frame_decode_many(bytes, end, 1000, frames, 64, &count, &consumed, &announced), IGN_E_TOO_LARGE);
-    CHECK(count == 50 && consumed == good && announced == 2014);
-    memset(bytes + good, 0, 14);
+    CHECK(count == 50 && consumed == good && announced == 2000 + IGN_FRAME_HEADER_BYTES);
+    memset(bytes + good, 0, IGN_FRAME_HEADER_BYTES);
     CHECK_EQ(ign_frame_decode_many(bytes, end, 1000, frames, 64, &count, &consumed, &announced), IGN_E_MALFORMED);
     CHECK(count == 50 && consumed == good);
 }

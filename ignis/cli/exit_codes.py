@@ -10,6 +10,7 @@ from ignis.errors import (
     InvalidMessageError,
     LockHeldError,
     QueueNotFoundError,
+    ScheduleNotFoundError,
     StaleEpochError,
     StoreBusyError,
     StoreUnreachableError,
@@ -42,7 +43,7 @@ def code_of(exc: BaseException) -> int:
     """The exit code for an exception that reached the top."""
     if isinstance(exc, KeyboardInterrupt):
         return INTERRUPTED
-    if isinstance(exc, (QueueNotFoundError, Nothing)):
+    if isinstance(exc, (QueueNotFoundError, ScheduleNotFoundError, Nothing)):
         return NOTHING
     if isinstance(exc, (StoreUnreachableError, CoordinatorUnreachableError)):
         return UNREACHABLE

@@ -27,6 +27,7 @@ from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import PAUSED
 from ignis.queue import Queue
 from ignis.queue_table import QueueTable
+from ignis.schedules.stored import has_schedules
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = [
@@ -283,7 +284,8 @@ class Refresher:
             # Not at every pass: a mark that is a little old only lets the queue live a little longer.
             return record
         used, empty = self._use(store, record.name)
-        if mark is None or mark[0] != used:
+        if mark is None or mark[0] != used or has_schedules(record):
+            # A queue that something is scheduled for is in use, however rarely that comes.
             return store.queues.update(record.name, lambda one: one.extra.update({USED: [used, now_ms]}))
         if not empty or now_ms - mark[1] < expiry_ms:
             return record

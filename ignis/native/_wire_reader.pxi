@@ -93,8 +93,8 @@ cdef class FrameReader:
         refuse_copy(self)
 
     cdef int _limit(self, Py_ssize_t value) except -1:
-        if value < FRAME_HEADER:
-            raise ValueError(f"max_frame_bytes must be at least {<int>FRAME_HEADER}, got {value}")
+        if value < <int>IGN_FRAME_HEADER_BYTES:
+            raise ValueError(f"max_frame_bytes must be at least {<int>IGN_FRAME_HEADER_BYTES}, got {value}")
         self._max_frame_bytes = value
         return 0
 
@@ -171,8 +171,9 @@ cdef class FrameReader:
             want = min(want, max(<Py_ssize_t>ign_get32(self._carry.data) + 4, <Py_ssize_t>FIRST_CARRY))
         return want
 
-    def get_buffer(self):
-        """Writable memory for the next read: a view that must be released before the one after."""
+    def get_buffer(self, sizehint=-1):
+        """Writable memory for the next read: a view that must be released before the one after. What an event loop hints at is not
+        heard."""
         cdef uint8_t *grown
         cdef Py_ssize_t want
         self._area._check()

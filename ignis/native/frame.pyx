@@ -15,7 +15,7 @@ from libc.string cimport memcpy, memmove
 include "_errors.pxi"
 include "_arguments.pxi"
 
-FRAME_HEADER_BYTES = 14
+FRAME_HEADER_BYTES = IGN_FRAME_HEADER_BYTES
 DEFAULT_MAX_FRAME_BYTES = 16 << 20
 
 cdef enum:

@@ -33,7 +33,6 @@ MAX_POINTERS = IGN_WIRE_MAX_POINTERS
 
 cdef enum:
     FIRST_CARRY = 512
-    FRAME_HEADER = 14
     # As in record.pyx: less work than this keeps the GIL, because to get it back takes longer.
     NOGIL_FROM_BYTES = 1024 * 1024
 

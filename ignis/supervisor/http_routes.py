@@ -12,6 +12,7 @@ from ignis.app import Ignis
 from ignis.control.autoscaler import Autoscaler, queue_loads
 from ignis.control.queue_depths import queue_depths
 from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, Route, json_reply, metrics_route
+from ignis.schedules.stored import schedule_figures
 from ignis.storage.base import Store
 from ignis.supervisor.manager import Supervisor
 from ignis.supervisor.worker_main import running_queues
@@ -93,6 +94,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
     def health(rest: str) -> Reply:
         failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
         ok = app.running and not failed
+        firing = app.scheduler().stats() if app.running else {}
         return json_reply(
             200 if ok else 503,
             {
@@ -100,6 +102,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
                 "queues": running_queues(app), "failed": failed,
                 # Without why: the text of a store's error names files. It is in the log.
                 "states": {name: state.partition(":")[0] for name, state in app.refresher.states.items()},
+                "schedules": {name: firing[name] for name in ("fired", "missed", "failed") if name in firing},
             },
         )  # fmt: skip
 
@@ -123,12 +126,14 @@ def supervisor_endpoint(
 
     def stats() -> Stats:
         store, counted = supervisor.store(), supervisor.totals.queues()
-        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in store.queues.list(active=True)]
+        records = store.queues.list(active=True)
+        queues = [{**counted.pop(one.name, {}), **queue_depths(store, one)} for one in records]
         acting = autoscaler()
         return {
             "store": store.stats(),
             "pool": supervisor.totals.pool(),
             "queues": [*queues, *counted.values()],
+            "schedules": [figures for one in records for figures in schedule_figures(one)],
             "supervisor": supervisor.describe(),
             "autoscaler": None if acting is None else acting.report(),
         }

@@ -18,8 +18,8 @@ _LOOK_S = 0.02
 class ManualClock(Clock):
     """A clock that stands still until a test moves it on. Thread-safe.
 
-    It is given to ``Ignis("memory://", clock=...)``. By it go times to live, the age of claims, locks, the schedules of
-    shovel, sweeper and refresher, and the expiry of queues.
+    It is given to ``Ignis("memory://", clock=...)``. By it go times to live, the age of claims, locks, schedules, the
+    passes of shovel, sweeper and refresher, and the expiry of queues.
 
     >>> from ignis import Ignis
     >>> from ignis.testing import drain

@@ -54,8 +54,8 @@ def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMI
 
     Middleware, attempts, ``ignore`` and outcomes are those of a running application. Handlers and middleware that are
     coroutine functions run in an event loop of their own, a handler with ``pool="process"`` here as well. Before that, open
-    publishers are flushed and, with a `ManualClock`, what is due by it is done: sweeps, returns from the sideline, the
-    refresher's pass.
+    publishers are flushed and, with a `ManualClock`, what is due by it is done: ticks of schedules, sweeps, returns from
+    the sideline, the refresher's pass.
 
     Args:
         target: an application that is not started, or one of its queues.
@@ -201,6 +201,9 @@ def _run_due(app: Ignis, target: Ignis | Queue[Any]) -> None:
     sweeper, refresher = app.sweeper_settings, app.refresher.settings
     if due("refresher", refresher.interval_s, refresher.initial_delay_s):
         app.refresh()
+    app.schedules.store_declared()
+    if app.schedules.list():
+        app.scheduler().run_once()
     for queue in _chosen(target):
         if due(f"sweeper {queue.name}", sweeper.interval_s, sweeper.initial_delay_s):
             queue.open()

@@ -29,6 +29,7 @@ from tests.torture import (
     mutants,
     powercut,
     relay,
+    schedules,
     syscalls,
 )
 from tests.torture.report import Outcome
@@ -260,6 +261,14 @@ def leader_command(rounds: int, seed: int | None, time_limit: float, short: bool
     run.carry_out(leader.tests(run.of(4 if short else 50), run.rng("leader"), short=short, deadline=run.deadline))
 
 
+@main.command("schedules", help="A fast schedule whose leaders die or stop at every step.")
+@options
+@click.option("--short", is_flag=True, help="20 changes of leaders instead of 200.")
+def schedules_command(rounds: int, seed: int | None, time_limit: float, short: bool) -> None:
+    run = Run(rounds, seed, time_limit)
+    run.carry_out(schedules.tests(run.of(20 if short else 200), run.rng("schedules"), deadline=run.deadline))
+
+
 @main.command("fleet", help="A supervised fleet under fire for 5 minutes, and an autoscaled one under a burst.")
 @options
 @click.option("--short", is_flag=True, help="8 seconds, and a small burst.")
@@ -384,6 +393,7 @@ def all_command(context: click.Context, rounds: int, seed: int | None, time_limi
         diskerrors_command,
         damage_command,
         leader_command,
+        schedules_command,
         fleet_command,
         spark_command,
         pipeline_command,

@@ -28,9 +28,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         ),
         "config hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
+        "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures leader locks pausing registration",
+        "array_queue clearing figures later leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
@@ -39,7 +40,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "queue",
         "queue_table",
         "control raw_magazines",
-        "app_running app_store",
+        "app_schedules app_store",
+        "app_running",
         "app",
         "broker progress relay spark supervisor testing",
         "demo",
@@ -102,8 +104,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion inspection pipeline publish queue worker workers",
-        "consume sideline",
+        "autoscale broker completion inspection later pipeline publish queue worker workers",
+        "consume schedules sideline",
     ),
     "ignis.consumer": (
         "call_clock handler_form handler_log middleware",
@@ -128,7 +130,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
-        "sweeper",
+        "scheduler sweeper",
     ),
     "ignis.demo": (
         "data results settings",
@@ -148,12 +150,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake outbox plan record ring slab store wait wire",),
+    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
     "ignis.relay": (
         "channel_label directory publish_only publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
+    ),
+    "ignis.schedules": (
+        "timing",
+        "due",
+        "stored",
+        "fire",
+        "book",
     ),
     "ignis.spark": (
         "_pyspark offsets",
@@ -174,7 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage": (
         ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
-        "facets process_identity purging removing write_batch",
+        "facets later process_identity purging removing write_batch",
         "base",
         "checks parts",
         "aerospike clock",
@@ -199,12 +208,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "catalogue context repair",
         "array_queues claim_scan claims inspection load_once locks queues",
         "transfers writes",
+        "later",
         "magazines",
         "store",
     ),
     "ignis.storage.memory": (
         "state",
-        "control magazines",
+        "control later",
+        "magazines",
         "store",
     ),
     "ignis.supervisor": (

@@ -15,12 +15,13 @@ from ignis.figures import CONSUMER, QUEUE, SHOVEL
 from ignis.message import REASONS
 from ignis.metrics import Collector, Exposition
 from ignis.supervisor.aggregate import Totals
+from ignis.testing import ManualClock
 from tests.support import WAIT_S, eventually, wait_idle
 
 NAMES = {one.metric for one in (*QUEUE, *SHOVEL, *CONSUMER) if one.metric} | {
     "ignis_drain_rate", "ignis_handler_duration_seconds", "ignis_leader", "ignis_pool_buffers", "ignis_pool_slots",
     "ignis_queue_state", "ignis_refresh_errors", "ignis_refresh_passes", "ignis_ring_depth", "ignis_sidelined", "ignis_store",
-    "ignis_sweeper", "ignis_timeout_count",
+    "ignis_scheduler", "ignis_sweeper", "ignis_timeout_count",
 }  # fmt: skip
 
 
@@ -169,6 +170,21 @@ def test_other_sections_are_shown_by_their_own_names() -> None:
 def local(handled: int, in_flight: int) -> dict[str, Any]:
     counts = {"handled": handled, "in_flight": in_flight, "concurrency": 2, "paused": False}
     return {"queues": [{"queue": "jobs", "published": 1, "shovel": {"moved": 1}, "consumer": counts}]}
+
+
+def test_the_figures_of_a_schedule(memory_url: str) -> None:
+    clock = ManualClock()
+    with ignis.Ignis(memory_url, clock=clock) as app:
+        app.schedules.add("s", queue="jobs", message=1, every="1h", missed="skip")
+        clock.advance(3 * 3_600 + 30)
+        app.scheduler().run_once()
+        found = parsed(Exposition(Collector(app.stats)).text())
+        labels = (("queue", "jobs"), ("schedule", "s"))
+        for name, value in (("fired_total", 1), ("missed_total", 2), ("lag_seconds", 30), ("paused", 0)):
+            assert found[f"ignis_schedule_{name}", labels] == value
+        assert found["ignis_scheduler", (("figure", "fired"),)] == 1
+        app.schedules.pause("s")
+        assert parsed(Exposition(Collector(app.stats)).text())["ignis_schedule_paused", labels] == 1
 
 
 def test_sums_over_processes_never_go_down() -> None:

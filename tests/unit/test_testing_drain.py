@@ -397,3 +397,18 @@ def test_an_application_that_exists_on_memory(embedded_url: str, new_app: Any) -
     app.close()
     with pytest.raises(ConfigError, match="is not a ManualClock"), use_memory_store(app, clock=3):  # type: ignore[arg-type]
         pass
+
+
+def test_schedules_go_by_the_clock_of_the_test() -> None:
+    clock = ManualClock()
+    with ignis.Ignis("memory://", clock=clock) as app:
+        seen: list[str] = []
+        jobs = app.queue("jobs", str)
+        jobs.handler(seen.append)
+        app.schedule("s", queue=jobs, message="due", every="1h", missed="all")
+        assert drain(app) == Drained()
+        clock.advance(3_599)
+        assert drain(app) == Drained()
+        clock.advance(7_201)
+        assert drain(app) == Drained(done=3)
+        assert seen == ["due"] * 3

@@ -7,7 +7,6 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.encoding import pack, pack_connect
-from ignis.broker.protocol.payloads import Connected
+from ignis.broker.protocol.encoding import pack
 from ignis.errors import (
     ClosedError,
     ConfigError,
@@ -31,67 +29,13 @@ from ignis.errors import (
     StoreTimeoutError,
     StoreUnreachableError,
 )
-from ignis.native import FrameDecoder, PackedBatch, Record, encode_frame, encode_record
+from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage import open_store
 from tests.support import WAIT_S, eventually, reasons, wait_idle
 from tests.support.broker import RunningBroker, running
+from tests.support.puppet_broker import Puppet
 
 pytestmark = pytest.mark.integration
-
-Script = Callable[[int, int, bytes], "bytes | None"]
-
-
-class Puppet:
-    """A broker that answers as a test wants: ``script(command, request_id, payload)`` gives bytes to send, None = to close."""
-
-    def __init__(self, script: Script) -> None:
-        self.seen: list[tuple[int, int]] = []
-        self.connections: list[socket.socket] = []
-        self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        decoder = FrameDecoder()
-        with connection:
-            while True:
-                try:
-                    data = connection.recv(1 << 16)
-                except OSError:
-                    return
-                if not data:
-                    return
-                decoder.feed(data)
-                for command, request_id, payload in decoder.frames():
-                    self.seen.append((command, request_id))
-                    if command == Command.CONNECT:
-                        answer: bytes | None = encode_frame(
-                            Command.RESULT, request_id, pack_connect(Connected("puppet", 1 << 20, 100, 60_000))
-                        )
-                    else:
-                        answer = self._script(command, request_id, payload)
-                    if answer is None:
-                        return
-                    connection.sendall(answer)
-
-    def __enter__(self) -> Puppet:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._listener.close()
-        for connection in self.connections:
-            connection.close()
 
 
 def client_of(port: int, **settings: float) -> SyncClient:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ignis.native import FrameDecoder, PackedBatch, encode_record
+from ignis.native import FRAME_HEADER_BYTES, FrameDecoder, PackedBatch, encode_record
 from ignis.native.wire import ClaimsFrame, pack_claims, unpack_claims
 from ignis.storage.base import Claim, FireResult, MagazineStore, Store
 from ignis.storage.embedded.store import EmbeddedStore
@@ -39,7 +39,7 @@ def test_claims_that_are_added_come_out_as_they_were() -> None:
     assert claims_in(frame) == plain([*many, Claim(2, [10], [b"d"])])
     assert frame.runs == [(1, 3, 5), (2, 1, 3), (2, 9, 11)]
     assert frame.messages == 6
-    assert bytes(frame.frame(20, 1, HEAD))[14 + len(HEAD) :][4 : 4 + frame.nbytes] != b""
+    assert bytes(frame.frame(20, 1, HEAD))[FRAME_HEADER_BYTES + len(HEAD) :][4 : 4 + frame.nbytes] != b""
 
 
 def test_a_frame_of_nothing_holds_no_claim() -> None:
@@ -51,7 +51,7 @@ def test_a_head_may_be_of_any_size_and_another_one_each_time() -> None:
     frame.add([Claim(1, range(3, 5), [b"a", b"b"])])
     for head in (b"", b"x" * 10_000, b"y" * 110, HEAD):
         view = frame.frame(20, 1, head)
-        assert bytes(view)[14:] == head + pack_claims([(1, range(3, 5), [b"a", b"b"])])
+        assert bytes(view)[FRAME_HEADER_BYTES:] == head + pack_claims([(1, range(3, 5), [b"a", b"b"])])
         view.release()
 
 

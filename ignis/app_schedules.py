@@ -1,0 +1,111 @@
+"""The schedules of an application and what fires them, from its start to its stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ignis.clock import Clock
+from ignis.config import SchedulesSettings
+from ignis.control.scheduler import Scheduler
+from ignis.hooks import Hooks
+from ignis.leader import Leadership
+from ignis.message import BodyCodec
+from ignis.queue import Queue
+from ignis.queue_table import QueueTable
+from ignis.schedules.book import Schedules
+from ignis.storage.base import Store
+
+__all__ = ["AppSchedules"]
+
+
+class AppSchedules:
+    """Stores what the code declares, and runs the scheduler. Thread-safe.
+
+    Args:
+        table: the application's queues.
+        store: opens the store on first use.
+        leader: the application's candidate for a scope.
+        running: whether the application runs.
+        settings: see ``ignis.config``.
+        clock: gives the time by which the application acts.
+        hooks: told of what was published.
+        lock: the application's, held while it is started or closed.
+    """
+
+    def __init__(
+        self,
+        table: QueueTable,
+        store: Callable[[], Store],
+        leader: Callable[[str], Leadership],
+        running: Callable[[], bool],
+        settings: SchedulesSettings,
+        clock: Callable[[], Clock],
+        hooks: Hooks,
+        lock: threading.RLock,
+    ) -> None:
+        self._table = table
+        self._store = store
+        self._leader = leader
+        self._running = running
+        self._settings = settings
+        self._clock = clock
+        self._hooks = hooks
+        self._lock = lock
+        self._scheduler: Scheduler | None = None
+        self.stored = Schedules(store, self._opened_codec, clock, self._changed)
+
+    def _opened_codec(self, name: str) -> BodyCodec[Any]:
+        queue: Queue[Any] = self._table.get(name, None, {})
+        queue.open()
+        return queue.codec
+
+    def _changed(self) -> None:
+        if (scheduler := self._scheduler) is not None:
+            scheduler.wake()
+
+    def _published(self, queue: str, count: int) -> None:
+        if self._hooks.after_publish:
+            self._hooks.published(queue, count)
+
+    def declare(self, name: str, *, queue: Queue[Any] | str, **asked: Any) -> None:
+        """See ``app.schedule``."""
+        self.stored.declare(name, queue=queue.name if isinstance(queue, Queue) else queue, **asked)
+        if self._running():
+            self.stored.store_declared()
+
+    def scheduler(self) -> Scheduler:
+        """See ``app.scheduler``."""
+        with self._lock:
+            if self._scheduler is None:
+                self._scheduler = Scheduler(
+                    self._store(), self._leader("schedules"), self._settings, self._clock(), self._published
+                )
+            return self._scheduler
+
+    @property
+    def made(self) -> Scheduler | None:
+        """The scheduler, where it was made."""
+        return self._scheduler
+
+    def start(self) -> None:
+        """Stores what was declared, and begins to fire. Raises what `Schedules.add` raises."""
+        self.stored.store_declared()
+        self.scheduler().start()
+
+    def stop(self, timeout: float) -> None:
+        """Ends the firing. Idempotent."""
+        if (scheduler := self._scheduler) is not None:
+            scheduler.stop(timeout)
+
+    def forget(self) -> None:
+        """After the store was closed: the next use makes another scheduler."""
+        self._scheduler = None
+
+    def stats(self) -> dict[str, Any]:
+        """The parts of ``app.stats`` that are about schedules."""
+        figures: dict[str, Any] = {"schedules": self.stored.figures()}
+        if (scheduler := self._scheduler) is not None:
+            figures["scheduler"] = scheduler.stats()
+        return figures

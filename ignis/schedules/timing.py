@@ -1,0 +1,172 @@
+"""When the ticks of a schedule are: every so often, or as a cron expression says in a time zone. No I/O.
+
+A tick is a moment in milliseconds since 1970. Whoever asks for the ticks between two moments gets the same ones, in any process
+and however often.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from ignis.config import check_text, parse_duration_s, shown
+from ignis.errors import ConfigError
+
+__all__ = ["LEAST_EVERY_S", "MOST_COUNTED", "MOST_EVERY_S", "Counted", "Cron", "Every", "Timing", "every_ms"]
+
+LEAST_EVERY_S = 0.1
+MOST_EVERY_S = 365 * 86_400
+MOST_COUNTED = 10_000
+"""So many ticks of a cron expression are looked at in one go."""
+_FIELDS = 5
+
+
+class Counted(NamedTuple):
+    """Ticks that were counted and not listed. ``more``: there are further ones behind ``newest_ms``, not counted yet."""
+
+    total: int
+    newest_ms: int
+    more: bool
+
+
+class Timing(Protocol):
+    """The ticks of one schedule."""
+
+    period_s: float
+    """A lower bound of the seconds between two ticks."""
+
+    def ticks(self, after_ms: int, until_ms: int, most: int) -> list[int]:
+        """The oldest ``most`` ticks after the first moment, up to and with the second."""
+
+    def count(self, after_ms: int, until_ms: int) -> Counted:
+        """How many there are in between, and the newest of them. Bounded in time: see `Counted`."""
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """The first one after a moment; None = there is none within 50 years."""
+
+
+class Every:
+    """A tick every so many milliseconds, the first one period after the anchor.
+
+    Args:
+        anchor_ms: a moment since 1970.
+        period_ms: above 0.
+    """
+
+    def __init__(self, anchor_ms: int, period_ms: int) -> None:
+        self._anchor_ms = anchor_ms
+        self._period_ms = period_ms
+        self.period_s = period_ms / 1000
+
+    def _number(self, at_ms: int) -> int:
+        """Of the last tick that is not after the moment; 0 = none has been."""
+        return max(0, (at_ms - self._anchor_ms) // self._period_ms)
+
+    def _at(self, number: int) -> int:
+        return self._anchor_ms + number * self._period_ms
+
+    def ticks(self, after_ms: int, until_ms: int, most: int) -> list[int]:
+        first = self._number(after_ms) + 1
+        last = min(self._number(until_ms), first + most - 1)
+        return [self._at(number) for number in range(first, last + 1)]
+
+    def count(self, after_ms: int, until_ms: int) -> Counted:
+        last = self._number(until_ms)
+        return Counted(max(0, last - self._number(after_ms)), self._at(last), False)
+
+    def next_ms(self, after_ms: int) -> int | None:
+        return self._at(self._number(after_ms) + 1)
+
+
+class Cron:
+    """The ticks of a cron expression of five fields, as Debian's cron has them.
+
+    Where the clocks go forward, what names a time of day that does not exist is due right behind the gap. Where they go back,
+    what names a time of day is due at the first of the two. An expression whose minute or hour begins with ``*`` goes by real
+    time: nothing in the gap, and both times in the hour that comes twice.
+
+    Args:
+        expression: minute, hour, day of the month, month, day of the week.
+        timezone: of the IANA database, such as ``Europe/Berlin``.
+
+    Raises ConfigError: it cannot be read, names no moment within 50 years, the zone is not known, or a package is missing.
+    """
+
+    period_s = 60.0
+
+    def __init__(self, expression: str, timezone: str = "UTC") -> None:
+        self._expression = check_text(expression, "cron")
+        self._zone = _zone(check_text(timezone, "timezone"))
+        fields = self._expression.split()
+        if len(fields) != _FIELDS:
+            raise ConfigError(
+                f"cron = {shown(expression)} has {len(fields)} fields; it takes {_FIELDS}: minute, hour, day of the month, "
+                "month, day of the week. For seconds give every"
+            )
+        try:
+            from cronsim import CronSim, CronSimError
+        except ModuleNotFoundError as exc:
+            raise ConfigError(
+                f"cron needs a package ({exc.name} is missing): pip install 'ignis-mq[schedules]'"
+            ) from exc
+        self._simulate = CronSim
+        try:
+            found = self.next_ms(1_704_067_200_000)
+        except CronSimError as exc:
+            raise ConfigError(f"cron = {shown(expression)} cannot be read: {exc}") from None
+        if found is None:
+            raise ConfigError(f"cron = {shown(expression)} names no moment within 50 years")
+
+    def _from(self, after_ms: int) -> Iterator[int]:
+        """The ticks after a moment, each once."""
+        last_ms = after_ms
+        start = dt.datetime.fromtimestamp(after_ms // 1000, self._zone)
+        for one in self._simulate(self._expression, start):
+            at_ms = round(one.timestamp()) * 1000
+            # Several times of day in the gap are one moment behind it, and one in the second of two hours is the first's.
+            if at_ms > last_ms:
+                last_ms = at_ms
+                yield at_ms
+
+    def ticks(self, after_ms: int, until_ms: int, most: int) -> list[int]:
+        found: list[int] = []
+        for at_ms in self._from(after_ms):
+            if at_ms > until_ms or len(found) == most:
+                break
+            found.append(at_ms)
+        return found
+
+    def count(self, after_ms: int, until_ms: int) -> Counted:
+        found = self.ticks(after_ms, until_ms, MOST_COUNTED + 1)
+        more = len(found) > MOST_COUNTED
+        counted = found[:MOST_COUNTED]
+        return Counted(len(counted), counted[-1] if counted else 0, more)
+
+    def next_ms(self, after_ms: int) -> int | None:
+        return next(self._from(after_ms), None)
+
+
+def _zone(name: str) -> dt.tzinfo:
+    """Raises ConfigError."""
+    if name == "UTC":  # also where there is no database
+        return dt.timezone.utc
+    import zoneinfo
+
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        try:
+            zoneinfo.ZoneInfo("Europe/Berlin")
+        except (zoneinfo.ZoneInfoNotFoundError, OSError):
+            raise ConfigError("this machine has no time zones: pip install 'ignis-mq[schedules]'") from None
+        raise ConfigError(f"timezone = {shown(name)} is not known; give one such as Europe/Berlin") from None
+
+
+def every_ms(every: object) -> int:
+    """A period in whole milliseconds, from what `parse_duration_s` takes. Raises ConfigError."""
+    seconds = parse_duration_s(every, "every")
+    if not (math.isfinite(seconds) and LEAST_EVERY_S <= seconds <= MOST_EVERY_S):
+        raise ConfigError(f"every = {shown(every)} is outside {LEAST_EVERY_S:g} s to 365 days")
+    return round(seconds * 1000)

@@ -1,0 +1,153 @@
+"""When ticks are: every so often, and by cron expressions through both changes of daylight saving."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from typing import Any
+
+import pytest
+
+from ignis.errors import ConfigError
+from ignis.schedules.timing import MOST_COUNTED, Cron, Every, every_ms
+
+BERLIN = "Europe/Berlin"
+HOUR_MS = 3_600_000
+
+
+def ms(text: str) -> int:
+    """A moment, given with its offset."""
+    return int(dt.datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def utc(ticks: list[int]) -> list[str]:
+    return [dt.datetime.fromtimestamp(one / 1000, dt.timezone.utc).strftime("%d %H:%M") for one in ticks]
+
+
+def ticks(cron: str, after: str, until: str, zone: str = BERLIN) -> list[str]:
+    return utc(Cron(cron, zone).ticks(ms(after), ms(until), 1_000))
+
+
+# In Berlin 2026-03-29 02:00 +01:00 is 03:00 +02:00, and 2026-10-25 03:00 +02:00 is 02:00 +01:00.
+SPRING = ("2026-03-28T12:00:00+01:00", "2026-03-30T12:00:00+02:00")
+AUTUMN = ("2026-10-24T12:00:00+02:00", "2026-10-26T12:00:00+01:00")
+
+
+@pytest.mark.parametrize(
+    ("cron", "found"),
+    [
+        ("30 2 * * *", ["29 01:00", "30 00:30"]),  # right behind the gap
+        ("0 3 * * *", ["29 01:00", "30 01:00"]),
+        ("15,45 2 * * *", ["29 01:00", "30 00:15", "30 00:45"]),  # two times of day that are one moment: one tick
+        ("0 2,3 * * *", ["29 01:00", "30 00:00", "30 01:00"]),
+        ("59 1 * * *", ["29 00:59", "29 23:59"]),
+    ],
+)
+def test_an_hour_that_does_not_exist(cron: str, found: list[str]) -> None:
+    assert ticks(cron, *SPRING) == found
+
+
+def test_by_real_time_nothing_is_in_the_gap_and_nothing_is_missing() -> None:
+    assert ticks("*/30 * * * *", "2026-03-29T01:29:00+01:00", "2026-03-29T03:31:00+02:00") == [
+        "29 00:30", "29 01:00", "29 01:30",
+    ]  # fmt: skip
+    assert ticks("*/30 2 * * *", "2026-03-29T00:00:00+01:00", "2026-03-29T12:00:00+02:00") == []
+
+
+@pytest.mark.parametrize(
+    ("cron", "found"),
+    [
+        ("30 2 * * *", ["25 00:30", "26 01:30"]),  # at the first of the two
+        ("0 3 * * *", ["25 02:00", "26 02:00"]),
+        ("0 2 * * *", ["25 00:00", "26 01:00"]),
+    ],
+)
+def test_an_hour_that_comes_twice(cron: str, found: list[str]) -> None:
+    assert ticks(cron, *AUTUMN) == found
+
+
+def test_by_real_time_the_hour_that_comes_twice_counts_twice() -> None:
+    day = ("2026-10-25T01:59:00+02:00", "2026-10-25T03:01:00+01:00")
+    assert ticks("0 * * * *", *day) == ["25 00:00", "25 01:00", "25 02:00"]
+    assert ticks("*/30 * * * *", *day) == ["25 00:00", "25 00:30", "25 01:00", "25 01:30", "25 02:00"]
+
+
+@pytest.mark.parametrize(
+    "cron", ["30 2 * * *", "15,45 2 * * *", "0 * * * *", "*/20 * * * *", "0 2,3 * * *", "0 0 * * *"]
+)
+@pytest.mark.parametrize(
+    "zone", [BERLIN, "America/New_York", "Australia/Lord_Howe", "America/Havana", "Asia/Kolkata", "UTC"]
+)
+@pytest.mark.parametrize("month", [3, 10, 11])
+def test_asked_from_any_moment_the_ticks_are_the_same(cron: str, zone: str, month: int) -> None:
+    """A leader goes on from where another stopped, in whichever of two hours that was."""
+    timing = Cron(cron, zone)
+    begin = int(dt.datetime(2026, month, 1, tzinfo=dt.timezone.utc).timestamp() * 1000)
+    end = begin + 30 * 24 * HOUR_MS
+    whole = timing.ticks(begin, end, 100_000)
+    assert whole == sorted(set(whole))
+    at, pieced = begin, []
+    while at < end:
+        until = min(end, at + 97 * 60_000 + 7_123)
+        pieced += timing.ticks(at, until, 1_000)
+        at = until
+    assert pieced == whole
+    assert timing.count(begin, begin + 24 * HOUR_MS).total == sum(one <= begin + 24 * HOUR_MS for one in whole)
+
+
+def test_every_so_often_goes_by_its_anchor() -> None:
+    timing = Every(1_000, 300)
+    assert timing.ticks(0, 2_000, 10) == [1_300, 1_600, 1_900]
+    assert timing.ticks(1_300, 2_000, 1) == [1_600]
+    assert timing.ticks(1_301, 1_599, 10) == []
+    assert (timing.next_ms(-5), timing.next_ms(1_300), timing.next_ms(1_299)) == (1_300, 1_600, 1_300)
+    assert timing.count(0, 1_000 + 300 * 10**9) == (10**9, 1_000 + 300 * 10**9, False), "not one by one"
+    assert timing.count(1_600, 1_700).total == 0
+
+
+def test_a_long_count_of_a_cron_expression_comes_in_parts() -> None:
+    timing = Cron("* * * * *")
+    until = (MOST_COUNTED + 1) * 60_000
+    assert timing.count(0, until - 1) == (MOST_COUNTED, MOST_COUNTED * 60_000, False)
+    assert timing.count(0, until) == (MOST_COUNTED, MOST_COUNTED * 60_000, True)
+
+
+@pytest.mark.parametrize(
+    ("cron", "zone", "says"),
+    [
+        ("0 3 * *", "UTC", "has 4 fields"),
+        ("0 0 3 * * *", "UTC", "For seconds give every"),
+        ("61 * * * *", "UTC", "Bad minute"),
+        ("0 0 30 2 *", "UTC", "Bad day-of-month"),
+        ("* * */20 * 1L", "UTC", "no moment within 50 years"),
+        ("0 3 * * *", "Europe/Bärlin", "is not known"),
+        ("0 3 * * *", "../../etc/passwd", "is not known"),
+        (7, "UTC", "is not text"),
+    ],
+)
+def test_what_cannot_be_a_cron_expression(cron: Any, zone: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Cron(cron, zone)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ignis-mq\[schedules\]'"):
+        Cron("0 3 * * *")
+    assert Every(0, 100).next_ms(0) == 100
+
+
+@pytest.mark.parametrize("every", ["0s", 0, "99ms", "366d", float("nan"), float("inf"), "often", None, True, -5])
+def test_what_cannot_be_a_period(every: object) -> None:
+    with pytest.raises(ConfigError):
+        every_ms(every)
+
+
+def test_periods() -> None:
+    assert [every_ms(one) for one in ("5m", 0.1, "100ms", dt.timedelta(hours=1), 2)] == [
+        300_000,
+        100,
+        100,
+        HOUR_MS,
+        2_000,
+    ]
