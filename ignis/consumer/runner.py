@@ -10,9 +10,10 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from ignis.consumer.call_clock import CallClock, OverrunError, within
 from ignis.consumer.handler import Context, HandlerSpec
 from ignis.consumer.handler_form import takes_context
 from ignis.consumer.middleware import Completed, wrapped
@@ -66,6 +67,7 @@ class Runner:
             decode = None if codec.takes_any else codec.decode_checked
             kind = Context if self._takes_context else None
             self.direct = functools.partial(handle_records, spec.fn, decode, kind, spec.queue, resources)
+        self._blocked = [0.0]
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
 
@@ -134,17 +136,22 @@ class Runner:
         return self._raised(value, Record(data), 1)
 
     async def run_async(self, data: bytes) -> Outcome:
-        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
+        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``, of which the
+        time in which other calls blocked the event loop is no part."""
+        clock = self._clock()
+        began_s = 0.0 if clock is None else clock.now_s()
         try:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
+        finally:
+            if clock is not None:
+                clock.note_step(began_s)
         context = Context(record, body, self._queue, 1, self._resources)
-        deadline = self._deadline()
         earlier: Sequence[Failed] = ()
         while True:
-            answer, outcome = await self._await(context, deadline, record, 1)
+            answer, outcome = await self._await(context, clock, record, 1)
             if outcome is None:
                 outcome = outcome_of(answer, self._log)
             if not isinstance(outcome, Failure):
@@ -172,12 +179,15 @@ class Runner:
 
     async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
         """`run_batch` for coroutine handlers."""
+        clock = self._clock()
+        began_s = 0.0 if clock is None else clock.now_s()
         outcomes, todo = self._open_batch(records)
-        deadline = self._deadline()
+        if clock is not None:
+            clock.note_step(began_s)
         attempt = 1
         while todo:
             context = self._batch_context(todo, attempt)
-            answer, outcome = await self._await(context, deadline, todo[0].record, len(todo))
+            answer, outcome = await self._await(context, clock, todo[0].record, len(todo))
             answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, attempt)
             attempt += 1
@@ -197,28 +207,29 @@ class Runner:
         self._log.failed(failure.reason, failure.error, message_name(data))
         return failure
 
-    def _deadline(self) -> float | None:
+    def _clock(self) -> CallClock | None:
         timeout_s = self._spec.timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None else CallClock(self._blocked, timeout_s)
 
     async def _await(
-        self, context: Context, deadline: float | None, record: Record, count: int
+        self, context: Context, clock: CallClock | None, record: Record, count: int
     ) -> tuple[Any, Failure | Dropped | None]:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
-            answer = self._call(context)
+            began_s = 0.0 if clock is None else clock.now_s()
+            try:
+                answer = self._call(context)
+            finally:
+                if clock is not None:
+                    clock.note_step(began_s)
             if is_awaitable(answer):  # a middleware may answer by itself
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                answer = await asyncio.wait_for(_contained(answer), left_s)
-                if type(answer) is _Contained:
-                    raise answer.exc
+                answer = await within(answer, clock)
             return answer, None
+        except OverrunError:
+            failure = overrun_failure(cast(float, self._spec.timeout_s))
+            self._log.failed(failure.reason, failure.error, _which(record, count))
+            return None, failure
         except BaseException as exc:
-            # The handler's own time-outs look alike: only ours has waited until the deadline.
-            if isinstance(exc, asyncio.TimeoutError) and deadline is not None and time.monotonic() >= deadline:
-                failure = overrun_failure(cast(float, self._spec.timeout_s))
-                self._log.failed(failure.reason, failure.error, _which(record, count))
-                return None, failure
             if isinstance(exc, self._ignore):
                 return None, DROPPED
             if isinstance(exc, asyncio.CancelledError) and self.cancelling:
@@ -294,17 +305,3 @@ def _which(record: Record, count: int) -> str:
     """The message as the log names it, or the batch by its first."""
     name = f"message {uuid.UUID(bytes=record.id)}"
     return name if count == 1 else f"a batch of {count:,} from {name} on"
-
-
-class _Contained(NamedTuple):
-    """What a task must not end with."""
-
-    exc: BaseException
-
-
-async def _contained(answer: Awaitable[Any]) -> Any:
-    """A task that ends with SystemExit ends its event loop as well."""
-    try:
-        return await answer
-    except (SystemExit, KeyboardInterrupt) as exc:
-        return _Contained(exc)

@@ -23,7 +23,7 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status file_lock history log_limit near_names regular_files "
+            "_version clock errors escaping exit_status file_lock history last_run log_limit near_names regular_files "
             "stop_signals urls"
         ),
         "config hooks main_guard native places process_hooks",
@@ -108,7 +108,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "consume schedules sideline",
     ),
     "ignis.consumer": (
-        "handler_form handler_log middleware",
+        "call_clock handler_form handler_log middleware",
         "outcome",
         "handler",
         "handler_pattern runner",

@@ -277,7 +277,7 @@ class CoroutinePool(Pool):
             self.feeder.attach(worker.loop, worker)  # once it is counted: what is claimed is decided by who is there
 
     def check(self, now_s: float) -> None:
-        """Time-outs are the event loop's (``asyncio.wait_for``). Raises WorkerStartError when the loop has ended by itself."""
+        """Time-outs are the calls' own (`call_clock`). Raises WorkerStartError when the loop has ended by itself."""
         worker = self._worker
         if worker is not None and not worker.stopping and (worker.ended or not worker.thread.is_alive()):
             raise WorkerStartError(self.spec.name, self.spec.queue, "its event loop ended")
