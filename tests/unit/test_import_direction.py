@@ -108,7 +108,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "consume schedules sideline",
     ),
     "ignis.consumer": (
-        "handler_form handler_log middleware",
+        "forked handler_form handler_log middleware",
         "outcome",
         "handler",
         "handler_pattern runner",
