@@ -69,6 +69,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
         apublish,
         broker,
         broker_connections,
+        broker_steps,
         channel,
         handover,
         latency,
@@ -86,7 +87,7 @@ def _run(options: Options, names: tuple[str, ...]) -> None:
     benches: dict[str, Bench] = {
         "channel": channel.run, "ring": ring.run, "publish": publish.run, "relay": relay.run,
         "apublish": apublish.run,
-        "broker": broker.run, "connections": broker_connections.run,
+        "broker": broker.run, "connections": broker_connections.run, "broker-steps": broker_steps.run,
         "store": store.run, "latency": latency.run, "steps": steps.run, "memory": memory.run,
         "handover": handover.run, "locks": locks.run, "aerospike": aerospike.run, "sweep": sweep.run, "spark": spark.run,
     }  # fmt: skip
@@ -123,6 +124,9 @@ _add("apublish", ("apublish",), "Publishing from coroutines: queue.apublish besi
 _add("relay", ("relay",), "Publishing through shared memory: what a call costs, and what is stored a second.")
 _add("broker", ("broker",), "The broker beside Redis, NATS, RabbitMQ and beanstalkd, over TCP.")
 _add("connections", ("connections",), "The last part of `broker`: 1,000 connections that send, 10,000 that are idle.")
+_add(
+    "broker-steps", ("broker-steps",), "Where the time of a lone publish through the broker goes, beside a floor in C."
+)
 _add("handover", ("handover",), "A change of threads inside the broker, beside the write that it would be made for.")
 _add("store", ("store",), "Durable publishing and draining with acknowledgement.")
 _add("latency", ("latency",), "From publish to handled at a steady 1,000 messages a second.")

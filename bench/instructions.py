@@ -1,5 +1,7 @@
 """Instructions that publish, claim, handle and acknowledge cost a message: a gate that a busy machine cannot move.
 
+Beside these, of a lone publish through the broker, what its event loop and its client do.
+
 ``python -m bench.instructions`` runs itself under valgrind and compares the counts with those kept in ``instructions.json``;
 its exit status is 1 when a step costs over 5 % more. ``--update`` keeps the new ones.
 
@@ -11,17 +13,22 @@ so the kept counts name both, and are compared only where they match.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
 import ctypes
 import functools
 import gc
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from bench.measure import REPOSITORY
 
@@ -151,6 +158,74 @@ class _Steps:
             self._magazines.delete("m", {0: [self._claimed.pop(0)]})
 
 
+class _BrokerSteps:
+    """A lone publish through the broker: what its event loop does, from readable to answered, and what its client does.
+
+    Each side has the thread that is counted to itself: first the loop is run by hand, a pass at a time, then it has a thread of
+    its own.
+    """
+
+    def __init__(self, url: str) -> None:
+        from ignis.broker.client import requests
+        from ignis.broker.protocol.commands import Command
+        from ignis.broker.protocol.encoding import pack_connect
+        from ignis.broker.protocol.payloads import Connect, pack_send_batch
+        from ignis.broker.server.server import Broker
+        from ignis.native import PackedBatch, encode_frame, encode_record
+
+        self._loop = asyncio.new_event_loop()
+        self._broker = Broker(url, port=0)
+        self._loop.run_until_complete(self._broker.start())
+        self._socket = socket.create_connection(("127.0.0.1", self._broker.port))
+        hello = Connect(client_id="ignis", farm_id="local", instance="bench")
+        self._say(encode_frame(Command.CONNECT, 1, pack_connect(hello)))
+        queue = {"shards": 1, "durability": "none"}
+        self._say(encode_frame(Command.CREATE_QUEUE, 2, requests.create_queue("counted", queue).payload))
+        batch = PackedBatch.pack([encode_record(_BODY)])
+        self._frame = encode_frame(Command.SEND_BATCH, 3, pack_send_batch(b"counted", 0, [(0, batch)]))
+        self._say(self._frame)
+        self._thread: threading.Thread | None = None
+        self._app: Any = None
+
+    def _say(self, frame: bytes) -> None:
+        self._socket.sendall(frame)
+        self._socket.setblocking(False)
+        while True:
+            self._loop.run_until_complete(asyncio.sleep(0.001))
+            with contextlib.suppress(BlockingIOError):
+                self._socket.recv(4_096)
+                return
+
+    def serve(self, calls: int) -> None:
+        """The broker's event loop."""
+        for _ in range(calls):
+            self._socket.send(self._frame)
+            self._loop.call_soon(self._loop.stop)
+            self._loop.run_forever()
+            self._socket.recv(64)  # fails when it was not answered in that pass
+
+    def ask(self, calls: int) -> None:
+        """Its client."""
+        if self._thread is None:
+            import ignis
+
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
+            self._app = ignis.Ignis(f"ignis://127.0.0.1:{self._broker.port}")
+            self._queue = self._app.queue("asked", bytes, shards=1, durability="none")
+            self._queue.open()
+        for _ in range(calls):
+            self._queue.publish(_BODY)
+
+    def close(self) -> None:
+        self._app.close()
+        asyncio.run_coroutine_threadsafe(self._broker.stop(5.0), self._loop).result(60.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        assert self._thread is not None
+        self._thread.join(60.0)
+        self._socket.close()
+
+
 def _handle(body: bytes, ctx: object) -> None:
     """Does nothing."""
 
@@ -165,6 +240,12 @@ def _work(directory: str) -> None:
             _counted(library, functools.partial(step, _CALLS))
             print(store, step.__name__, flush=True)
         steps.close()
+    broker = _BrokerSteps(f"embedded://{directory}/broker")
+    for step in (broker.serve, broker.ask):
+        step(_WARM_CALLS)
+        _counted(library, functools.partial(step, _CALLS))
+        print("broker", step.__name__, flush=True)
+    broker.close()
 
 
 def _measure() -> dict[str, int]:

@@ -1,6 +1,7 @@
 /* The calls that change messages: each builds one entry from the state, under the lock, and has it committed. */
 #include "ignis_store_parts.h"
 
+#include "ignis_store_later.h"
 #include "ignis_bytes.h"
 #include "ignis_record.h"
 
@@ -231,6 +232,19 @@ int ign_store_transfer(ign_store *store, uint32_t source, const ign_store_run *r
         rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, target);
+    return rc;
+}
+
+int ign_store_defer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t later, ign_store_part *parts,
+                    uint16_t part_count, const uint64_t *dues, const ign_store_how *how, ign_store_mark *mark)
+{
+    run_call call = {.magazine = source, .runs = runs, .count = count,
+                     .load = {.magazine = later, .parts = parts, .count = part_count, .dues = dues}};
+    int rc = count == 0 || part_count == 0 ? IGN_E_INVALID : ign_load_check(&call.load);
+    if (rc == IGN_OK)
+        rc = ign_store_commit(store, IGN_ENTRY_TRANSFER, build_transfer, &call, how, mark);
+    if (rc == IGN_OK)
+        ign_load_wake(store, &call.load);
     return rc;
 }
 

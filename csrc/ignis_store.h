@@ -171,8 +171,11 @@ int ign_store_next_owners(ign_store *store, uint32_t magazine, ign_store_place *
 int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                    uint32_t room, uint32_t *count);
 /* The whole batch of a slice; `bytes` of the slice are written. IGN_E_STALE: it was moved meanwhile, peek again.
- * Whether its records are sound is for ign_segment_get to say, and what ign_segment_open refuses, for ign_batch_mend. */
+ * Whether its records are sound is for ign_segment_get to say, and what ign_segment_open refuses, for ign_batch_mend. Bytes that are missing,
+ * or that the disk goes on to refuse while it gives others, are ones; a disk that gives nothing is IGN_E_IO. */
 int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch);
+/* How often a part of a batch could not be read, by this store since it was opened. */
+uint64_t ign_store_unread(ign_store *store);
 
 /* Waits until all up to the mark is on the disk. IGN_E_FAILED: it is not, and with `refuse` it will not be found later. Without,
  * nothing is given up: call again. */

@@ -13,46 +13,57 @@
 
 #include <errno.h>
 
-enum { UNIT = IGN_AHEAD_UNIT, SLACK = 4096, LARGEST_TIMES = 4, SLACK_OF_LOG = 8, SPARE_UNIT = 64 << 10 };
+enum { UNIT = IGN_AHEAD_UNIT, SLACK = 4096, LARGEST_TIMES = 4, SLACK_OF_LOG = 8, SPARE_UNIT = 64 << 10, EXTENT_TAKES = 56 };
 
-/* Twice the newest, so that a log that is written little stays small; and the largest entry fits. */
+/* Twice the newest, so that a log that is written little stays small, or as large as any (the newest is small where a full disk had no more room);
+ * and the largest entry fits. */
 uint64_t ign_store_next_bytes(const ign_store *store, ign_generation *g)
 {
     uint64_t most = store->options.segment_bytes, bytes = 2 * ign_state_last_segment(&g->ctl)->info.size;
     uint64_t entry = atomic_load_explicit(&g->ctl.head->largest, memory_order_relaxed) + IGN_LOG_SECTOR + SLACK;
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        bytes = all[i].info.size > bytes ? all[i].info.size : bytes;
     bytes = bytes < most ? bytes : most;
     bytes = bytes < entry && entry <= LARGEST_TIMES * most ? entry : bytes;
     return (bytes + UNIT - 1) / UNIT * UNIT;
 }
 
-/* What any segment holds fits into what is kept. */
+/* What any segment holds fits into what is kept. When room is short it takes no more than a segment that goes gives back. */
 uint64_t ign_store_reserve_bytes(const ign_store *store, ign_generation *g)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
     uint64_t bytes = ign_store_next_bytes(store, g);
-    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+    bool is_short = atomic_load_explicit(&g->ctl.head->short_of_room, memory_order_seq_cst) != 0;
+    for (uint64_t i = 0; !is_short && i < g->ctl.root->segment_count; i++)
         if (all[i].info.size > bytes && all[i].info.size <= LARGEST_TIMES * store->options.segment_bytes)
             bytes = all[i].info.size;
     return (bytes + UNIT - 1) / UNIT * UNIT;
 }
 
-/* A batch of one record takes less in a move than in its load, and what is left of a batch is packed anew. */
+/* Its living records are packed anew: each batch may become a move of its own, with a part and an entry round it. What is left of a batch has an
+ * equal share of its bytes; an eighth more is for records that are larger than that. */
 uint64_t ign_store_cost(const ign_state_segment *segment)
 {
-    uint64_t cost = 2 * segment->living + SLACK, most = segment->info.size - IGN_LOG_SECTOR;
+    uint64_t cost = segment->living + segment->living / 8 + segment->extents * EXTENT_TAKES + SLACK, most = segment->info.size - IGN_LOG_SECTOR;
     return segment->living == 0 ? SLACK : cost < most ? cost : most;
 }
 
-/* Of the segment that is emptied most cheaply, of those that nobody writes to. */
+/* Of the segment that is emptied most cheaply, of those that nobody writes to and that give back what counts: more than it takes, and
+ * a reserve again, which small ones are not. Else of any. */
 uint64_t ign_store_cheapest(ign_generation *g)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
-    uint64_t best = SLACK;
+    uint64_t best = UINT64_MAX, any = UINT64_MAX, largest = 0;
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        largest = all[i].info.size > largest ? all[i].info.size : largest;
     for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
         uint64_t cost = ign_store_cost(&all[i]);
-        best = i == 0 || cost < best ? cost : best;
+        any = cost < any ? cost : any;
+        if (all[i].living <= all[i].info.size / 16 * 15 && all[i].info.size >= largest / 2 && cost < best)
+            best = cost;
     }
-    return best;
+    return best != UINT64_MAX ? best : any != UINT64_MAX ? any : SLACK;
 }
 
 int ign_store_fill(ign_store_io *io, int file, uint64_t bytes)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
+enum { TRIES = 16, WAITS_FOR_ROOM = 4, LEAST_STAGE = 4096, KEPT_STAGE = 1 << 20, UNFLUSHED = 256 << 10, PART_TAKES = 3200, MOVE_TAKES = 10240, MOVED_TAKES = 256, RECORD_TAKES = 16 };
 
 int ign_store_stage(ign_generation *g, uint64_t payload_bytes, uint8_t **payload)
 {
@@ -117,7 +117,7 @@ int ign_store_heal(ign_store *store, ign_generation *g)
     }
     ign_log_reader_close(&reader);
     ign_store_drop_file(store, file);
-    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM)
+    if (rc == IGN_E_STALE || rc == IGN_E_NOMEM || rc == IGN_E_IO)
         return rc;
     rc = wipe(store, g, root->applied, written);
     if (rc != IGN_OK)
@@ -166,17 +166,37 @@ static uint64_t move_takes(const uint8_t *p, uint64_t bytes)
     return takes;
 }
 
+/* What the due times of a LOAD may take, and tidying those of the magazine of which something is retired. */
+static uint64_t dues_take(const ign_generation *g, uint8_t type, const uint8_t *payload, uint64_t payload_bytes)
+{
+    const uint8_t *load = payload;
+    uint64_t bytes = payload_bytes, more = 0;
+    const ign_magazine *retired = NULL;
+    if (type == IGN_ENTRY_TRANSFER) {
+        bytes = ign_pad8(ign_get32(payload));
+        load = payload + 8;
+        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(load + bytes));
+    } else if (type == IGN_ENTRY_RETIRE || type == IGN_ENTRY_EXPIRE)
+        retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(payload));
+    if (retired != NULL && (retired->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        more = ign_due_tidy_takes(ign_state_due((ign_ctl *)(uintptr_t)&g->ctl, retired));
+    if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
+        return more;
+    return more + (uint64_t)ign_dues_count(load, bytes) * IGN_DUE_RUN_TAKES;
+}
+
 /* Of the state, what applying an entry may take. Batches stay in the log: each takes an extent, or a block of them. */
 static uint64_t takes(const ign_generation *g, uint8_t type, uint64_t payload_bytes)
 {
     const uint8_t *payload = g->stage + IGN_ENTRY_HEADER;
+    uint64_t dues = dues_take(g, type, payload, payload_bytes);
     if (type == IGN_ENTRY_LOAD)
-        return least(payload_bytes, (uint64_t)ign_get16(payload + 6) * PART_TAKES);
+        return least(payload_bytes, (uint64_t)ign_get16(payload + 6) * PART_TAKES) + dues;
     if (type == IGN_ENTRY_CLAIMED || type == IGN_ENTRY_TRANSFER) {
         uint64_t loads = ign_pad8(ign_get32(payload));
-        return least(loads, (uint64_t)ign_get16(payload + 14) * PART_TAKES) + payload_bytes - loads;
+        return least(loads, (uint64_t)ign_get16(payload + 14) * PART_TAKES) + payload_bytes - loads + dues;
     }
-    return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes;
+    return type == IGN_ENTRY_MOVE ? move_takes(payload, payload_bytes) : payload_bytes + dues;
 }
 
 /* Loads leave room for the extents of what is transferred one by one before compaction packs it: some 48 bytes for 224 of log, and while
@@ -207,6 +227,13 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
     if (g->at_once && (!ign_store_has_way(g, fits, weight_of(g, type)) ||
                        atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
         return IGN_E_BUSY;
+    /* An opening writes again what is not flushed, and on a full disk there is no room for much. */
+    uint64_t durable = atomic_load_explicit(&head->durable, memory_order_seq_cst);
+    if (in_pieces && at > durable + UNFLUSHED && !g->at_once) {
+        int flushed = ign_store_flush_to(store, g, at);
+        if (flushed != IGN_OK)
+            return flushed;
+    }
     int rc = ign_store_error(ign_ctl_make_room(&g->ctl, room));
     if (rc == IGN_E_NO_ROOM && weight_of(g, type) != IGN_WEIGHT_LOAD) /* what was freed is used again first: mostly that is all it takes */
         rc = ign_store_error(ign_ctl_make_room(&g->ctl, room - g->ctl.root->used / 8 + g->ctl.root->used / 32));

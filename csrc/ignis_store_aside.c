@@ -29,8 +29,10 @@ void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from
             rc = io->open(io, made, true, &copy);
         for (uint64_t at = from; rc == 0 && at < end; at += PIECE) {
             size_t part = end - at < PIECE ? (size_t)(end - at) : PIECE;
-            if (io->read(io, file, piece, part, ign_segment_offset(&segment->info, at)) != 0)
-                memset(piece, 0, part); /* what cannot be read leaves its place */
+            uint64_t missing; /* it leaves its place */
+            if (ign_segment_read(io, file, segment->info.generation, segment->info.number, piece, part, ign_segment_offset(&segment->info, at),
+                                 &missing) != 0)
+                memset(piece, 0xff, part);
             rc = io->write(io, copy, piece, part, at - from);
         }
         if (rc == 0)

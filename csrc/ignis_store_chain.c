@@ -79,10 +79,11 @@ static int read_header(ign_store *store, ign_segment_info *info)
         return IGN_E_STALE; /* removed since the directory was read: look again */
     if (rc != 0)
         return ign_store_error(rc);
-    rc = store->io->read(store->io, file, sector, sizeof sector, 0);
+    uint64_t missing;
+    rc = ign_segment_read(store->io, file, info->generation, info->number, sector, sizeof sector, 0, &missing);
     store->io->close(store->io, file);
     if (rc != 0)
-        return IGN_EMPTY;
+        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
     rc = ign_segment_get_header(sector, &got);
     if (rc == IGN_E_VERSION)
         return rc;

@@ -82,8 +82,10 @@ void ign_state_account(ign_ctl *ctl, const ign_item *extent, uint32_t before, ui
     uint64_t bytes = extent->word[3] & UINT32_MAX, span = IGN_ITEM_SPAN(extent);
     uint64_t change = bytes * after / span - bytes * before / span; /* modulo 2^64 */
     ign_state_segment *segment = ign_state_find_segment(ctl, extent->word[0]);
-    if (segment != NULL)
+    if (segment != NULL) {
         ign_ctl_add(ctl, &segment->living, change);
+        ign_ctl_add(ctl, &segment->extents, (uint64_t)(after != 0) - (before != 0));
+    }
     ign_ctl_add(ctl, &ctl->root->living_bytes, change);
     ign_ctl_add(ctl, &ctl->root->living_records, (uint64_t)after - before);
 }
@@ -114,7 +116,7 @@ static void let_owner_go(ign_ctl *ctl, uint64_t owner)
 
 /* -- claims ------------------------------------------------------------------------------------------------------ */
 
-static uint64_t living_in(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last)
+uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last)
 {
     uint64_t living = 0;
     ign_cursor at;
@@ -129,7 +131,7 @@ int ign_state_claim(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t las
 {
     if (first <= shard->fire_pointer || last < first || last > shard->load_pointer || last - first >= IGN_MAX_SPAN)
         return IGN_E_MALFORMED;
-    uint64_t living = living_in(ctl, shard, first, last);
+    uint64_t living = ign_state_living(ctl, shard, first, last);
     ign_ctl_put(ctl, &shard->fire_pointer, last);
     if (living == 0)
         return IGN_OK;
@@ -199,14 +201,14 @@ void ign_state_renew(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t la
         uint64_t begin = claim->first, end = IGN_ITEM_LAST(claim);
         uint64_t from = begin > first ? begin : first, to = end < last ? end : last;
         pointer = end + 1;
-        uint64_t middle = living_in(ctl, shard, from, to);
+        uint64_t middle = ign_state_living(ctl, shard, from, to);
         if (claim->word[0] != owner || middle == 0)
             continue;
         ign_item pieces[3];
         unsigned count = 0;
         uint64_t bounds[3][2] = {{begin, from - 1}, {from, to}, {to + 1, end}};
         for (unsigned i = 0; i < 3; i++) {
-            uint64_t living = bounds[i][0] > bounds[i][1] ? 0 : living_in(ctl, shard, bounds[i][0], bounds[i][1]);
+            uint64_t living = bounds[i][0] > bounds[i][1] ? 0 : ign_state_living(ctl, shard, bounds[i][0], bounds[i][1]);
             if (living == 0)
                 continue;
             uint64_t whose = i == 1 && next_bytes != 0 ? hold_owner(ctl, next, next_bytes) : owner;

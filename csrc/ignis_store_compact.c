@@ -38,7 +38,7 @@ typedef struct move_call {
     moved batches[MOST_BATCHES];
     uint32_t count, taken; /* of which so many are in the entry */
     uint8_t *buffer;
-    uint64_t bytes, capacity;
+    uint64_t bytes, capacity, most; /* `most`: so many are gathered for one entry */
     piece *pieces;
     uint32_t piece_count, piece_room;
 } move_call;
@@ -218,7 +218,7 @@ static int move_gathered(ign_store *store, move_call *call)
 static int gather(ign_store *store, move_call *call, const moved *one, const uint8_t *batch)
 {
     int rc = IGN_OK;
-    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > MOST_BYTES))
+    if (call->count == MOST_BATCHES || (call->count > 0 && call->bytes + one->bytes > call->most))
         rc = move_gathered(store, call);
     if (rc == IGN_OK && call->bytes + one->bytes > call->capacity) {
         uint64_t want = one->bytes > MOST_BYTES ? one->bytes : MOST_BYTES;
@@ -278,17 +278,45 @@ static int gather_entry(ign_store *store, move_call *call, const ign_entry *entr
     return end - p < 8 ? IGN_OK : gather_parts(store, call, entry, p + 8, ign_get32(p), ign_get16(p + 6), &next);
 }
 
+/* What is damaged in it cannot be moved: it is not chosen again before something of it is retired. */
+static bool is_left(const ign_store *store, const ign_state_segment *segment)
+{
+#ifdef IGN_MUTANT_EMPTIES_AGAIN
+    return false;
+#endif
+    for (unsigned i = 0; i < IGN_STORE_LEFT; i++)
+        if (store->left[i].generation == segment->info.generation && store->left[i].number == segment->info.number &&
+            store->left[i].living == segment->living)
+            return true;
+    return false;
+}
+
+static void note_left(ign_store *store, ign_generation *g, const ign_segment_info *info)
+{
+    if (ign_store_lock(store, g, false) != IGN_OK)
+        return;
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        if (all[i].info.generation == info->generation && all[i].info.number == info->number && all[i].living != 0) {
+            store->left[store->left_next].generation = info->generation;
+            store->left[store->left_next].number = info->number;
+            store->left[store->left_next].living = all[i].living;
+            store->left_next = (store->left_next + 1) % IGN_STORE_LEFT;
+        }
+    ign_store_unlock(store, g);
+}
+
 /* The segment with the least alive for its size, of those that nobody writes to; its entries end at *limit. When room is short
- * the one that is emptied most cheaply: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
-static bool choose(ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
+ * also what it takes must be there: before room is needed if it gives back three eighths, then if it gives back a sixteenth. */
+static bool choose(const ign_store *store, ign_generation *g, ign_need need, ign_segment_info *info, uint64_t *limit)
 {
     const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
     bool found = false;
     uint64_t left = ign_store_left(g);
     uint64_t best = UINT64_MAX, most = need == IGN_NEED_NONE ? 512 : need == IGN_NEED_SOME ? 640 : 960;
     for (uint64_t i = 0; i + 1 < g->ctl.root->segment_count; i++) {
-        uint64_t share = all[i].living * 1024 / all[i].info.size, by = need != IGN_NEED_NONE ? all[i].living : share;
-        if (all[i].living == 0 || by >= best || share > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
+        uint64_t by = all[i].living * 1024 / all[i].info.size;
+        if (all[i].living == 0 || is_left(store, &all[i]) || by >= best || by > most || (need != IGN_NEED_NONE && ign_store_cost(&all[i]) > left))
             continue;
         best = by;
         *info = all[i].info;
@@ -298,7 +326,7 @@ static bool choose(ign_generation *g, ign_need need, ign_segment_info *info, uin
     return found;
 }
 
-static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit)
+static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_t limit, uint64_t most)
 {
     ign_log_file *file;
     int rc = ign_store_use_file(store, info->generation, info->number, NULL, &file);
@@ -309,6 +337,8 @@ static int empty_segment(ign_store *store, const ign_segment_info *info, uint64_
     ign_entry entry;
     ign_log_reader_open(&reader, store->io, file->file, info, info->base, limit);
     rc = call == NULL ? IGN_E_NOMEM : IGN_OK;
+    if (call != NULL)
+        call->most = most;
     while (rc == IGN_OK) {
         rc = ign_log_next(&reader, &entry);
         if (rc == IGN_E_CORRUPT)
@@ -344,17 +374,19 @@ int ign_store_compact(ign_store *store, const ign_store_figures *figures, ign_ne
     if (rc != IGN_OK)
         return rc;
     rc = ign_store_lock(store, g, false);
-    bool found = rc == IGN_OK && choose(g, need, &info, &limit);
+    bool found = rc == IGN_OK && choose(store, g, need, &info, &limit);
     uint64_t before = rc == IGN_OK ? g->ctl.root->applied : 0;
     if (rc == IGN_OK)
         ign_store_unlock(store, g);
     if (found)
-        rc = empty_segment(store, &info, limit);
+        rc = empty_segment(store, &info, limit, need == IGN_NEED_NONE ? MOST_BYTES : IGN_SHORT_MOVE_BYTES);
+    if (found && rc == IGN_OK)
+        note_left(store, g, &info);
     uint64_t end = atomic_load_explicit(&g->ctl.head->end, memory_order_seq_cst);
     if (found && rc == IGN_OK && end - before > info.size / 16 * 15) {
         store->vain_generation = figures->generation;
         store->vain_end = end;
     }
     ign_store_leave(store, g);
-    return rc == IGN_OK && !found ? IGN_EMPTY : rc;
+    return rc == IGN_OK && (!found || end == before) ? IGN_EMPTY : rc; /* what could not be moved is no reason to look again at once */
 }

@@ -19,7 +19,7 @@
 
 #include <stdalign.h>
 
-#define IGN_CTL_VERSION 3u
+#define IGN_CTL_VERSION 4u
 #define IGN_STORE_SLOTS 1024u  /* open stores at a time */
 #define IGN_STORE_WAKES 1024u  /* words that consumers sleep on; magazines share them */
 #define IGN_STORE_SLEEPS 1u     /* in `wake_waiting`, on which one sleeps: somebody does */

@@ -32,6 +32,61 @@ static int read_part(const ign_entry *entry, const uint8_t *p, uint64_t bytes, u
     return IGN_OK;
 }
 
+/* -- due times ----------------------------------------------------------------------------------------------------- */
+
+uint32_t ign_dues_check(uint32_t magazine, const uint8_t *dues, uint32_t count)
+{
+    uint8_t ends[8];
+    ign_put32(ends, magazine);
+    ign_put32(ends + 4, count);
+    return ign_crc32c(ign_crc32c(0, dues, (size_t)count * IGN_DUES_BYTES), ends, sizeof ends);
+}
+
+uint32_t ign_dues_count(const uint8_t *load, uint64_t bytes)
+{
+    if (bytes < 8 + IGN_DUES_END || (ign_get16(load + 4) & IGN_LOAD_LATER) == 0)
+        return 0;
+    const uint8_t *end = load + bytes - IGN_DUES_END;
+    uint32_t count = ign_get32(end);
+    if (count > (bytes - 8 - IGN_DUES_END) / IGN_DUES_BYTES)
+        return 0;
+    const uint8_t *dues = end - (uint64_t)count * IGN_DUES_BYTES;
+    return ign_get32(end + 4) == ign_dues_check(ign_get32(load), dues, count) ? count : 0;
+}
+
+/* The due times of a LOAD, as they are taken record by record. */
+typedef struct dues_of {
+    const uint8_t *next;
+    uint32_t count, taken; /* entries that are left, and records of the first */
+} dues_of;
+
+/* Records of one shard are due at the next times; what there is no time for, at once. */
+static void add_dues(ign_ctl *ctl, ign_due *due, dues_of *dues, uint16_t shard, uint64_t first, uint64_t records)
+{
+    while (records > 0 && !ctl->no_room) {
+        uint64_t ms = 0, many = records;
+        if (dues->count > 0) {
+            uint64_t left = ign_get32(dues->next + 8) - dues->taken;
+            ms = ign_get64(dues->next);
+            many = left < records ? left : records;
+            dues->taken += (uint32_t)many;
+            if (many == left) {
+                dues->next += IGN_DUES_BYTES;
+                dues->count--;
+                dues->taken = 0;
+            }
+            if (many == 0)
+                continue;
+        }
+        ign_due_add(ctl, due, &(ign_due_run){.ms = ms, .shard = shard, .first = first, .last = first + many - 1});
+        ign_ctl_add(ctl, &due->living, many);
+        first += many;
+        records -= many;
+    }
+}
+
+/* -- loads and moves ----------------------------------------------------------------------------------------------- */
+
 int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p, uint64_t bytes)
 {
     ign_magazine *magazine = bytes < 8 ? NULL : ign_state_magazine(ctl, ign_get32(p));
@@ -39,18 +94,25 @@ int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
         return IGN_E_MALFORMED;
     bool reload = (ign_get16(p + 4) & IGN_LOAD_RELOAD) != 0;
     uint16_t parts = ign_get16(p + 6);
+    ign_due *due = (magazine->durability & IGN_MAGAZINE_IS_LATER) == 0 ? NULL : ign_state_due(ctl, magazine);
+    dues_of dues = {.count = due == NULL ? 0 : ign_dues_count(p, bytes)};
+    dues.next = dues.count == 0 ? p : p + bytes - IGN_DUES_END - (uint64_t)dues.count * IGN_DUES_BYTES;
     for (uint64_t at = 8, size; parts > 0; parts--, at += size) {
         uint16_t number;
         ign_item extent;
         int rc = at > bytes ? IGN_E_MALFORMED : read_part(entry, p + at, bytes - at, &number, &extent, &size);
-        if (rc == IGN_EMPTY)
+        if (rc == IGN_EMPTY) {
+            dues.count = 0; /* nobody knows how many records it had */
             continue;
+        }
         if (rc != IGN_OK)
             return rc;
         ign_shard *shard = ign_state_shard(ctl, magazine, number);
 #ifndef IGN_MUTANT_ANY_PLACE
-        if (ign_get16(p + at + 2) == IGN_PART_UNREAD && (shard == NULL || extent.first != shard->load_pointer + 1))
+        if (ign_get16(p + at + 2) == IGN_PART_UNREAD && (shard == NULL || extent.first != shard->load_pointer + 1)) {
+            dues.count = 0;
             continue; /* its place is what was damaged, or came behind another that is lost */
+        }
 #endif
         if (shard == NULL || extent.first <= shard->load_pointer)
             return IGN_E_MALFORMED;
@@ -63,6 +125,8 @@ int ign_state_apply_load(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
             ign_ctl_add(ctl, &shard->load_counter, count);
         ign_ctl_add(ctl, &shard->living, count);
         ign_state_account(ctl, &extent, 0, count);
+        if (due != NULL)
+            add_dues(ctl, due, &dues, number, extent.first, count);
     }
     return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }

@@ -66,6 +66,8 @@ int ign_store_use_file(ign_store *store, uint64_t generation, uint64_t number, c
     rc = store->io->read(store->io, opened, sector, sizeof sector, 0);
     if (rc == 0)
         rc = ign_segment_get_header(sector, &info);
+    bool headless = rc != 0 && head == NULL && rc != IGN_E_VERSION; /* who only reads knows where: what stands there has checksums of its own */
+    rc = headless ? 0 : rc;
     if (rc != 0) {
         store->io->close(store->io, opened);
         return rc;
@@ -86,7 +88,7 @@ int ign_store_use_file(ign_store *store, uint64_t generation, uint64_t number, c
             unwanted = opened;
         } else {
             unwanted = oldest->file;
-            *oldest = (ign_log_file){.file = opened, .users = 1, .generation = generation, .number = number, .info = info,
+            *oldest = (ign_log_file){.file = opened, .users = 1, .generation = generation, .number = number, .info = info, .headless = headless,
                                      .since = since, .used_at = ++store->uses};
             *file = oldest;
         }

@@ -1,7 +1,8 @@
-/* Claims over all shards of a magazine in one entry, and parts of batches. */
+/* Claims over all shards of a magazine in one entry. */
 #include "ignis_store_parts.h"
 
 #include "ignis_store_fire.h"
+#include "ignis_store_later.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@ typedef struct fire_call {
     ign_store_run *run; /* one for each shard that something is claimed of */
     uint64_t left, bytes_left;
     bool sized;         /* what is claimed came to its end within a batch, by its size */
+    bool moved;         /* what is due has been moved, as far as it could be */
 } fire_call;
 
 /* True: the walk over the shards is over. */
@@ -108,6 +110,12 @@ static int build_fire(ign_store *store, ign_generation *g, void *arg, uint64_t *
     ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
     if (magazine == NULL)
         return IGN_E_UNKNOWN;
+    if (IGN_MAGAZINE_OTHER(magazine) != 0 && !call->moved) {
+        const ign_due *due = ign_state_due(&g->ctl, magazine);
+        fire->later = true;
+        if (due != NULL && due->next <= fire->ms)
+            return IGN_TIMEOUT;
+    }
     uint32_t shards = (uint32_t)magazine->shards, count = fire->order == NULL ? shards : fire->order_count;
     fire->shards = shards;
     fire->count = fire->expired_count = call->runs = 0;
@@ -154,7 +162,15 @@ int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fir
     call.run = malloc(IGN_STORE_MAX_SHARDS * sizeof *call.run);
     if (call.run == NULL)
         return IGN_E_NOMEM;
+    fire->later = false;
     int rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_fire, &call, how, mark);
+    if (rc == IGN_TIMEOUT) {
+        ign_store_moved moved;
+        call.moved = true;
+        rc = ign_store_move_due(store, magazine, fire->ms, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &moved, how, mark);
+        if (rc == IGN_OK || rc == IGN_E_NO_ROOM) /* what is there is claimed all the same */
+            rc = ign_store_commit(store, IGN_ENTRY_CLAIM, build_fire, &call, how, mark);
+    }
     if (rc != IGN_OK)
         fire->count = 0;
     free(call.run);
@@ -174,17 +190,4 @@ int ign_store_shards(ign_store *store, uint32_t number, ign_shard *copies, uint3
         copies[i] = *ign_state_shard(&g->ctl, magazine, i);
     ign_store_look_end(store, g);
     return rc;
-}
-
-int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes)
-{
-    ign_log_file *file;
-    if (from > slice->bytes || bytes > slice->bytes - from)
-        return IGN_E_INVALID;
-    int rc = ign_store_use_file(store, slice->generation, slice->number, NULL, &file);
-    if (rc != 0)
-        return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
-    rc = store->io->read(store->io, file->file, to, (size_t)bytes, slice->file_offset + from);
-    ign_store_drop_file(store, file);
-    return rc == 0 ? IGN_OK : ign_store_error(rc);
 }

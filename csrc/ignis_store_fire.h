@@ -27,6 +27,7 @@ typedef struct ign_store_fire {
     uint32_t shards;       /* of the magazine */
     bool more;             /* something is left that could have been claimed */
     bool full;             /* ... because there was no room for slices */
+    bool later;            /* the magazine has a later one: what was due there was moved first */
 } ign_store_fire;
 
 /* Claims over many shards in one entry. IGN_EMPTY: nothing was claimed. IGN_NEED_MORE: nothing was claimed, and the batch of
@@ -35,7 +36,7 @@ typedef struct ign_store_fire {
 int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fire, const ign_store_how *how, ign_store_mark *mark);
 /* All shards of a magazine as they are at one moment; IGN_E_TOO_LARGE: there are *count. */
 int ign_store_shards(ign_store *store, uint32_t magazine, ign_shard *copies, uint32_t room, uint32_t *count);
-/* Bytes from..from + bytes - 1 of the slice's batch. IGN_E_STALE: it was moved meanwhile, peek again. */
+/* Bytes from..from + bytes - 1 of the slice's batch, as ign_store_fetch. */
 int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes);
 
 #endif

@@ -3,17 +3,13 @@
 #endif
 #include "ignis_store_io.h"
 
-#include "ignis_region.h"
-#include "ignis_store_landing.h"
 #include "ignis_wait.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #ifdef __linux__
@@ -99,6 +95,38 @@ static int os_read(ign_store_io *io, int file, void *to, size_t bytes, uint64_t 
         at += (uint64_t)got;
     }
     return 0;
+}
+
+/* Direct, so that no page of the cache answers for a disk that has gone. A file system that cannot do that is asked to forget the page. */
+static int os_probe(ign_store_io *io, const char *name)
+{
+    enum { BLOCK = 4096 };
+    os_io *p = (os_io *)io;
+    int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW, fd = -1, rc = EINVAL;
+    void *block = NULL;
+    if (posix_memalign(&block, BLOCK, BLOCK) != 0)
+        return ENOMEM;
+#ifdef O_DIRECT
+    fd = openat(p->directory, name, flags | O_DIRECT);
+    if (fd >= 0)
+        rc = pread(fd, block, BLOCK, 0) > 0 ? 0 : errno;
+    else
+        rc = errno;
+#endif
+    if (rc == EINVAL) {
+        if (fd >= 0)
+            close(fd);
+        fd = openat(p->directory, name, flags);
+#ifdef __linux__
+        if (fd >= 0)
+            (void)posix_fadvise(fd, 0, BLOCK, POSIX_FADV_DONTNEED);
+#endif
+        rc = fd >= 0 && pread(fd, block, 1, 0) == 1 ? 0 : errno;
+    }
+    if (fd >= 0)
+        close(fd);
+    free(block);
+    return rc;
 }
 
 static int os_named(ign_store_io *io, int file, bool *yes)
@@ -246,55 +274,6 @@ static bool os_leads_to(ign_store_io *io, const char *name, const ign_store_iden
     return true;
 }
 
-/* Mappings, and what the handler of SIGBUS knows of them. */
-typedef struct mapping {
-    void *memory;
-    ign_guard *guard;
-    struct mapping *next;
-} mapping;
-
-static mapping *mappings;
-static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static int os_map(ign_store_io *io, int file, uint64_t reserve, void **memory)
-{
-    (void)io;
-    mapping *m = malloc(sizeof *m);
-    void *base = m == NULL ? MAP_FAILED : mmap(NULL, reserve, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    ign_guard *guard = base == MAP_FAILED ? NULL : ign_guard_add_leaving(base, reserve, ign_landing_leave);
-    if (guard == NULL) {
-        int kept = m == NULL || base != MAP_FAILED ? ENOMEM : errno;
-        if (base != MAP_FAILED)
-            munmap(base, reserve);
-        free(m);
-        return kept;
-    }
-    *m = (mapping){.memory = base, .guard = guard};
-    pthread_mutex_lock(&mappings_lock);
-    m->next = mappings;
-    mappings = m;
-    pthread_mutex_unlock(&mappings_lock);
-    *memory = base;
-    return 0;
-}
-
-static void os_unmap(ign_store_io *io, void *memory, uint64_t reserve)
-{
-    (void)io;
-    mapping *found = NULL;
-    pthread_mutex_lock(&mappings_lock);
-    for (mapping **link = &mappings; *link != NULL && found == NULL;)
-        if ((*link)->memory == memory) {
-            found = *link;
-            *link = found->next;
-        } else
-            link = &(*link)->next;
-    pthread_mutex_unlock(&mappings_lock);
-    ign_guard_remove(found == NULL ? NULL : found->guard);
-    free(found);
-    munmap(memory, reserve);
-}
-
 static int os_lock(ign_store_io *io, int file, uint64_t byte)
 {
     (void)io;
@@ -378,11 +357,11 @@ int ign_store_io_open(const char *directory, ign_store_io **io)
     p->device = st.st_dev;
     p->inode = st.st_ino;
     p->io = (ign_store_io){
-        .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read,
+        .list = os_list, .open = os_open, .close = os_close, .size = os_size, .named = os_named, .read = os_read, .probe = os_probe,
         .write = os_write, .push = os_push, .flush = os_flush, .allocate = os_allocate, .punch = os_punch, .room = os_room, .link_new = os_link_new,
         .remove = os_remove, .flush_names = os_flush_names, .same_place = os_same_place, .identify = os_identify,
-        .leads_to = os_leads_to, .map = os_map,
-        .unmap = os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,
+        .leads_to = os_leads_to, .map = ign_store_os_map,
+        .unmap = ign_store_os_unmap, .lock = os_lock, .locked = os_locked, .now_ns = os_now_ns,
         .random = os_random, .wait = os_wait, .wake = os_wake,
     };
     *io = &p->io;

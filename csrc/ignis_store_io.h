@@ -33,6 +33,7 @@ struct ign_store_io {
     int (*named)(ign_store_io *io, int file, bool *yes);             /* whether a name leads to it still */
     int (*read)(ign_store_io *io, int file, void *to, size_t bytes, uint64_t at);
     int (*write)(ign_store_io *io, int file, const void *from, size_t bytes, uint64_t at);
+    int (*probe)(ign_store_io *io, const char *name);                /* the first bytes of a file, from the disk itself; NULL: cannot */
     void (*push)(ign_store_io *io, int file, uint64_t at, uint64_t bytes); /* what was written there is sent to the disk; NULL: nothing */
     int (*flush)(ign_store_io *io, int file);                        /* fdatasync */
     int (*allocate)(ign_store_io *io, int file, uint64_t bytes);     /* the file has that size, and room on the disk */
@@ -70,6 +71,10 @@ struct ign_store_io {
 
 /* Writes much, in pieces that are sent to the disk one by one: who flushes another file meanwhile waits for one of them, not for all. */
 int ign_store_write_out(ign_store_io *io, int file, const void *from, uint64_t bytes, uint64_t at);
+
+/* ignis_store_map.c: `map` and `unmap` of the real machine. */
+int ign_store_os_map(ign_store_io *io, int file, uint64_t reserve, void **memory);
+void ign_store_os_unmap(ign_store_io *io, void *memory, uint64_t reserve);
 
 /* The real machine over one directory, which must exist. */
 int ign_store_io_open(const char *directory, ign_store_io **io); /* 0 or an errno */

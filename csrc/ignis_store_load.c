@@ -10,6 +10,40 @@
 /* Of ids that are looked up while the lock is held. */
 enum { IDS_AT_A_TIME = 1024 };
 
+/* Neighbours of one time are one. */
+static uint32_t count_dues(ign_load_call *call)
+{
+    uint32_t found = 0;
+    uint64_t at = 0;
+    call->earliest = IGN_DUE_NONE;
+    for (uint16_t i = 0; i < call->count; i++)
+        for (uint64_t end = at + ign_get32(call->parts[i].batch + 4); at < end; at++) {
+            found += at == 0 || call->dues[at] != call->dues[at - 1];
+            call->earliest = call->dues[at] < call->earliest ? call->dues[at] : call->earliest;
+        }
+    return found;
+}
+
+static void put_dues(const ign_load_call *call, uint8_t *to)
+{
+    uint8_t *begin = to;
+    uint64_t at = 0, from = 0;
+    uint32_t found = 0;
+    for (uint16_t i = 0; i < call->count; i++)
+        at += ign_get32(call->parts[i].batch + 4);
+    for (uint64_t end = at; from < end; from = at) {
+        for (at = from; at < end && call->dues[at] == call->dues[from]; at++)
+            ;
+        ign_put64(to, call->dues[from]);
+        ign_put32(to + 8, (uint32_t)(at - from));
+        ign_put32(to + 12, 0);
+        to += IGN_DUES_BYTES;
+        found++;
+    }
+    ign_put32(to, found);
+    ign_put32(to + 4, ign_dues_check(call->magazine, begin, found));
+}
+
 int ign_load_check(ign_load_call *call)
 {
     call->bytes = 8;
@@ -22,6 +56,8 @@ int ign_load_check(ign_load_call *call)
         call->bytes += 16 + ign_pad8(call->parts[i].bytes);
         call->batches += call->parts[i].bytes;
     }
+    if (call->dues != NULL)
+        call->bytes += (uint64_t)count_dues(call) * IGN_DUES_BYTES + IGN_DUES_END;
     return call->bytes > IGN_ENTRY_MAX / 2 ? IGN_E_TOO_LARGE : IGN_OK;
 }
 
@@ -41,9 +77,17 @@ int ign_load_put(ign_generation *g, ign_load_call *call, uint8_t *to)
     ign_magazine *magazine = ign_state_magazine(&g->ctl, call->magazine);
     if (magazine == NULL)
         return IGN_E_UNKNOWN;
+    if (call->dues != NULL) {
+        const ign_due *due = (magazine->durability & IGN_MAGAZINE_IS_LATER) == 0 ? NULL : ign_state_due(&g->ctl, magazine);
+        if (due == NULL)
+            return IGN_E_INVALID;
+        if (IGN_MAGAZINE_OTHER(magazine) == 0)
+            return IGN_E_UNKNOWN;
+        call->wakes = call->earliest < due->next ? IGN_MAGAZINE_OTHER(magazine) : 0;
+    }
     memset(to, 0, 8);
     ign_put32(to, call->magazine);
-    ign_put16(to + 4, call->reload ? IGN_LOAD_RELOAD : 0);
+    ign_put16(to + 4, (uint16_t)((call->reload ? IGN_LOAD_RELOAD : 0) | (call->dues != NULL ? IGN_LOAD_LATER : 0)));
     ign_put16(to + 6, call->count);
     to += 8;
     for (uint16_t i = 0; i < call->count; i++) {
@@ -70,10 +114,12 @@ int ign_load_put(ign_generation *g, ign_load_call *call, uint8_t *to)
         ign_segment_seal(to + 16, call->magazine, part->shard, first);
         to += 16 + ign_pad8(part->bytes);
     }
+    if (call->dues != NULL)
+        put_dues(call, to);
     return IGN_OK;
 }
 
-static int build_load(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
+int ign_load_build(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
     ign_load_call *call = arg;
     uint8_t *to;
@@ -84,6 +130,12 @@ static int build_load(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return rc != IGN_OK ? rc : ign_load_put(g, call, to);
 }
 
+void ign_load_wake(ign_store *store, const ign_load_call *call)
+{
+    if (call->wakes != 0)
+        ign_store_wake(store, call->wakes);
+}
+
 int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const ign_store_how *how,
                    ign_store_mark *mark)
 {
@@ -92,7 +144,7 @@ int ign_store_load(ign_store *store, uint32_t magazine, ign_store_part *parts, u
         ign_store_forewarn(store, magazine);
     int rc = count == 0 ? IGN_E_INVALID : ign_load_check(&call);
     if (rc == IGN_OK)
-        rc = ign_store_commit(store, IGN_ENTRY_LOAD, build_load, &call, how, mark);
+        rc = ign_store_commit(store, IGN_ENTRY_LOAD, ign_load_build, &call, how, mark);
     if (rc == IGN_OK)
         ign_store_wake(store, magazine);
     return rc;

@@ -4,6 +4,7 @@
 #include "ignis_record.h"
 #include "ignis_store_salvage.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 
 static const uint8_t magic[8] = {'I', 'G', 'N', 'S', 'L', 'O', 'G', '1'};
 
-enum { READ_BYTES = 1 << 18, BLOCK = 4096 };
+enum { READ_BYTES = 1 << 18 };
 
 void ign_segment_name(char name[IGN_STORE_NAME_MAX], uint64_t generation, uint64_t number)
 {
@@ -172,31 +173,15 @@ void ign_log_reader_close(ign_log_reader *reader)
     reader->buffer = NULL;
 }
 
-/* What the disk refuses to read becomes ones: no entry and no end of the log either. */
-static void read_blocks(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t at)
+int ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position)
 {
-    while (bytes > 0) {
-        uint64_t part = BLOCK - at % BLOCK;
-        part = part < bytes ? part : bytes;
-        if (reader->io->read(reader->io, reader->file, to, (size_t)part, at) != 0) {
-            uint64_t size, there = 0; /* a file that was cut short ends within a block */
-            if (reader->io->size(reader->io, reader->file, &size) == 0 && size > at && size - at < part &&
-                reader->io->read(reader->io, reader->file, to, (size_t)(size - at), at) == 0)
-                there = size - at;
-            memset(to + there, 0xff, (size_t)(part - there));
-            reader->unreadable = true;
-        }
-        to += part;
-        at += part;
-        bytes -= part;
-    }
-}
-
-void ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position)
-{
-    uint64_t at = ign_segment_offset(&reader->segment, position);
-    if (reader->io->read(reader->io, reader->file, to, (size_t)bytes, at) != 0)
-        read_blocks(reader, to, bytes, at);
+    const ign_segment_info *info = &reader->segment;
+    uint64_t missing;
+    int rc = ign_segment_read(reader->io, reader->file, info->generation, info->number, to, bytes, ign_segment_offset(info, position), &missing);
+    if (rc == 0)
+        return IGN_OK;
+    errno = rc;
+    return rc == ENOMEM ? IGN_E_NOMEM : rc == ENOENT ? IGN_E_STALE : IGN_E_IO;
 }
 
 /* The buffer holds at least `bytes` from the reader's position on, or all there is. */
@@ -214,11 +199,11 @@ static int fill(ign_log_reader *reader, uint64_t bytes, const uint8_t **from, ui
             reader->buffer = grown;
             reader->capacity = want;
         }
-        uint64_t at = ign_segment_offset(&reader->segment, reader->position);
-        if (want > 0 && reader->io->read(reader->io, reader->file, reader->buffer, (size_t)want, at) != 0)
-            read_blocks(reader, reader->buffer, want, at);
+        int rc = ign_log_read(reader, reader->buffer, want, reader->position);
         reader->filled_at = reader->position;
-        reader->filled = want;
+        reader->filled = rc == IGN_OK ? want : 0;
+        if (rc != IGN_OK)
+            return rc;
         skip = 0;
     }
     *from = reader->buffer + skip;
@@ -287,7 +272,7 @@ int ign_log_resync(ign_log_reader *reader)
             continue;
         rc = rc == IGN_OK ? IGN_OK : ign_log_next(reader, &entry);
         reader->position = at;
-        if (rc == IGN_OK || rc == IGN_E_NOMEM)
+        if (rc == IGN_OK || (rc != IGN_EMPTY && rc != IGN_E_CORRUPT))
             return rc;
     }
     reader->position = reader->limit;

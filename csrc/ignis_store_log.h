@@ -107,6 +107,10 @@ void ign_entry_seal(uint8_t *bytes, uint8_t type, uint32_t payload_bytes, uint64
 int ign_entry_check(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
                     uint64_t *needed);
 
+/* ignis_store_unread.c. Bytes of a segment's file; those that are missing, or that the disk refuses, are ones, and *missing says how many.
+ * 0; ENOENT: the file has no name any more; another errno: what can be read cannot be told now. */
+int ign_segment_read(ign_store_io *io, int file, uint64_t generation, uint64_t number, uint8_t *to, uint64_t bytes, uint64_t at, uint64_t *missing);
+
 /* Reads one segment's entries in order. Allocates one buffer, as large as the largest entry. Not thread-safe. */
 typedef struct ign_log_reader {
     ign_store_io *io;
@@ -116,18 +120,17 @@ typedef struct ign_log_reader {
     uint64_t limit;    /* entries from here on are another segment's */
     uint8_t *buffer;
     uint64_t capacity, filled_at, filled; /* the buffer holds `filled` bytes from position filled_at on */
-    bool unreadable;                      /* the disk refused to read some of it */
 } ign_log_reader;
 
 void ign_log_reader_open(ign_log_reader *reader, ign_store_io *io, int file, const ign_segment_info *segment,
                          uint64_t position, uint64_t limit);
 void ign_log_reader_close(ign_log_reader *reader);
 /* IGN_OK: *entry is valid until the next call. IGN_EMPTY: nothing more was written, or the limit is reached.
- * IGN_E_CORRUPT: what stands here is no entry. IGN_E_NOMEM. */
+ * IGN_E_CORRUPT: what stands here is no entry. IGN_E_NOMEM, IGN_E_IO: the disk gives nothing, IGN_E_STALE: the file is gone. */
 int ign_log_next(ign_log_reader *reader, ign_entry *entry);
-/* Bytes as they stand in the segment, from a position on that it has; what the disk refuses to read is ones. */
-void ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position);
-/* Behind something that is no entry: goes on at the next entry whose checksum holds. IGN_OK | IGN_EMPTY | IGN_E_NOMEM. */
+/* Bytes as they stand in the segment, from a position on that it has; what is missing of them is ones. IGN_OK or an error as above. */
+int ign_log_read(ign_log_reader *reader, uint8_t *to, uint64_t bytes, uint64_t position);
+/* Behind something that is no entry: goes on at the next entry whose checksum holds. IGN_OK | IGN_EMPTY | an error as above. */
 int ign_log_resync(ign_log_reader *reader);
 
 #endif

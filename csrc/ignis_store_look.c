@@ -2,6 +2,7 @@
 #include "ignis_store_parts.h"
 
 #include "ignis_bytes.h"
+#include "ignis_store_fire.h"
 
 #include <errno.h>
 #include <string.h>
@@ -42,8 +43,35 @@ typedef struct catalogue_call {
     uint32_t number;
     uint16_t shards;
     uint8_t durability;
+    uint32_t main; /* whose later magazine it is; 0: of none */
     bool only_empty, holds; /* ... any message: result */
 } catalogue_call;
+
+static bool holds_any(ign_ctl *ctl, const ign_magazine *magazine)
+{
+    for (uint64_t i = 0; i < magazine->shards; i++)
+        if (ign_state_shard(ctl, magazine, i)->living != 0)
+            return true;
+    const ign_due *due = (magazine->durability & IGN_MAGAZINE_IS_LATER) != 0 ? NULL : ign_state_due(ctl, magazine);
+    return due != NULL && due->living != 0;
+}
+
+/* May a later magazine be as it was declared? IGN_EMPTY: it is. */
+static int check_later(ign_ctl *ctl, catalogue_call *call, const ign_magazine *found)
+{
+    const ign_magazine *main = ign_state_magazine(ctl, call->main);
+    if (main == NULL || (main->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        return IGN_E_UNKNOWN;
+    call->durability = IGN_MAGAZINE_DURABILITY(main);
+    if (found == NULL)
+        return IGN_OK;
+    if ((found->durability & IGN_MAGAZINE_IS_LATER) == 0)
+        return IGN_E_MISMATCH;
+    if (call->shards < found->shards)
+        call->shards = (uint16_t)found->shards; /* nothing goes: what is there may live */
+    bool linked = IGN_MAGAZINE_OTHER(found) == main->number && IGN_MAGAZINE_OTHER(main) == found->number;
+    return linked && call->shards == found->shards ? IGN_EMPTY : IGN_OK;
+}
 
 static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint64_t *bytes)
 {
@@ -56,16 +84,19 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
         call->holds = false;
         if (magazine == NULL)
             return IGN_EMPTY;
-        for (uint64_t i = 0; call->only_empty && i < magazine->shards; i++)
-            call->holds = call->holds || ign_state_shard(ctl, magazine, i)->living != 0;
+        call->holds = call->only_empty && holds_any(ctl, magazine);
         if (call->holds)
             return IGN_EMPTY;
     } else {
         uint64_t found = ign_map_find(ctl, IGN_KEY_MAGAZINE, call->name, (uint32_t)name_bytes);
         ign_magazine *magazine = found == 0 ? NULL : ign_record_value(ign_ctl_at(ctl, found));
         call->number = (uint32_t)(magazine == NULL ? ctl->root->next_magazine : magazine->number);
-        if (magazine != NULL) {
-            if (magazine->durability != call->durability)
+        if (call->main != 0) {
+            int rc = check_later(ctl, call, magazine);
+            if (rc != IGN_OK)
+                return rc;
+        } else if (magazine != NULL) {
+            if (IGN_MAGAZINE_DURABILITY(magazine) != call->durability || (magazine->durability & IGN_MAGAZINE_IS_LATER) != 0)
                 return IGN_E_MISMATCH;
             for (uint64_t i = call->shards; i < magazine->shards; i++)
                 if (ign_state_shard(ctl, magazine, i)->living != 0)
@@ -83,6 +114,8 @@ static int build_catalogue(ign_store *store, ign_generation *g, void *arg, uint6
     ign_put32(to, call->number);
     ign_put16(to + 4, call->name == NULL ? 0 : call->shards);
     to[6] = call->durability;
+    to[7] = call->main != 0 ? IGN_CATALOGUE_LATER : 0;
+    ign_put32(to + 28, call->main);
     ign_put64(to + 8, first);
     ign_put64(to + 16, store->io->random(store->io));
     ign_put32(to + 24, (uint32_t)name_bytes);
@@ -103,6 +136,18 @@ int ign_store_declare(ign_store *store, const char *name, uint16_t shards, uint8
 {
     catalogue_call call = {.name = name, .shards = shards, .durability = durability};
     if (name[0] == 0 || strlen(name) > IGN_STORE_NAME_BYTES || shards == 0 || shards > IGN_STORE_MAX_SHARDS)
+        return IGN_E_INVALID;
+    int rc = commit_catalogue(store, &call, how, mark);
+    if (rc == IGN_OK)
+        *number = call.number;
+    return rc;
+}
+
+int ign_store_declare_later(ign_store *store, uint32_t main, const char *name, uint16_t shards, uint32_t *number, const ign_store_how *how,
+                            ign_store_mark *mark)
+{
+    catalogue_call call = {.name = name, .shards = shards, .main = main};
+    if (name[0] == 0 || strlen(name) > IGN_STORE_NAME_BYTES || shards == 0 || shards > IGN_STORE_MAX_SHARDS || main == 0)
         return IGN_E_INVALID;
     int rc = commit_catalogue(store, &call, how, mark);
     if (rc == IGN_OK)
@@ -210,15 +255,30 @@ int ign_store_peek(ign_store *store, uint32_t number, uint16_t shard, uint64_t f
     return rc;
 }
 
-int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t from, uint8_t *to, uint64_t bytes)
 {
     ign_log_file *file;
+    uint64_t missing;
+    if (from > slice->bytes || bytes > slice->bytes - from)
+        return IGN_E_INVALID;
     int rc = ign_store_use_file(store, slice->generation, slice->number, NULL, &file);
     if (rc != 0)
         return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
-    rc = store->io->read(store->io, file->file, batch, slice->bytes, slice->file_offset);
+    rc = ign_segment_read(store->io, file->file, slice->generation, slice->number, to, bytes, slice->file_offset + from, &missing);
     ign_store_drop_file(store, file);
-    return rc == 0 ? IGN_OK : ign_store_error(rc);
+    if (missing != 0 && rc == 0)
+        atomic_fetch_add_explicit(&store->unread, 1, memory_order_relaxed);
+    return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
+}
+
+int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+{
+    return ign_store_fetch_part(store, slice, 0, batch, slice->bytes);
+}
+
+uint64_t ign_store_unread(ign_store *store)
+{
+    return atomic_load_explicit(&store->unread, memory_order_relaxed);
 }
 
 int ign_store_figures_of(ign_store *store, ign_store_figures *figures)

@@ -126,9 +126,10 @@ static bool is_there(ign_store *store, const ign_segment_info *info)
 {
     ign_log_file *file;
     int rc = ign_store_use_file(store, info->generation, info->number, NULL, &file);
+    bool there = rc == 0 && !file->headless;
     if (rc == 0)
         ign_store_drop_file(store, file);
-    return rc == 0;
+    return there;
 }
 
 /* Up to RUNS extents of one magazine whose segment is not there. */

@@ -184,16 +184,48 @@ static void witness(ign_store *store, ign_generation *g)
         ign_store_witness(store);
 }
 
+/* What is kept for checkpoints takes no more than that. */
+static void trim_spare(ign_store *store, ign_generation *g, uint64_t bytes)
+{
+    ign_ctl_head *head = g->ctl.head;
+    if (atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) <= bytes)
+        return;
+    atomic_store_explicit(&head->spare_bytes, 0, memory_order_seq_cst);
+    if (give(store, g, &head->spare, "tmp-spare"))
+        ign_store_keep_spare(store, g, bytes);
+}
+
+/* Of one more checkpoint as the state is now. Whatever else is wanting, that stays: without it no segment goes, and the store cannot be
+ * opened. */
+static uint64_t least_spare(const ign_store_figures *figures)
+{
+    return (figures->state_bytes + 8192) / 4096 * 4096;
+}
+
+/* The same when the state has grown by what is moved one by one. */
+static uint64_t wanted_spare(const ign_store_figures *figures)
+{
+    enum { UNIT = 64 << 10 };
+    return (figures->state_bytes + figures->state_bytes / 4) / UNIT * UNIT + 2 * UNIT;
+}
+
 /* Room is short, and without a reserve nothing can be moved: it comes first, unless segments wait for checkpoints. */
 static bool find_reserve(ign_store *store, ign_generation *g, const ign_store_figures *figures)
 {
     ign_ctl_head *head = g->ctl.head;
     if (figures->dead_bytes > 0)
         return false;
-    uint64_t cheapest = (figures->cheapest_bytes / 8 * 9 + 16384) / 4096 * 4096;
+    uint64_t largest = atomic_load_explicit(&head->largest, memory_order_relaxed), empty = largest > IGN_SHORT_MOVE_BYTES ? largest : IGN_SHORT_MOVE_BYTES;
+    uint64_t left = figures->segment_bytes - IGN_LOG_SECTOR - figures->written, cheapest = figures->cheapest_bytes;
+    left = left > empty ? left - empty : 0; /* of the newest, which an entry does not fill to its end */
+    if (left != 0)
+        cheapest = left < cheapest ? cheapest - left + empty : empty;
+    cheapest = (cheapest + 16384) / 4096 * 4096;
+    if (ign_ahead_bytes(atomic_load_explicit(&head->reserve, memory_order_seq_cst)) < figures->next_segment_bytes)
+        give(store, g, &head->reserve, "tmp-ahead"); /* there was no room for a larger one */
     int rc = ign_store_lay_reserve(store, g, figures->reserve_bytes);
-    if (rc == IGN_E_NO_ROOM && give(store, g, &head->spare, "tmp-spare")) {
-        atomic_store_explicit(&head->spare_bytes, 0, memory_order_seq_cst);
+    if (rc == IGN_E_NO_ROOM) {
+        trim_spare(store, g, least_spare(figures));
         rc = ign_store_lay_reserve(store, g, figures->reserve_bytes);
     }
     if (rc == IGN_E_NO_ROOM && figures->next_segment_bytes < figures->reserve_bytes)
@@ -205,17 +237,17 @@ static bool find_reserve(ign_store *store, ign_generation *g, const ign_store_fi
 
 static int lay_all(ign_store *store, ign_generation *g, const ign_store_figures *figures)
 {
-    uint64_t state = atomic_load_explicit(&g->ctl.head->arena_bytes, memory_order_relaxed);
     if (!is_short(g)) {
         int rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, figures->log_bytes));
         return rc < 0 ? rc : ign_store_lay_ahead(store, g, figures->next_segment_bytes, figures->reserve_bytes);
     }
+    trim_spare(store, g, ign_store_spare_bytes(g, 0));
+    ign_store_keep_spare(store, g, least_spare(figures));
     if (!find_reserve(store, g, figures))
         return IGN_E_NO_ROOM;
-    if (ign_store_keep_spare(store, g, ign_store_spare_bytes(g, 0)) == IGN_E_NO_ROOM) {
-        ign_store_keep_spare(store, g, figures->state_bytes < state / 2 ? 2 * figures->state_bytes : state);
+    ign_store_keep_spare(store, g, wanted_spare(figures));
+    if (ign_store_keep_spare(store, g, ign_store_spare_bytes(g, 0)) == IGN_E_NO_ROOM)
         return IGN_E_NO_ROOM;
-    }
     int rc = ign_store_lay_ahead(store, g, figures->next_segment_bytes, figures->reserve_bytes);
     if (rc >= 0 && ign_store_keep_spare(store, g, ign_store_spare_bytes(g, figures->log_bytes)) == IGN_OK)
         rc = ign_store_probe(store, g, figures->next_segment_bytes);

@@ -20,6 +20,7 @@ typedef struct ign_log_file {
     uint64_t generation, number;
     uint64_t since; /* what was written before may have failed to reach the disk without our being told */
     ign_segment_info info;
+    bool headless; /* its header could not be read, and `info` is empty */
     uint64_t used_at;
     _Atomic bool flushing, failed; /* ignis_store_flush.c: one of our threads flushes it; a flush of it failed */
 } ign_log_file;
@@ -42,7 +43,7 @@ struct ign_generation {
     uint64_t since;        /* maintenance's turn when whoever holds the lock got it */
 };
 
-enum { IGN_LOG_FILES = 32 };
+enum { IGN_LOG_FILES = 32, IGN_STORE_LEFT = 16 };
 
 struct ign_store {
     ign_store_io *io;
@@ -54,8 +55,11 @@ struct ign_store {
     ign_store_lost lost;      /* what IGN_E_LOST was about */
     uint64_t lost_generation; /* whose control file failed under us */
     _Atomic uint64_t quiet_end; /* where the log ended when it was last maintained */
+    _Atomic uint64_t unread;  /* how often a part of a batch could not be read */
     uint64_t maintain_turn, maintain_since; /* what was seen of another's maintenance, and when first */
     uint64_t vain_generation, vain_end;     /* where the log ended behind a compaction that gave nothing back; for who maintains */
+    struct { uint64_t generation, number, living; } left[IGN_STORE_LEFT]; /* segments that could not be emptied; for who maintains */
+    unsigned left_next;
     _Atomic uint32_t removals;              /* of segments, as far as `files` knows */
 };
 
@@ -106,6 +110,9 @@ typedef struct ign_load_call {
     ign_store_part *parts;
     uint16_t count;
     bool reload;
+    const uint64_t *dues;    /* of a later magazine: ms, record by record; NULL: another */
+    uint64_t earliest;       /* of these */
+    uint32_t wakes;          /* the main magazine, whose sleepers are to reckon anew; 0: nobody is */
     uint64_t bytes, batches; /* of the payload; of the batches in it */
 } ign_load_call;
 
@@ -113,6 +120,9 @@ int ign_load_check(ign_load_call *call);
 /* IGN_E_NO_ROOM: with it, and without what is `freed`, more would live than may; with E2BIG: it is larger than what is freed, on a full disk. */
 int ign_load_fits(ign_store *store, ign_generation *generation, const ign_load_call *call, uint64_t freed);
 int ign_load_put(ign_generation *generation, ign_load_call *call, uint8_t *to);
+int ign_load_build(ign_store *store, ign_generation *generation, void *arg, uint64_t *bytes); /* of a LOAD; `arg` is an ign_load_call */
+
+void ign_load_wake(ign_store *store, const ign_load_call *call);
 
 /* ignis_store_entry.c: pieces of payloads. What is put returns where the next goes. */
 static inline uint64_t ign_pad8(uint64_t bytes)
@@ -254,8 +264,11 @@ int ign_store_make_ready(ign_store *store, ign_ctl *ctl);
 /* ignis_store_checkpoint.c: the checkpoint of that generation and position into a new control's arena. */
 int ign_checkpoint_load(ign_store *store, uint64_t generation, uint64_t position, ign_ctl *ctl);
 int ign_checkpoint_check(ign_store *store, uint64_t generation, uint64_t position);
+/* A control that nobody else sees; on a disk without room it is in memory. And its end. */
+int ign_checkpoint_scratch(ign_store *store, ign_ctl *ctl, const char *name, bool in_memory, uint64_t state_bytes);
+void ign_checkpoint_drop_scratch(ign_store *store, ign_ctl *ctl, const char *name);
 
-/* Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
+/* ignis_store_remove.c. Removes the segments that two checkpoints no longer need. IGN_OK | IGN_EMPTY. */
 int ign_store_remove_dead(ign_store *store);
 int ign_store_drop_older(ign_store *store); /* checkpoints: IGN_OK | IGN_EMPTY */
 
@@ -286,7 +299,7 @@ void ign_store_set_aside(ign_store *store, const ign_chain *chain, uint64_t from
 bool ign_store_await_maintenance(ign_store *store, ign_generation *generation);
 
 /* Of the state, what a move may take while it is applied: compaction makes them small enough. */
-enum { IGN_MOVE_TAKES = 64 << 10 };
+enum { IGN_MOVE_TAKES = 64 << 10, IGN_SHORT_MOVE_BYTES = 64 << 10 /* of the log, when room is short */ };
 
 /* ignis_store_compact.c: moves what lives out of one segment, when the log takes more than it may, or the disk has no more room.
  * IGN_OK | IGN_EMPTY. */

@@ -38,7 +38,7 @@ typedef struct copy {
     int file;
     uint8_t *buffer;
     uint64_t capacity;
-    bool began;
+    bool began, least; /* `least`: no more room than it takes */
 } copy;
 
 static int begin_segment(copy *c)
@@ -89,7 +89,7 @@ static int make_segment(copy *c, const char *name, uint64_t end)
     uint8_t sector[IGN_LOG_SECTOR];
     uint64_t bytes = IGN_LOG_SECTOR + (end - c->segment.base) + ign_entry_size(16);
     uint64_t first = c->store->options.first_segment_bytes;
-    c->segment.size = bytes > first / 2 ? bytes + first / 4 : first;
+    c->segment.size = c->least ? bytes + LEAST_SEGMENT : bytes > first / 2 ? bytes + first / 4 : first;
     c->segment.salt = io->random(io);
     c->segment.flushed = end + ign_entry_size(16); /* what is copied, and the mark */
     int rc = io->open(io, name, true, &c->file);
@@ -283,7 +283,7 @@ static uint64_t limit_of(const ign_ctl *sealed, uint64_t refused)
     return own->generation == sealed->head->generation && own->position < limit ? own->position : limit;
 }
 
-static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made, bool needs_room)
+static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made, bool needs_room, bool least)
 {
     ign_store_io *io = store->io;
     uint64_t refused = UINT64_MAX, cut = 0;
@@ -294,7 +294,7 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
     int rc = ign_chain_read(store, &chain);
     char control[IGN_STORE_NAME_MAX], log[IGN_STORE_NAME_MAX], name[IGN_STORE_NAME_MAX];
     uint64_t generation = chain.newest_generation + 1, instance = io->random(io);
-    copy c = {.store = store, .ctl = &made->ctl, .file = -1,
+    copy c = {.store = store, .ctl = &made->ctl, .file = -1, .least = least,
               .segment = {.generation = generation, .number = 1, .store = chain.store != 0 ? chain.store : io->random(io) | 1}};
     bool created = false, published = false;
     ign_store_file_name(control, "tmp-control", generation, instance);
@@ -375,9 +375,11 @@ static int rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_gener
 
 int ign_store_rebuild(ign_store *store, uint64_t newest, ign_ctl *sealed, ign_generation *made)
 {
-    int rc = rebuild(store, newest, sealed, made, false);
+    int rc = rebuild(store, newest, sealed, made, false, false);
     if (rc == IGN_E_NO_ROOM)
-        rc = rebuild(store, newest, sealed, made, true); /* what was kept ahead is given back for it */
+        rc = rebuild(store, newest, sealed, made, true, false); /* what was kept ahead is given back for it */
+    if (rc == IGN_E_NO_ROOM)
+        rc = rebuild(store, newest, sealed, made, true, true);
     /* Who was away for long looks at a directory of which others have removed what they do not need. */
     uint64_t now = 0;
     if (rc == IGN_E_LOST && store->io->list(store->io, look_for_newer, &now) == 0 && now != newest)

@@ -2,6 +2,7 @@
  * is taken in at its place. */
 #include "ignis_store_parts.h"
 
+#include "ignis_bytes.h"
 #include "ignis_store_salvage.h"
 
 #include <errno.h>
@@ -58,6 +59,34 @@ static uint64_t piece_end(const uint8_t *bytes, uint64_t count, uint64_t from, u
     return count;
 }
 
+/* All that a damaged transfer was to move is where it was. */
+static bool is_unmoved(ign_ctl *ctl, const ign_salvaged *got)
+{
+    const ign_magazine *magazine = got->runs == 0 ? NULL : ign_state_magazine(ctl, ign_get32(got->retires));
+    bool there = magazine != NULL;
+    for (uint32_t i = 0; there && i < got->runs; i++) {
+        const uint8_t *run = got->retires + 8 + (uint64_t)i * IGN_RUN_BYTES;
+        uint64_t first = ign_get64(run + 8), last = ign_get64(run + 16);
+        ign_shard *shard = ign_state_shard(ctl, magazine, ign_get16(run));
+        there = shard != NULL && first != 0 && last >= first && ign_state_living(ctl, shard, first, last) == last - first + 1;
+    }
+    return there;
+}
+
+static int apply_salvaged(replay *r, const ign_entry *entry, const ign_salvaged *got, uint64_t next)
+{
+#ifndef IGN_MUTANT_WORSE_COPY
+    if (entry->type == IGN_ENTRY_TRANSFER && is_unmoved(r->ctl, got))
+        return IGN_OK;
+#endif
+    ign_ctl_begin(r->ctl);
+    int rc = ign_state_apply(r->ctl, entry);
+    ign_ctl_add(r->ctl, &r->ctl->root->salvaged_records, got->whole);
+    ign_ctl_add(r->ctl, &r->ctl->root->damaged_records, got->damaged);
+    ign_ctl_commit(r->ctl, next);
+    return rc == IGN_E_MALFORMED ? IGN_OK : rc;
+}
+
 /* What holds of the records in a damaged range is taken into the state, at the places where it stands. */
 static int salvage(replay *r, uint64_t from, uint64_t next)
 {
@@ -74,28 +103,14 @@ static int salvage(replay *r, uint64_t from, uint64_t next)
     uint8_t *bytes = malloc((size_t)(end - from));
     ign_log_reader reader;
     ign_log_reader_open(&reader, r->store->io, file->file, &segment->info, from, end);
-    if (bytes != NULL)
-        ign_log_read(&reader, bytes, end - from, from);
-    else
-        rc = IGN_E_NOMEM;
-    const bool torn = reader.unreadable;
+    rc = bytes == NULL ? IGN_E_NOMEM : ign_log_read(&reader, bytes, end - from, from);
     for (uint64_t at = 0, behind; rc == IGN_OK && at < end - from; at = behind) {
         ign_entry entry;
         ign_salvaged got;
         behind = piece_end(bytes, end - from, at, segment->info.salt, from);
-        reader.unreadable = false;
-        if (torn)
-            ign_log_read(&reader, bytes + at, behind - at, from + at);
-        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, !reader.unreadable, &entry, &got);
-        if (rc == IGN_OK) {
-            ign_ctl_begin(r->ctl);
-            rc = ign_state_apply(r->ctl, &entry);
-            if (rc == IGN_E_MALFORMED)
-                rc = IGN_OK;
-            ign_ctl_add(r->ctl, &r->ctl->root->salvaged_records, got.whole);
-            ign_ctl_add(r->ctl, &r->ctl->root->damaged_records, got.damaged);
-            ign_ctl_commit(r->ctl, from + behind);
-        }
+        rc = ign_entry_salvage(bytes + at, behind - at, segment->info.salt, from + at, &entry, &got);
+        if (rc == IGN_OK)
+            rc = apply_salvaged(r, &entry, &got, from + behind);
         rc = rc == IGN_EMPTY ? IGN_OK : rc;
     }
     ign_log_reader_close(&reader);

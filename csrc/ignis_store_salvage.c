@@ -2,6 +2,7 @@
 
 #include "ignis_bytes.h"
 #include "ignis_record.h"
+#include "ignis_store_state.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +133,7 @@ uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint1
 typedef struct load {
     uint8_t *magazine; /* where its number stands */
     uint64_t at, limit; /* of the part, in the payload */
-    bool mended, typed; /* `typed`: the header of the entry holds, and with it that this is a LOAD; and all of it could be read */
+    bool mended, typed; /* `typed`: the header of the entry holds, and with it that this is a LOAD */
     ign_salvaged salvaged;
     uint32_t walked, lost, unread;
 } load;
@@ -260,7 +261,7 @@ static uint64_t behind_ids(uint8_t *payload, uint64_t bytes, bool *mended)
 }
 
 /* The payload as that type has it. False: nothing in it holds. */
-static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool header_holds, bool readable, ign_salvaged *salvaged)
+static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool header_holds, ign_salvaged *salvaged)
 {
     bool wrapped = type == IGN_ENTRY_TRANSFER || type == IGN_ENTRY_CLAIMED;
     bool mended = !header_holds;
@@ -268,7 +269,7 @@ static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool head
     uint64_t head = type == IGN_ENTRY_MOVE ? 24 : 8;
     if (from > bytes || bytes - from < head)
         return false;
-    load l = {.magazine = payload + from, .at = from + head, .limit = bytes, .mended = mended, .typed = header_holds && readable && type != IGN_ENTRY_MOVE};
+    load l = {.magazine = payload + from, .at = from + head, .limit = bytes, .mended = mended, .typed = header_holds && type != IGN_ENTRY_MOVE};
     if (wrapped && pad8(ign_get32(payload)) <= bytes - 8)
         l.limit = 8 + pad8(ign_get32(payload));
     uint32_t parts = type == IGN_ENTRY_MOVE ? ign_get32(payload + 8) : ign_get16(payload + from + 6);
@@ -281,14 +282,28 @@ static bool salvage_as(uint8_t type, uint8_t *payload, uint64_t bytes, bool head
         ign_put16(payload + from + 6, (uint16_t)l.walked);
     if (type == IGN_ENTRY_ONCE)
         memcpy(payload, payload + from, 4);
+    *salvaged = l.salvaged;
+    if (type != IGN_ENTRY_MOVE && (ign_get16(payload + from + 4) & IGN_LOAD_LATER) != 0) {
+        /* Due times that do not hold where they are said to be are no longer spoken of: all is due at once. */
+        uint64_t end = wrapped ? l.limit : bytes;
+        uint32_t dues = ign_dues_count(payload + from, end - from);
+        if (dues != 0 && l.at + (uint64_t)dues * IGN_DUES_BYTES + IGN_DUES_END == end)
+            l.at = end;
+        else
+            ign_put16(payload + from + 4, (uint16_t)(ign_get16(payload + from + 4) & ~IGN_LOAD_LATER));
+    }
     if (wrapped) {
         l.mended = l.mended || ign_get32(payload) != l.at - 8;
         ign_put32(payload, (uint32_t)(l.at - 8));
         uint64_t runs = l.at + (type == IGN_ENTRY_CLAIMED ? 16 : 4);
-        if (!l.mended && runs + 4 <= bytes) /* the damage is in the claim, or in what is retired */
+        bool there = runs + 4 <= bytes;
+        if (there && type == IGN_ENTRY_TRANSFER && (bytes - runs - 4) / IGN_RUN_BYTES >= ign_get32(payload + runs)) {
+            salvaged->retires = payload + l.at;
+            salvaged->runs = ign_get32(payload + runs);
+        }
+        if (there && (!l.mended || type == IGN_ENTRY_TRANSFER)) /* the damage is in the claim, or perhaps in what is retired */
             ign_put32(payload + runs, 0);
     }
-    *salvaged = l.salvaged;
     return true;
 }
 
@@ -298,7 +313,7 @@ static bool loads(uint8_t type)
            type == IGN_ENTRY_MOVE;
 }
 
-int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bool readable, ign_entry *entry, ign_salvaged *salvaged)
+int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry, ign_salvaged *salvaged)
 {
     static const uint8_t types[] = {0, IGN_ENTRY_LOAD, IGN_ENTRY_ONCE, IGN_ENTRY_CLAIMED, IGN_ENTRY_TRANSFER, IGN_ENTRY_MOVE};
     uint64_t size = available, length;
@@ -320,7 +335,7 @@ int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_
         uint8_t type = i == 0 ? said : types[i];
         if (!loads(type) || (i > 0 && type == said))
             continue;
-        if (salvage_as(type, bytes + IGN_ENTRY_HEADER, length - IGN_ENTRY_HEADER, holds, readable, salvaged)) {
+        if (salvage_as(type, bytes + IGN_ENTRY_HEADER, length - IGN_ENTRY_HEADER, holds, salvaged)) {
             *entry = (ign_entry){.type = type, .position = position, .payload = bytes + IGN_ENTRY_HEADER,
                                  .payload_bytes = (uint32_t)(length - IGN_ENTRY_HEADER), .next = position + size};
             rc = IGN_OK;

@@ -16,7 +16,9 @@
  * Nothing vouches for its place then, so it is believed only where the state says that this place came next (`ign_state_apply`). Of
  * a TRANSFER nothing is kept when no record at all holds: what it was to move is still where it was.
  *
- * What has no checksum of its own beside the records (a claim, a retirement) is believed only when the damage was found elsewhere.
+ * What has no checksum of its own beside the records: a claim is believed only when the damage was found elsewhere, and a retirement never.
+ * So what a damaged TRANSFER was to move stays where it is. Where all of it is there, nothing is taken of the TRANSFER, as it could be the worse
+ * copy; else both stand.
  * Ids are taken as they stand. Records that do not hold stay in the batch: whoever reads them is told.
  */
 #ifndef IGNIS_STORE_SALVAGE_H
@@ -29,6 +31,8 @@
 
 typedef struct ign_salvaged {
     uint64_t whole, damaged; /* records */
+    const uint8_t *retires;  /* of a TRANSFER, in the payload: what it was to retire, as it stands; NULL: there is nothing */
+    uint32_t runs;           /* ... so many of them */
 } ign_salvaged;
 
 /* Index and header of a batch are made to fit its records. How many of these hold; *count: of how many. 0: nothing does, and the batch is
@@ -38,9 +42,8 @@ uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint1
 /* Is this the header of an entry, and how long is it? */
 bool ign_entry_header_holds(const uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, uint64_t *size);
 
-/* Bytes that begin as an entry at `position` did. `readable`: all of them could be read, so that whoever asks for a damaged message of them
- * gets bytes and no error; else nothing is promised for what does not hold. IGN_OK: mended in place, *entry is what to apply, *salvaged what it has. IGN_EMPTY: it
+/* Bytes that begin as an entry at `position` did. IGN_OK: mended in place, *entry is what to apply, *salvaged what it has. IGN_EMPTY: it
  * loaded nothing, or nothing of that holds. IGN_E_NOMEM. */
-int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bool readable, ign_entry *entry, ign_salvaged *salvaged);
+int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry, ign_salvaged *salvaged);
 
 #endif

@@ -48,7 +48,7 @@ int ign_chain_walk(ign_store *store, const ign_chain *chain, uint64_t position, 
                     continue;
                 break;
             }
-            if (rc == IGN_E_NOMEM || reached == segment->limit)
+            if ((rc != IGN_EMPTY && rc != IGN_E_CORRUPT) || reached == segment->limit)
                 break;
             /* Nothing, or damage: does the log go on behind it? */
             rc = ign_log_resync(&reader);

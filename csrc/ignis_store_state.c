@@ -26,6 +26,20 @@ ign_shard *ign_state_shard(ign_ctl *ctl, const ign_magazine *magazine, uint64_t 
     return shard >= magazine->shards ? NULL : (ign_shard *)ign_ctl_at(ctl, magazine->shards_at) + shard;
 }
 
+static ign_due *due_behind(const ign_magazine *magazine)
+{
+    return (ign_due *)(void *)(uintptr_t)(magazine + 1);
+}
+
+ign_due *ign_state_due(ign_ctl *ctl, const ign_magazine *magazine)
+{
+    if ((magazine->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        return due_behind(magazine);
+    uint32_t other = IGN_MAGAZINE_OTHER(magazine);
+    const ign_magazine *later = other == 0 ? NULL : ign_state_magazine(ctl, other);
+    return later == NULL || (later->durability & IGN_MAGAZINE_IS_LATER) == 0 ? NULL : due_behind(later);
+}
+
 /* The table of numbers has room for this one. */
 static uint64_t *number_slot(ign_ctl *ctl, uint64_t number)
 {
@@ -76,6 +90,53 @@ static void drop_shard(ign_ctl *ctl, ign_shard *shard)
         ign_ctl_put(ctl, &ctl->root->first_pointer, shard->load_pointer + 1);
 }
 
+static void set_other(ign_ctl *ctl, ign_magazine *magazine, uint32_t other)
+{
+    ign_ctl_put(ctl, &magazine->durability, (magazine->durability & UINT32_MAX) | (uint64_t)other << 32);
+}
+
+static void drop_magazine(ign_ctl *ctl, ign_magazine *magazine)
+{
+    for (uint64_t i = 0; i < magazine->shards; i++)
+        drop_shard(ctl, ign_state_shard(ctl, magazine, i));
+    if ((magazine->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        ign_due_free(ctl, due_behind(magazine));
+    ign_ids_free(ctl, &magazine->ids);
+    ign_ctl_free(ctl, magazine->shards_at, magazine->shards * sizeof(ign_shard));
+    uint64_t *slot = number_slot(ctl, magazine->number), record = *slot;
+    ign_ctl_put(ctl, slot, 0);
+    ign_map_remove(ctl, record);
+}
+
+/* With a magazine goes its later one. */
+static void drop_both(ign_ctl *ctl, ign_magazine *magazine)
+{
+    uint32_t number = IGN_MAGAZINE_OTHER(magazine);
+    ign_magazine *other = number == 0 ? NULL : ign_state_magazine(ctl, number);
+    if (other != NULL && (magazine->durability & IGN_MAGAZINE_IS_LATER) != 0)
+        set_other(ctl, other, 0);
+    else if (other != NULL)
+        drop_magazine(ctl, other);
+    drop_magazine(ctl, magazine);
+}
+
+static ign_magazine *make_magazine(ign_ctl *ctl, const uint8_t *p, uint32_t name_bytes, bool later)
+{
+    uint32_t number = ign_get32(p);
+    struct {
+        ign_magazine magazine;
+        ign_due due;
+    } fresh = {{.number = number, .durability = p[6] | (later ? IGN_MAGAZINE_IS_LATER : 0)}, {.next = IGN_DUE_NONE}};
+    uint64_t *slot = number_slot(ctl, number);
+    uint64_t record = ign_map_set(ctl, IGN_KEY_MAGAZINE, p + 32, name_bytes, &fresh, later ? sizeof fresh : sizeof fresh.magazine);
+    if (slot == NULL || record == 0)
+        return NULL;
+    ign_ctl_put(ctl, slot, record);
+    if (number >= ctl->root->next_magazine)
+        ign_ctl_put(ctl, &ctl->root->next_magazine, (uint64_t)number + 1);
+    return ign_state_magazine(ctl, number);
+}
+
 static int apply_catalogue(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
 {
     if (bytes < 32 || bytes - 32 < ign_get32(p + 24))
@@ -83,28 +144,24 @@ static int apply_catalogue(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
     uint32_t number = ign_get32(p), name_bytes = ign_get32(p + 24);
     uint16_t shards = ign_get16(p + 4);
     ign_magazine *magazine = ign_state_magazine(ctl, number);
+    bool later = (p[7] & IGN_CATALOGUE_LATER) != 0;
+    ign_magazine *main = later ? ign_state_magazine(ctl, ign_get32(p + 28)) : NULL;
     if (shards > IGN_STORE_MAX_SHARDS || (magazine == NULL && shards == 0) || number >= 1u << 28)
         return IGN_E_MALFORMED;
+    if (later && (main == NULL || main == magazine || (main->durability & IGN_MAGAZINE_IS_LATER) != 0 ||
+                  (magazine != NULL && (magazine->durability & IGN_MAGAZINE_IS_LATER) == 0)))
+        return IGN_E_MALFORMED;
     if (shards == 0) {
-        for (uint64_t i = 0; i < magazine->shards; i++)
-            drop_shard(ctl, ign_state_shard(ctl, magazine, i));
-        ign_ids_free(ctl, &magazine->ids);
-        ign_ctl_free(ctl, magazine->shards_at, magazine->shards * sizeof(ign_shard));
-        uint64_t *slot = number_slot(ctl, number), record = *slot;
-        ign_ctl_put(ctl, slot, 0);
-        ign_map_remove(ctl, record);
+        drop_both(ctl, magazine);
         return IGN_OK;
     }
-    if (magazine == NULL) {
-        ign_magazine fresh = {.number = number, .durability = p[6]};
-        uint64_t *slot = number_slot(ctl, number);
-        uint64_t record = ign_map_set(ctl, IGN_KEY_MAGAZINE, p + 32, name_bytes, &fresh, sizeof fresh);
-        if (slot == NULL || record == 0)
-            return IGN_E_NO_ROOM;
-        ign_ctl_put(ctl, slot, record);
-        if (number >= ctl->root->next_magazine)
-            ign_ctl_put(ctl, &ctl->root->next_magazine, (uint64_t)number + 1);
-        magazine = ign_state_magazine(ctl, number);
+    if (magazine == NULL)
+        magazine = make_magazine(ctl, p, name_bytes, later);
+    if (magazine == NULL)
+        return IGN_E_NO_ROOM;
+    if (later) {
+        set_other(ctl, magazine, (uint32_t)main->number);
+        set_other(ctl, main, number);
     }
     for (uint64_t i = shards; i < magazine->shards; i++)
         drop_shard(ctl, ign_state_shard(ctl, magazine, i));
@@ -180,17 +237,35 @@ static ign_shard *run_at(ign_ctl *ctl, const ign_magazine *magazine, const uint8
     return *first == 0 || *last < *first ? NULL : ign_state_shard(ctl, magazine, ign_get16(run));
 }
 
+static bool run_lives(ign_ctl *ctl, void *arg, const ign_due_run *run)
+{
+    ign_shard *shard = ign_state_shard(ctl, arg, run->shard);
+    return shard != NULL && ign_state_living(ctl, shard, run->first, run->last) != 0;
+}
+
+/* So many records of a magazine died. */
+static void note_died(ign_ctl *ctl, ign_magazine *magazine, uint64_t died, bool tidy)
+{
+    if ((magazine->durability & IGN_MAGAZINE_IS_LATER) == 0 || (died == 0 && !tidy))
+        return;
+    ign_due *due = due_behind(magazine);
+    ign_ctl_put(ctl, &due->living, due->living > died ? due->living - died : 0);
+    ign_due_tidy(ctl, due, tidy ? UINT32_MAX : died, run_lives, magazine);
+}
+
 static int apply_retire(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
 {
     ign_magazine *magazine = bytes < 8 ? NULL : ign_state_magazine(ctl, ign_get32(p));
     if (magazine == NULL || (bytes - 8) / IGN_RUN_BYTES < ign_get32(p + 4))
         return IGN_E_MALFORMED;
+    uint64_t died = 0;
     for (uint32_t i = 0; i < ign_get32(p + 4); i++) {
         uint64_t first, last;
         ign_shard *shard = run_at(ctl, magazine, p + 8 + (uint64_t)i * IGN_RUN_BYTES, &first, &last);
         if (shard != NULL)
-            ign_state_retire(ctl, shard, first, last);
+            died += ign_state_retire(ctl, shard, first, last);
     }
+    note_died(ctl, magazine, died, ign_get32(p + 4) == 0);
     return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }
 
@@ -238,14 +313,37 @@ static int apply_claimed(ign_ctl *ctl, const ign_entry *entry)
     return rc != IGN_OK ? rc : apply_claims(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads, false);
 }
 
+/* Runs of a later magazine, in which nothing waits for its turn. */
+static int expire_anywhere(ign_ctl *ctl, ign_magazine *magazine, const uint8_t *p, uint64_t bytes)
+{
+    uint32_t runs = ign_get32(p + 4);
+    if ((bytes - 8) / IGN_RUN_BYTES < runs)
+        return IGN_E_MALFORMED;
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < runs; i++) {
+        uint64_t first, last;
+        ign_shard *shard = run_at(ctl, magazine, p + 8 + (uint64_t)i * IGN_RUN_BYTES, &first, &last);
+        uint64_t died = shard == NULL ? 0 : ign_state_retire(ctl, shard, first, last);
+        if (died != 0)
+            ign_ctl_add(ctl, &shard->expired, died);
+        total += died;
+    }
+    note_died(ctl, magazine, total, false);
+    return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
+}
+
 static int apply_expire(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
 {
     uint64_t first, last;
     ign_magazine *magazine = bytes < 8 + IGN_RUN_BYTES ? NULL : ign_state_magazine(ctl, ign_get32(p));
+    if (magazine != NULL && ign_get32(p + 4) != 0)
+        return expire_anywhere(ctl, magazine, p, bytes);
     ign_shard *shard = magazine == NULL ? NULL : run_at(ctl, magazine, p + 8, &first, &last);
     if (shard == NULL || first <= shard->fire_pointer || last > shard->load_pointer)
         return IGN_E_MALFORMED;
+    uint64_t before = shard->living;
     ign_state_expire(ctl, shard, first, last);
+    note_died(ctl, magazine, before - shard->living, false);
     return ctl->no_room ? IGN_E_NO_ROOM : IGN_OK;
 }
 

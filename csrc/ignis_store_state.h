@@ -8,9 +8,11 @@
  * Payloads of the entries (big-endian, parts at multiples of 8):
  *
  *   OPEN       u64 openings, u64 jump
- *   CATALOGUE  u32 number, u16 shards (0: drop), u8 durability, u8 0, u64 first pointer, u64 incarnation, u32 bytes of name, u32 0, name
- *   LOAD       u32 magazine, u16 flags (1: reload), u16 parts; each: u16 shard, u16 0 (1: see ignis_store_salvage.h), u32 bytes,
- *              u64 first pointer, batch
+ *   CATALOGUE  u32 number, u16 shards (0: drop), u8 durability, u8 flags (1: a later magazine), u64 first pointer, u64 incarnation,
+ *              u32 bytes of name, u32 number of the magazine whose later one it is, name
+ *   LOAD       u32 magazine, u16 flags (1: reload; 2: with due times), u16 parts; each: u16 shard, u16 0 (1: see ignis_store_salvage.h),
+ *              u32 bytes, u64 first pointer, batch. Due times are at its end: of so many records each u64 ms, u32 records, u32 0; and
+ *              behind these, u32 how many, u32 CRC32C of magazine, these, and how many. Where it does not hold, all are due at once
  *   CLAIM      u32 magazine, u16 bytes of owner, u16 0, u64 ms, u32 runs, u32 0, owner, runs
  *   RETIRE     u32 magazine, u32 runs, runs
  *   TRANSFER   u32 bytes of LOAD, u32 0, LOAD, RETIRE
@@ -19,11 +21,12 @@
  *              first extent; parts as in LOAD
  *   KEY        u32 keys, u32 0; each: u32 bytes of key, u32 bytes of value (~0: removed), key, value
  *   SEGMENT    u64 generation, u64 number: it is gone
- *   EXPIRE     u32 magazine, u32 0, a run
+ *   EXPIRE     u32 magazine, u32 0, a run: from the first that waits on; or, where it is not 0, so many runs of a later magazine
  *   CLAIMED    u32 bytes of LOAD, u32 0, LOAD, CLAIM
  *   ONCE       u32 magazine, u32 ids, u32 hour, u32 0, ids of 16 bytes, LOAD
  *   FORGET     u32 magazine, u32 hour, u32 how many, u32 0
  *   WITNESS    nothing
+ *   RETIRE of no run: the due times of a later magazine are tidied
  *   a run      u16 shard, u16 0, u32 0, u64 first, u64 last
  *
  * A batch is a packed batch of ignis_record.h, sealed for its pointers.
@@ -31,6 +34,7 @@
 #ifndef IGNIS_STORE_STATE_H
 #define IGNIS_STORE_STATE_H
 
+#include "ignis_store_due.h"
 #include "ignis_store_ids.h"
 #include "ignis_store_index.h"
 #include "ignis_store_log.h"
@@ -42,7 +46,10 @@
 #define IGN_RUN_BYTES 24u
 #define IGN_MAX_SPAN (1u << 30)
 
-enum { IGN_LOAD_RELOAD = 1 };
+enum { IGN_LOAD_RELOAD = 1, IGN_LOAD_LATER = 2 };
+enum { IGN_CATALOGUE_LATER = 1 };
+#define IGN_DUES_BYTES 16u /* of the due times of neighbours; and, at the end, */
+#define IGN_DUES_END 8u
 
 typedef struct ign_shard {
     uint64_t load_pointer, fire_pointer; /* the last that was loaded, the last that was claimed */
@@ -53,13 +60,20 @@ typedef struct ign_shard {
 } ign_shard;
 
 typedef struct ign_magazine {
-    uint64_t number, shards, shards_at, durability;
+    uint64_t number, shards, shards_at;
+    uint64_t durability; /* in the lowest byte; see below for the rest */
     ign_ids ids; /* that were loaded */
 } ign_magazine;
 
+/* A magazine and its later one name each other. Behind the later one's record stands its `ign_due`. */
+#define IGN_MAGAZINE_IS_LATER 0x100u
+#define IGN_MAGAZINE_DURABILITY(magazine) ((uint8_t)(magazine)->durability)
+#define IGN_MAGAZINE_OTHER(magazine) ((uint32_t)((magazine)->durability >> 32)) /* 0: none */
+
 typedef struct ign_state_segment {
     ign_segment_info info;
-    uint64_t living; /* bytes of batches in it that live */
+    uint64_t living;  /* bytes of batches in it that live */
+    uint64_t extents; /* ... and of how many */
 } ign_state_segment;
 
 /* Living records side by side, and where they stand. */
@@ -74,6 +88,10 @@ typedef struct ign_slice {
 } ign_slice;
 
 ign_magazine *ign_state_magazine(ign_ctl *ctl, uint64_t number); /* NULL: none */
+/* How many due times a LOAD of so many bytes ends with; 0: none that hold. */
+uint32_t ign_dues_count(const uint8_t *load, uint64_t bytes);
+uint32_t ign_dues_check(uint32_t magazine, const uint8_t *dues, uint32_t count);
+ign_due *ign_state_due(ign_ctl *ctl, const ign_magazine *magazine); /* of it, if it is a later one, or of its later one; NULL: there is none */
 ign_shard *ign_state_shard(ign_ctl *ctl, const ign_magazine *magazine, uint64_t shard);
 
 /* IGN_OK, IGN_E_MALFORMED (a payload that cannot be: nothing changed that matters), IGN_E_NO_ROOM. */
@@ -88,7 +106,9 @@ int ign_state_apply_move(ign_ctl *ctl, const ign_entry *entry, const uint8_t *p,
 
 /* ignis_store_claims.c */
 uint32_t ign_extent_living(ign_ctl *ctl, const ign_item *extent, uint64_t first, uint64_t last);
+uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 bool ign_extent_lives(ign_ctl *ctl, const ign_item *extent, uint64_t pointer);
+uint64_t ign_state_living(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last); /* how many of these */
 uint64_t ign_state_retire(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last);
 int ign_state_claim(ign_ctl *ctl, ign_shard *shard, uint64_t first, uint64_t last, const void *owner, uint32_t owner_bytes,
                     uint64_t ms);

@@ -10,17 +10,6 @@ static bool is_begun(ign_generation *g, uint64_t size)
     return g->ctl.root->applied + size > last->base + last->size / 8;
 }
 
-bool ign_store_has_way(ign_generation *g, uint64_t size, ign_store_weight weight)
-{
-    ign_ctl_head *head = g->ctl.head;
-    if (ign_store_must_roll(g, size))
-        return false;
-    bool room_is_short = atomic_load_explicit(&head->short_of_room, memory_order_seq_cst) != 0;
-    if (weight == IGN_WEIGHT_FREES || (!room_is_short && !is_begun(g, size)))
-        return true;
-    return !(weight == IGN_WEIGHT_LOAD && room_is_short) && ign_ahead_is_laid(&head->reserve) && (weight != IGN_WEIGHT_LOAD || ign_ahead_is_laid(&head->ahead));
-}
-
 /* Bytes of entries that fit into what a word says is laid out. A roll that fails is to be avoided: behind one the log goes on only with
  * another segment. */
 static uint64_t fits(_Atomic uint64_t *word)
@@ -29,31 +18,60 @@ static uint64_t fits(_Atomic uint64_t *word)
     return bytes < IGN_LOG_SECTOR ? 0 : bytes - IGN_LOG_SECTOR;
 }
 
-uint64_t ign_store_left(ign_generation *g)
+/* Bytes of entries for which there is room in that much of the newest segment and in what is laid out: an entry is in one segment, so at the
+ * end of each some stays empty. */
+static uint64_t room_in(ign_generation *g, uint64_t left, uint64_t ahead, uint64_t kept)
 {
-    const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
-    uint64_t left = ign_store_must_roll(g, 0) ? 0 : ign_segment_end(last) - g->ctl.root->applied;
-    uint64_t ahead = fits(&g->ctl.head->ahead), kept = fits(&g->ctl.head->reserve);
-    ahead = ahead > kept ? ahead : kept; /* not the sum: an entry is in one segment */
-    return left > ahead ? left : ahead;
+    uint64_t largest = atomic_load_explicit(&g->ctl.head->largest, memory_order_relaxed), room = 0, most = 0, parts[3] = {left, ahead, kept};
+    uint64_t empty = largest > IGN_SHORT_MOVE_BYTES ? largest : IGN_SHORT_MOVE_BYTES;
+    for (unsigned i = 0; i < 3; i++) {
+        room += parts[i] > empty ? parts[i] - empty : 0;
+        most = parts[i] > most ? parts[i] : most;
+    }
+    return room > most ? room : most;
 }
 
-/* No room for more segments. Compaction goes on in what is left, and others as long as it can. */
+static uint64_t left_in_newest(ign_generation *g)
+{
+    const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
+    return ign_store_must_roll(g, 0) ? 0 : ign_segment_end(last) - g->ctl.root->applied;
+}
+
+uint64_t ign_store_left(ign_generation *g)
+{
+    return room_in(g, left_in_newest(g), fits(&g->ctl.head->ahead), fits(&g->ctl.head->reserve));
+}
+
+/* No room for more segments. Compaction goes on in what is left, and others as long as the segment that is emptied most cheaply fits behind
+ * them. */
 static int make_do(ign_generation *g, uint64_t size, ign_store_weight weight)
 {
     ign_ctl_head *head = g->ctl.head;
-    const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
-    uint64_t ahead = fits(&head->ahead), kept = fits(&head->reserve), left = ign_segment_end(last) - g->ctl.root->applied;
-    bool rolls = ign_store_must_roll(g, size), goes = false;
+    uint64_t ahead = fits(&head->ahead), kept = fits(&head->reserve), left = left_in_newest(g);
+    uint64_t behind = weight == IGN_WEIGHT_FREES ? 0 : ign_store_cheapest(g);
+    bool goes = false;
     if (weight == IGN_WEIGHT_LOAD)
         return IGN_E_NO_ROOM;
-    if (!rolls) /* what is kept is enough, or what is left of this one */
-        goes = weight == IGN_WEIGHT_FREES || kept != 0 || left >= size + ign_store_cheapest(g);
+    if (!ign_store_must_roll(g, size))
+        goes = left >= size && room_in(g, left - size, ahead, kept) >= behind;
     else if (ahead != 0)
-        goes = ahead >= size;
+        goes = ahead >= size && room_in(g, ahead - size, 0, kept) >= behind;
     else
-        goes = kept >= size + (weight == IGN_WEIGHT_FREES ? 0 : ign_store_cheapest(g));
+        goes = kept >= size && kept - size >= behind;
     return goes ? IGN_OK : IGN_E_NO_ROOM;
+}
+
+bool ign_store_has_way(ign_generation *g, uint64_t size, ign_store_weight weight)
+{
+    ign_ctl_head *head = g->ctl.head;
+    if (ign_store_must_roll(g, size))
+        return false;
+    bool room_is_short = atomic_load_explicit(&head->short_of_room, memory_order_seq_cst) != 0;
+    if (weight == IGN_WEIGHT_FREES || (!room_is_short && !is_begun(g, size)))
+        return true;
+    if (room_is_short)
+        return make_do(g, size, weight) == IGN_OK;
+    return ign_ahead_is_laid(&head->reserve) && (weight != IGN_WEIGHT_LOAD || ign_ahead_is_laid(&head->ahead));
 }
 
 /* While maintenance is at work, room may be wanting for a moment only: it lays out what the call looks for, or has made a checkpoint's copy
@@ -81,6 +99,21 @@ int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_s
         return IGN_OK;
     if (was_short != 0 && weight != IGN_WEIGHT_LOAD && make_do(g, size, weight) == IGN_OK)
         return IGN_OK; /* what room there is, is for maintenance to find */
+    if (was_short != 0 && weight == IGN_WEIGHT_OTHER) {
+        /* A checkpoint comes first: without it no segment goes. */
+        bool kept = atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) >= g->ctl.root->used;
+        int laid = kept ? ign_store_lay_into(store, g, &head->reserve, ign_store_reserve_bytes(store, g), false) : ign_store_error(ENOSPC);
+        if (laid >= 0 && rolls)
+            laid = ign_store_lay_into(store, g, &head->ahead, bytes, false);
+        int error = errno;
+        if (laid < 0 && laid != IGN_E_NO_ROOM)
+            return laid;
+        if (make_do(g, size, weight) == IGN_OK)
+            return IGN_OK;
+        ign_store_note_no_room(g, weight, false);
+        errno = laid < 0 ? error : ENOSPC;
+        return IGN_E_NO_ROOM;
+    }
     int rc = was_short != 0 && weight == IGN_WEIGHT_LOAD ? ign_store_error(ENOSPC) : IGN_OK; /* until maintenance has found room for all */
     if (rc == IGN_OK && weight == IGN_WEIGHT_LOAD && rolls)
         rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, ign_store_log_bytes(g) + bytes));

@@ -177,6 +177,7 @@ class Ignis:
             self._scheduling,
             self._lock,
             self.consumer_settings.stop_timeout_s,
+            lambda: self.store.check_consuming(),  # noqa: PLW0108 - the store is opened with its first use
         )
 
     def _make_context(self) -> AppContext:

@@ -39,6 +39,7 @@ class AppRunning:
         schedules: of the application.
         lock: held while everything is started.
         stop_timeout_s: for a `stop` without one.
+        check_consuming: raises where the store has nothing to consume from.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class AppRunning:
         schedules: AppSchedules,
         lock: threading.RLock,
         stop_timeout_s: float,
+        check_consuming: Callable[[], None],
     ) -> None:
         self._table = table
         self._refresher = refresher
@@ -58,6 +60,7 @@ class AppRunning:
         self._schedules = schedules
         self._lock = lock
         self._stop_timeout_s = stop_timeout_s
+        self._check_consuming = check_consuming
         self.running = False
         self.paused = False
         self.ready = False
@@ -95,6 +98,7 @@ class AppRunning:
             self.running = True
             try:
                 with without_means("the application cannot be started"):
+                    self._check_consuming()
                     for queue in chosen:
                         queue.start(held=True)
                     self._sweeper().start()

@@ -311,6 +311,24 @@ class StaleEpochError(StoreError):
     code = "stale_epoch"
 
 
+class DelayNotSupportedError(StoreError):
+    """This store keeps no messages until they are due: nothing was published. The memory store and the embedded store do.
+
+    Attributes: ``store``: which one was asked.
+    """
+
+    code = "delay_not_supported"
+
+    def __init__(self, store: str) -> None:
+        super().__init__(
+            f"{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store (memory://) do"
+        )
+        self.store = store
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return (type(self), (self.store,))
+
+
 class LockHeldError(IgnisError):
     """Somebody else holds the lock or the leadership."""
 
@@ -527,18 +545,21 @@ class PublishError(IgnisError):
 class RelayAbsentError(WaitTimeoutError):
     """No relay collects from the directory, and none came in time. What was sent before waits there for the next one.
 
-    Attributes: ``directory``.
+    Attributes: ``directory``, ``what``. ``sent``: True = the message is in the channel, and the next relay stores it: then it is
+    not ``retryable``, for who publishes it again has it stored twice; False = there was no room for it.
     """
 
     code = "relay_absent"
 
-    def __init__(self, directory: str, what: str) -> None:
+    def __init__(self, directory: str, what: str, sent: bool = False) -> None:
         super().__init__(f"{what}; no relay runs on {directory} (start: ignis relay --dir {directory} --url ...)")
         self.directory = directory
         self.what = what
+        self.sent = sent
+        self.retryable = not sent
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return (type(self), (self.directory, self.what))
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return (type(self), (self.directory, self.what, *([True] if self.sent else [])))
 
 
 class RelayRefusedError(IgnisError):
@@ -609,12 +630,19 @@ class UnauthenticatedError(BrokerError):
 
 
 class PermissionDeniedError(BrokerError):
-    """Whoever is connected may not do this to this queue. Attributes: ``command``, ``queue``."""
+    """Whoever is connected may not do this to this queue. Of DECLARE it means that there is no such queue, as far as this user
+    may see, and that another one has to make it. Attributes: ``command``, ``queue``."""
 
     code = "permission_denied"
 
     def __init__(self, command: str, queue: str = "") -> None:
-        super().__init__(f"no permission for {command}" + (f" on queue {queue!r}" if queue else ""))
+        text = f"no permission for {command}" + (f" on queue {queue!r}" if queue else "")
+        if command == "DECLARE" and queue:
+            text += (
+                ", which does not exist or which this user may not see; a user with manage or all for it makes it: "
+                f"ignis --url ... queue create {queue}"
+            )
+        super().__init__(text)
         self.command = command
         self.queue = queue
 

@@ -107,6 +107,7 @@ SCHEDULE = (
 QUEUE = (
     Figure("pending", False, "ignis_queue_pending", "Messages that wait in the queue."),
     Figure("sideline", False, "ignis_queue_sideline", "Messages that wait in the sideline."),
+    Figure("delayed", False, "ignis_queue_delayed", "Messages that wait for their time."),
     Figure("in_flight", False, "ignis_inflight_count", "Messages claimed and not finished, by anybody."),
     Figure("sideline_in_flight", False),
     Figure("oldest_age_s", False, "ignis_oldest_age_seconds",
@@ -120,8 +121,8 @@ QUEUE = (
 """Of a queue: ``stats()``. All but ``published`` and ``paused`` are the store's."""
 
 
-def depths(main: Sequence[ShardState], sideline: Sequence[ShardState]) -> dict[str, int]:
-    """What the store says of a queue's two magazines, summed over their shards."""
+def depths(main: Sequence[ShardState], sideline: Sequence[ShardState], delayed: int = 0) -> dict[str, int]:
+    """What the store says of a queue's magazines, summed over their shards."""
     return {
         "pending": sum(one.pending for one in main),
         "in_flight": sum(one.in_flight for one in main),
@@ -129,4 +130,5 @@ def depths(main: Sequence[ShardState], sideline: Sequence[ShardState]) -> dict[s
         "sideline_in_flight": sum(one.in_flight for one in sideline),
         "expired": sum(one.expired for one in main),
         "sideline_expired": sum(one.expired for one in sideline),
+        "delayed": delayed,
     }

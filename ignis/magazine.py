@@ -46,7 +46,8 @@ _CHUNK_BODIES = 8_192
 class Published(NamedTuple):
     """Where a message went. Durable, as the magazine's setting promises, when this exists.
 
-    ``shard`` -1 and ``pointer`` 0: another process stored it (a relay), and only that one knows where.
+    ``shard`` -1 and ``pointer`` 0: it has no place in the queue yet. Another process stored it (a relay), and only that one
+    knows where; or it is delayed.
     """
 
     id: str
@@ -192,8 +193,10 @@ class Magazine(Generic[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
-        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard.
+        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard. With ``due_ms``
+        they wait for that time, by the store's clock, and come to the tail then.
 
         Returns their ids in order. When a later transaction fails, the earlier ones stay stored.
         Raises what `load` raises; a message that cannot be encoded or is too large stops before its transaction.
@@ -222,7 +225,10 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % self.shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self.load_batches(batches)
+            if due_ms is None:
+                self.load_batches(batches)
+            else:
+                self._load_later(batches, due_ms)
             ids += part_ids
         return MessageIds(ids)
 
@@ -236,6 +242,15 @@ class Magazine(Generic[M]):
             return self._magazines.load(self.name, batches, self.ttl_s)
         except QueueNotFoundError as exc:
             raise registration.explain(exc) from exc
+
+    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int) -> None:
+        registration, dues_ms = self.registration, [[due_ms] * batch.count for _, batch in batches]
+        if registration is not None:
+            registration.check()
+        try:
+            self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
+        except QueueNotFoundError as exc:
+            raise exc if registration is None else registration.explain(exc) from exc
 
     def begin_load(
         self, batches: Sequence[tuple[int, PackedBatch]], after: PendingLoad | None = None
@@ -316,6 +331,7 @@ class _Sideline(Magazine[M]):
         *,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        due_ms: int | None = None,
     ) -> MessageIds:
         """Refused. Raises ConfigError."""
         raise self._refused()

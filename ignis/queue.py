@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
@@ -18,6 +19,7 @@ from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
 from ignis.errors import ConfigError, InvalidMessageError, QueueNotFoundError
 from ignis.figures import depths
+from ignis.later import Later, due_time_ms
 from ignis.magazine import Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
 from ignis.pausing import PAUSED, store_pause
@@ -32,6 +34,7 @@ __all__ = ["DECLARED", "Queue"]
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
+Delay = float | str | timedelta
 
 
 class Queue(Generic[M]):
@@ -175,7 +178,13 @@ class Queue(Generic[M]):
     # -- publishing
 
     def publish(
-        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        delay: Delay | None = None,
+        at: datetime | None = None,
     ) -> Published:
         """Stores one message; durable, as the queue's setting promises, on return.
 
@@ -183,10 +192,16 @@ class Queue(Generic[M]):
             message: of the queue's type.
             key: messages of one key keep their order; None spreads them over the shards.
             headers: a small map kept in the envelope.
+            delay: nobody gets the message before so long from now: seconds, text such as ``"5m"``, or a timedelta.
+            at: ... or before that time, which needs a time zone. See `later`.
 
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, StoreUnreachableError.
+            DelayNotSupportedError: the store keeps no delayed messages; nothing was published.
         """
+        if delay is not None or at is not None:
+            ids = self.publish_many([message], keys=[key], headers=headers, delay=delay, at=at)
+            return Published(ids[0], -1, 0)
         published = self.main.load(message, key=key, headers=headers)
         self._stored(1)
         return published
@@ -198,6 +213,8 @@ class Queue(Generic[M]):
         key: Callable[[M], str | bytes | None] | None = None,
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
+        delay: Delay | None = None,
+        at: datetime | None = None,
     ) -> MessageIds:
         """Stores many messages, in one transaction per 8,192; all durable on return. Returns their ids in order.
 
@@ -205,6 +222,7 @@ class Queue(Generic[M]):
             messages: of the queue's type.
             key: computes each message's key; or ``keys``, one per message.
             headers: given to each.
+            delay, at: as for `publish`; all of them come at the same time.
 
         Raises InvalidMessageError for a text, bytes or a mapping: they would be published piece by piece.
         """
@@ -222,7 +240,9 @@ class Queue(Generic[M]):
             except TypeError as exc:
                 raise InvalidMessageError(f"messages are {shown(messages)}, not a sequence: {exc}") from None
             keys = [key(message) for message in messages]
-        ids = self.main.load_many(messages, keys=keys, headers=headers)
+        main = self.main
+        due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
+        ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms)
         self._stored(len(ids))
         return ids
 
@@ -233,8 +253,19 @@ class Queue(Generic[M]):
         if self._app.hooks.after_publish:
             self._app.hooks.published(self.name, count)
 
+    @property
+    def later(self) -> Later:
+        """The messages that wait for their time: to look for, to cancel, and to run now."""
+        return Later(self._app.store(), self.main.name)
+
     def apublish(
-        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        delay: Delay | None = None,
+        at: datetime | None = None,
     ) -> Coroutine[Any, Any, Published]:
         """`publish` for coroutines: the message joins what others publish at that moment, and one transaction makes all of them
         durable, as with a `publisher`. The event loop runs on meanwhile.
@@ -245,6 +276,8 @@ class Queue(Generic[M]):
         Raises what `publish` raises; WaitTimeoutError when there was no room for ``publisher.send_timeout_s``; ClosedError
         when the application is closed meanwhile.
         """
+        if delay is not None or at is not None:  # by a thread, as it is not gathered with others
+            return asyncio.to_thread(self.publish, message, key=key, headers=headers, delay=delay, at=at)
         # Not a coroutine of its own around the one that does it: every message would pay for both.
         if self._awaited is None:
             return self._open_and_apublish(message, key, headers)
@@ -533,7 +566,7 @@ class Queue(Generic[M]):
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            **depths(main, sideline),
+            **depths(main, sideline, self.main.store.delayed(self.name)),
             "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}

@@ -82,9 +82,9 @@ class QueueDefinition(Generic[M]):
             expiry_s = min(self._app.store().message_expiry_s, self.settings.queue_expiry_s)
             self.settings = dataclasses.replace(self.settings, message_expiry_s=expiry_s)
         magazines = self._declared()
+        record = self._register(queues, stored)
         if stored is not None:
             self._warn_of_changes(stored)
-        record = self._register(queues, stored)
         if self.spec is not None:
             self.spec.concurrency = min(record.concurrency, self._app.consumer_settings.max_consumers)
         magazines[0].registration = self.registration
@@ -142,7 +142,7 @@ class QueueDefinition(Generic[M]):
         return f"leave {setting} out to take the queue as it is, or drain it and remove it first: ignis queue delete {self.name}"
 
     def _warn_of_changes(self, stored: QueueRecord) -> None:
-        """What is replaced now holds for everybody who uses the queue, and not only here."""
+        """What was replaced holds for everybody who uses the queue, and not only here."""
         changed = [
             f"{name} from {before} to {now}"
             for name, before in _settings_of(stored).items()
@@ -150,7 +150,7 @@ class QueueDefinition(Generic[M]):
         ]
         if changed:
             log.warning(
-                "queue %s is stored with other settings, which are replaced for everybody: %s",
+                "queue %s was stored with other settings, which are now replaced for everybody: %s",
                 self.name, ", ".join(changed),
             )  # fmt: skip
 

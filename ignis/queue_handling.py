@@ -155,6 +155,8 @@ class QueueHandling(Generic[M]):
             if queue.magazines is not None and not queue.registration.removed:
                 stored = self._app.store().queues.get(queue.name)
                 self.pause(stored is not None and PAUSED in stored.extra)
+            if queue.spec is not None:
+                self._app.store().check_consuming()
             open_queue()
             if self.consumer is None and queue.spec is not None:
                 self._app.take_back(queue.name)

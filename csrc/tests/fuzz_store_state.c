@@ -43,13 +43,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (memory == NULL || ign_ctl_create(&ctl, &io, "fuzz", ROOM, 16, 4096) != 0)
         abort();
     ign_state_add_segment(&ctl, &(ign_segment_info){.size = 1 << 20});
-    /* A magazine is there, so that less has to be guessed. */
+    /* A magazine is there, and its later one, so that less has to be guessed. */
     static const uint8_t declared[40] = {[3] = 1, [5] = 2, [15] = 1, [27] = 1, [32] = 'm'};
     uint64_t position = 0;
     ign_ctl_begin(&ctl);
     ign_state_apply(&ctl, &(ign_entry){.type = IGN_ENTRY_CATALOGUE, .payload = declared, .payload_bytes = sizeof declared});
     ign_ctl_commit(&ctl, 0);
-    if (ign_state_magazine(&ctl, 1) == NULL)
+    static const uint8_t later[40] = {[3] = 2, [5] = 2, [7] = IGN_CATALOGUE_LATER, [15] = 1, [27] = 1, [31] = 1, [32] = 'l'};
+    ign_ctl_begin(&ctl);
+    ign_state_apply(&ctl, &(ign_entry){.type = IGN_ENTRY_CATALOGUE, .payload = later, .payload_bytes = sizeof later});
+    ign_ctl_commit(&ctl, 0);
+    if (ign_state_magazine(&ctl, 1) == NULL || ign_state_magazine(&ctl, 2) == NULL)
         abort();
     while (size >= 2) {
         uint8_t type = data[0] % (IGN_ENTRY_TYPES + 1);

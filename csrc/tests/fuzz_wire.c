@@ -11,6 +11,7 @@
 #include "ignis_frame.h"
 #include "ignis_record.h"
 #include "ignis_wire.h"
+#include "ignis_wire_lone.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -189,6 +190,54 @@ static void read_batches(const uint8_t *src, size_t size)
     REQUIRE(code == IGN_EMPTY || code == IGN_E_TRUNCATED || code == IGN_E_MALFORMED);
 }
 
+/* -- a request that came alone ------------------------------------------------------------------------------------- */
+
+/* The same segment as by the two ways above, or nothing. */
+static void read_lone(const uint8_t *src, size_t size)
+{
+    ign_wire_lone lone;
+    uint8_t *frame = exact(src, size);
+    uint32_t count = 0, bad = 0;
+    uint16_t shard = 0, shards = (uint16_t)(1 + size % 17);
+    if (ign_wire_lone_open(&lone, frame, size, SIZE_MAX) == IGN_OK) {
+        REQUIRE(lone.name >= frame && lone.name + lone.name_len <= frame + size);
+        int placed = ign_wire_lone_shard(&lone, shards, &shard);
+        REQUIRE(placed == IGN_FULL || placed == IGN_EMPTY || (placed == IGN_OK && shard < shards));
+        uint8_t *made = malloc(lone.segment_bytes != 0 ? lone.segment_bytes : 1);
+        REQUIRE(made != NULL);
+        int code = ign_wire_lone_put(&lone, made, 77, &count);
+        uint8_t *other = exact(lone.data, lone.data_len);
+        size_t other_bytes = lone.data_len, data_bytes;
+        ign_wire_sorter sorter = {0};
+        if (lone.command == IGN_WIRE_SEND) {
+            ign_wire_sends sends;
+            size_t used;
+            REQUIRE(code == IGN_OK && ign_wire_take_sends(&sorter, frame, size, SIZE_MAX, &sends, &used) == IGN_OK);
+            REQUIRE(sends.request_id == lone.request_id && sends.ttl_ms == lone.ttl_ms && sorter.groups[0].shard == lone.shard);
+            free(other);
+            other_bytes = sorter.groups[0].segment_bytes;
+            other = exact(sorter.groups[0].segment, other_bytes);
+        } else {
+            int copied = ign_wire_copy_segment(other, lone.data, lone.data_len, &bad, &data_bytes, &bad);
+            REQUIRE((copied == IGN_OK) == (code == IGN_OK));
+        }
+        if (code == IGN_OK) {
+            REQUIRE(other_bytes == lone.segment_bytes && count == ign_wire_lone_count(&lone));
+            ign_segment_begin(other, count, 77);
+            ign_segment_finish(other);
+            REQUIRE(memcmp(made, other, other_bytes) == 0);
+            ign_wire_sorter routed = {0};
+            if (lone.shard == IGN_WIRE_ANY_SHARD && ign_wire_route(&routed, made, other_bytes, shards, 0, NULL, &bad) == IGN_OK)
+                REQUIRE(count > 1 ? placed == IGN_EMPTY : placed == IGN_FULL || (placed == IGN_OK && routed.groups[0].shard == shard));
+            ign_wire_sorter_free(&routed);
+        }
+        ign_wire_sorter_free(&sorter);
+        free(other);
+        free(made);
+    }
+    free(frame);
+}
+
 /* -- pointers and claims -------------------------------------------------------------------------------------------- */
 
 static void read_pointers(const uint8_t *src, size_t size)
@@ -250,6 +299,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (ign_frame_decode(data + at, size - at, SIZE_MAX, &frame, &used) != IGN_OK)
             break;
         uint8_t *payload = exact(frame.payload, frame.payload_len);
+        read_lone(data + at, used);
         if (frame.command == IGN_WIRE_SEND) {
             used = read_sends(&sorter, data + at, size - at);
         } else if (frame.command == IGN_WIRE_SEND_BATCH) {

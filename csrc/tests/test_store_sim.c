@@ -15,6 +15,8 @@ int main(void)
 #include "store_batch.h"
 #include "store_sim.h"
 
+#include "../ignis_store_later.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -207,6 +209,48 @@ static void load_some(ign_store *store, bool flush)
     load_some_as(store, PLAIN, flush);
 }
 
+/* Messages that wait for their time, and are where the others are when it is over. */
+static void put_later(ign_store *store, bool flush)
+{
+    uint8_t batch[1024];
+    uint64_t dues[4];
+    uint32_t later;
+    ign_store_mark mark;
+    int rc = ign_store_declare_later(store, magazine, "m later", 1, &later, NULL, &mark);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    uint32_t count = 1 + (uint32_t)sim_below(4), first = next_id; /* behind the declaration: others come in between */
+    if (rc != IGN_OK || first + count >= IDS)
+        return;
+    next_id += count;
+    for (uint32_t i = 0; i < count; i++) {
+        model[first + i].sent = true;
+        model[first + i].load = first;
+        dues[i] = machine.clock + sim_below(sim_below(2) == 0 ? 40 : 4000000);
+    }
+    ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
+    rc = ign_store_load_later(store, later, &part, 1, dues, NULL, &mark);
+    TELL("later %u x %u: %d\n", first, count, rc);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    int flushed = rc == IGN_OK && flush ? ign_store_flush(store, &mark, true) : IGN_OK;
+    REQUIRE(flushed == IGN_OK || allowed(flushed));
+    for (uint32_t i = 0; i < count; i++) {
+        message *m = &model[first + i];
+        m->there = rc == IGN_OK;
+        m->durable = rc == IGN_OK && flush && flushed == IGN_OK;
+        m->refused = rc == IGN_E_FAILED || rc == IGN_E_NO_ROOM || flushed == IGN_E_FAILED;
+        m->doubt = !m->refused && (rc != IGN_OK || flushed != IGN_OK);
+    }
+}
+
+static void move_due(ign_store *store, uint64_t ms)
+{
+    ign_store_moved moved;
+    ign_store_mark mark;
+    int rc = ign_store_move_due(store, magazine, ms, 1 + sim_below(5), 1 << 20, &moved, NULL, &mark);
+    TELL("moved %" PRIu64 ": %d\n", moved.moved, rc);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+}
+
 /* The fence gets its next value. */
 static void raise_epoch(ign_store *store)
 {
@@ -351,10 +395,14 @@ static void work(int process, ign_store_io *io)
         else if (choice < 14)
             claim_some(store, choice < 12, choice < 10);
         else if (choice == 14 && sim_below(2) == 0)
-            switch (sim_below(4)) {
+            switch (sim_below(8)) {
             case 0: raise_epoch(store); break;
             case 1: forget_some(store); break;
             case 2: expire_some(store); break;
+            case 3:
+            case 4: put_later(store, sim_below(2) == 0); break;
+            case 5:
+            case 6: move_due(store, machine.clock); break;
             default:
                 if (purging)
                     purge(store);
@@ -382,7 +430,20 @@ static struct {
     uint32_t records;
     uint64_t ids; /* a sum over messages and pointers */
     uint32_t known; /* ids */
+    uint64_t due, waiting; /* when the next is, and how many are */
 } seen_alive;
+
+static void look_later(ign_store *store, uint64_t *due, uint64_t *waiting)
+{
+    uint32_t later;
+    ign_shard shard;
+    *due = IGN_DUE_NONE;
+    *waiting = 0;
+    if (ign_store_find(store, "m later", &later) != IGN_OK)
+        return;
+    REQUIRE(ign_store_next_due(store, later, due) == IGN_OK && ign_store_shard(store, later, 0, &shard) == IGN_OK);
+    *waiting = shard.living;
+}
 
 static void look(ign_store *store, ign_shard *shard, uint32_t *records, uint64_t *ids)
 {
@@ -447,6 +508,7 @@ static void bystander(int process, ign_store_io *io)
         if (rc == IGN_OK) {
             look(store, &seen_alive.shard, &seen_alive.records, &seen_alive.ids);
             seen_alive.known = known_keys(store);
+            look_later(store, &seen_alive.due, &seen_alive.waiting);
             seen_alive.is_known = true;
         }
     }
@@ -459,6 +521,9 @@ static void compare_with_alive(ign_store *store)
     uint32_t records;
     uint64_t ids;
     look(store, &shard, &records, &ids);
+    uint64_t due, waiting;
+    look_later(store, &due, &waiting);
+    REQUIRE(due == seen_alive.due && waiting == seen_alive.waiting);
     const ign_shard *was = &seen_alive.shard;
     REQUIRE(records == seen_alive.records && ids == seen_alive.ids && shard.living == records);
     REQUIRE(was->living == shard.living && was->in_flight == shard.in_flight && was->load_counter == shard.load_counter &&
@@ -519,6 +584,10 @@ static void check_all(int process, ign_store_io *io)
         magazine = number;
         if (seen_alive.is_known)
             compare_with_alive(store);
+        uint64_t due, waiting;
+        for (look_later(store, &due, &waiting); due != IGN_DUE_NONE; look_later(store, &due, &waiting))
+            move_due(store, UINT64_MAX); /* what waits for its time is where the others are */
+        REQUIRE(waiting == 0);
         REQUIRE(ign_store_peek(store, magazine, 0, 1, UINT64_MAX, slices, IDS, &count) == IGN_OK);
         for (uint32_t i = 0; i < count; i++) {
             REQUIRE(slices[i].bytes <= sizeof batch && ign_store_fetch(store, &slices[i], batch) == IGN_OK);
@@ -642,6 +711,8 @@ static void two_of_each(int process, ign_store_io *io)
     load_some_as(store, ONCE, true);
     load_some_as(store, CLAIMED, true);
     expire_some(store);
+    put_later(store, true);
+    move_due(store, UINT64_MAX);
     claim_some(store, true, false);
     ign_store_close(store);
 }

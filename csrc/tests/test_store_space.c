@@ -110,11 +110,33 @@ static uint64_t draw(uint64_t n)
     return (drawn >> 33) % n;
 }
 
+static uint64_t kib(uint64_t bytes)
+{
+    return bytes >> 10;
+}
+
+static void tell_file(void *arg, const char *name)
+{
+    char path[sizeof store_dir_path + IGN_STORE_NAME_MAX];
+    struct stat st;
+    (void)arg;
+    snprintf(path, sizeof path, "%s/%s", store_dir_path, name);
+    if (stat(path, &st) == 0)
+        fprintf(stderr, "  %s: %" PRIu64 " KiB\n", name, kib((uint64_t)st.st_blocks * 512));
+}
+
 static ign_store *open_of(ign_store_io *io, uint64_t bytes)
 {
     ign_store *store;
     uint64_t most = bytes / 64 < 1 << 20 ? 1 << 20 : bytes / 64; /* as the store above it does */
-    CHECK_EQ(ign_store_open(&store, io, &(ign_store_options){.segment_bytes = most, .control_reserve = 1 << 28}), IGN_OK);
+    int rc = ign_store_open(&store, io, &(ign_store_options){.segment_bytes = most, .control_reserve = 1 << 28});
+    if (rc != IGN_OK) {
+        uint64_t room;
+        small_room(io, &room);
+        fprintf(stderr, "cannot be opened, with %" PRIu64 " KiB free\n", room >> 10);
+        io->list(io, tell_file, NULL);
+    }
+    CHECK_EQ(rc, IGN_OK);
     return store;
 }
 
@@ -132,6 +154,8 @@ typedef struct story {
     const char *what;
     uint64_t disk_bytes, seed;
     uint32_t record, loaded_at_a_time, moved_at_a_time, grows;
+    bool half; /* every second call is a success: it is retired and not moved */
+    bool all_may; /* that all of them grew is no surprise */
 } story;
 
 static uint64_t fill(ign_store *store, uint32_t m, const story *s)
@@ -155,6 +179,27 @@ static uint64_t fill(ign_store *store, uint32_t m, const story *s)
     return count;
 }
 
+/* Where the room is of a disk on which nothing goes on. */
+static void tell_room(ign_store *store, const char *what)
+{
+    ign_generation *g;
+    uint64_t room;
+    fprintf(stderr, "stands still: %s\n", what);
+    if (getenv("SPACE_TELL") == NULL || ign_store_look(store, &g) != IGN_OK)
+        return;
+    const ign_state_segment *all = ign_ctl_at(&g->ctl, g->ctl.root->segments);
+    small_room(store->io, &room);
+    fprintf(stderr, "  free %" PRIu64 ", left %" PRIu64 ", cheapest %" PRIu64 ", next %" PRIu64 ", reserve wanted %" PRIu64 ", short %u, living %" PRIu64
+            ", state %" PRIu64 " of %" PRIu64 " KiB\n", kib(room), kib(ign_store_left(g)), kib(ign_store_cheapest(g)), kib(ign_store_next_bytes(store, g)),
+            kib(ign_store_reserve_bytes(store, g)), (unsigned)atomic_load(&g->ctl.head->short_of_room), kib(g->ctl.root->living_bytes), kib(g->ctl.root->used),
+            kib(atomic_load(&g->ctl.head->arena_bytes)));
+    for (uint64_t i = 0; i < g->ctl.root->segment_count; i++)
+        fprintf(stderr, "  segment %" PRIu64 " of %" PRIu64 " KiB, living %" PRIu64 ", cost %" PRIu64 "\n", all[i].info.number, kib(all[i].info.size),
+                kib(all[i].living), kib(ign_store_cost(&all[i])));
+    ign_store_look_end(store, g);
+    store->io->list(store->io, tell_file, NULL);
+}
+
 /* Calls again until it is not refused, with upkeep between, as often as it takes somebody to say that nothing goes on. */
 #define GOES_ON(call)                                                                        \
     do {                                                                                     \
@@ -162,7 +207,7 @@ static uint64_t fill(ign_store *store, uint32_t m, const story *s)
         while ((rc = (call)) == IGN_E_NO_ROOM && turns_++ < PATIENCE)                        \
             upkeep(store);                                                                   \
         if (rc == IGN_E_NO_ROOM)                                                             \
-            fprintf(stderr, "stands still: %s\n", s->what);                                  \
+            tell_room(store, s->what);                                                       \
         refusals += turns_ != 0;                                                             \
     } while (0)
 
@@ -187,8 +232,8 @@ static int transfer_growing(ign_store *store, uint32_t from, const ign_store_run
     return rc == IGN_E_NO_ROOM && errno == E2BIG ? IGN_E_TOO_LARGE : rc;
 }
 
-/* All of one magazine into another, by claims of one shard after the other. */
-static uint64_t move_all(ign_store *store, uint32_t from, uint32_t to, const story *s, uint8_t *seen, uint64_t *refusals_out)
+/* All of one magazine into another, by claims of one shard after the other. *gone: how many were retired in their place. */
+static uint64_t move_all(ign_store *store, uint32_t from, uint32_t to, const story *s, uint8_t *seen, uint64_t *refusals_out, uint64_t *gone)
 {
     uint64_t moved = 0, calls = 0, refusals = 0, grown = 0;
     for (uint16_t shard = 0; shard < SHARDS; shard++)
@@ -226,12 +271,18 @@ static uint64_t move_all(ign_store *store, uint32_t from, uint32_t to, const sto
                     CHECK_EQ(records, next - k);
                     ign_store_part part = {.shard = (uint16_t)(ids[0] % SHARDS), .batch = bytes_of_batch, .bytes = batch_of(ids, records, s->record + s->grows)};
                     ign_store_run run = {.shard = shard, .first = slice->first + k, .last = slice->first + next - 1};
-                    GOES_ON(transfer_growing(store, from, &run, to, &part, &mark));
+                    uint64_t retired;
+                    bool succeeds = s->half && calls % 2 == 1;
+                    if (succeeds) {
+                        GOES_ON(ign_store_retire(store, from, &run, 1, false, &retired, NULL, &mark));
+                        *gone += records;
+                    } else
+                        GOES_ON(transfer_growing(store, from, &run, to, &part, &mark));
                     if (s->grows != 0 && rc == IGN_E_TOO_LARGE) { /* what has no room to grow goes as it was */
                         part.bytes = batch_of(ids, records, s->record);
                         GOES_ON(transfer_growing(store, from, &run, to, &part, &mark));
                     } else
-                        grown += s->grows != 0;
+                        grown += s->grows != 0 && !succeeds;
                     CHECK_EQ(rc, IGN_OK);
                     moved += records;
                     if (++calls % 100 == 0)
@@ -239,7 +290,7 @@ static uint64_t move_all(ign_store *store, uint32_t from, uint32_t to, const sto
                 }
             }
         }
-    CHECK(s->grows == 0 || grown < calls); /* not all could */
+    CHECK(s->grows == 0 || s->all_may || grown < calls); /* not all could */
     *refusals_out = refusals;
     return moved;
 }
@@ -306,12 +357,13 @@ static void tell(const story *s)
         ign_store_close(store);
         store = open_of(io, s->disk_bytes);
     }
-    CHECK_EQ(move_all(store, from, to, s, seen, &refusals), count);
+    uint64_t gone = 0;
+    CHECK_EQ(move_all(store, from, to, s, seen, &refusals, &gone), count);
     if (s->seed % 3 == 0) {
         ign_store_close(store);
         store = open_of(io, s->disk_bytes);
     }
-    CHECK_EQ(delete_all(store, to, s, seen, count), count);
+    CHECK_EQ(delete_all(store, to, s, seen, count), count - gone);
     CHECK_EQ(ign_store_figures_of(store, &figures), IGN_OK);
     CHECK_EQ(figures.living_records, 0);
     if (getenv("SPACE_TELL") != NULL)
@@ -353,8 +405,40 @@ static void on_disks_of(const uint64_t *sizes, unsigned count, uint64_t seeds)
     free(fetched);
 }
 
+/* Messages of 16 bytes to 64 KiB, with up to 12 KiB of history each, one by one and in batches, all of them or every second one; SPACE_GRID is
+ * which part of it: number/parts. */
+static void a_grid_of_shapes(void)
+{
+    const char *part = getenv("SPACE_GRID");
+    static const uint64_t sizes[] = {8, 12, 16, 24, 32, 48, 64};
+    static const uint32_t records[] = {16, 100, 300, 1 << 10, 4 << 10, 20 << 10, 64 << 10}, grows[] = {0, 200, 1 << 10, 4 << 10, 12 << 10};
+    unsigned number = 0, mine = 0, parts = 1;
+    if (part == NULL || sscanf(part, "%u/%u", &mine, &parts) != 2)
+        return;
+    bytes_of_batch = malloc(4 * MOST);
+    fetched = malloc(4 * MOST);
+    for (unsigned r = 0; r < sizeof records / sizeof records[0]; r++)
+        for (unsigned w = 0; w < sizeof grows / sizeof grows[0]; w++)
+            for (unsigned d = 0; d < sizeof sizes / sizeof sizes[0]; d++)
+                for (unsigned how = 0; how < 4; how++) {
+                    char what[96];
+                    uint32_t at_a_time = how % 2 == 0 ? 1 : records[r] + grows[w] < 8192 ? 50 : 5;
+                    uint32_t loaded = records[r] >= 20 << 10 ? 5 : 50;
+                    if (number++ % parts != mine)
+                        continue;
+                    snprintf(what, sizeof what, "%u + %u B, %u at a time, %s, %u MiB", records[r], grows[w], at_a_time, how < 2 ? "all" : "half",
+                             (unsigned)sizes[d]);
+                    tell(&(story){.what = what, .disk_bytes = sizes[d] << 20, .seed = 1 + number % 6, .record = records[r], .loaded_at_a_time = loaded,
+                                  .moved_at_a_time = at_a_time, .grows = grows[w], .half = how >= 2, .all_may = true});
+                }
+    free(bytes_of_batch);
+    free(fetched);
+}
+
 static void moved_on_a_full_disk(void)
 {
+    if (getenv("SPACE_GRID") != NULL)
+        return;
     const char *only = getenv("SPACE_DISK"); /* another one, in MiB, and more seeds */
     if (only != NULL)
         on_disks_of((const uint64_t[]){strtoull(only, NULL, 10)}, 1, 5);
@@ -524,4 +608,5 @@ MAIN("store_space", {
     RUN(room_in_hand);
     RUN(opened_in_the_room_of_the_old_state);
     RUN(moved_on_a_full_disk);
+    RUN(a_grid_of_shapes);
 })

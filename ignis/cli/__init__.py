@@ -21,6 +21,7 @@ from ignis.cli.consume import consume
 from ignis.cli.demo import demo
 from ignis.cli.doctor import doctor
 from ignis.cli.inspection import peek, queues, stats
+from ignis.cli.later import later
 from ignis.cli.leader import leader
 from ignis.cli.pipeline import pipeline
 from ignis.cli.publish import publish
@@ -53,8 +54,8 @@ def cli(context: click.Context) -> None:
 
 
 for command in (
-    worker, workers, publish, consume, queue, queues, stats, peek, sideline, schedules, sweep, leader, autoscale, relay, broker,
-    pipeline, doctor, demo, bench, completion,
+    worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
+    broker, pipeline, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -14,7 +14,7 @@ from ignis.config import parse_duration_s
 from ignis.errors import ConfigError, UnreadableMessageError
 from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, REASONS, Message
 
-__all__ = ["UNKNOWN", "Filter", "filter_options", "reason_option"]
+__all__ = ["UNKNOWN", "Filter", "filter_options", "message_ids", "reason_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +31,8 @@ reason_option = click.option(
 )
 
 
-def _ids(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+def message_ids(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Ids of messages, as an option or arguments name them."""
     for value in values:
         try:
             UUID(value)
@@ -99,7 +100,12 @@ def filter_options(*, failures: bool) -> Callable[[F], F]:
     """Decorator: the options, given to the command as ``wanted``, a `Filter`; ``failures`` adds those about failures."""
     options = [
         click.option(
-            "--id", "ids", multiple=True, callback=_ids, metavar="ID", help="Only this message; may be given often."
+            "--id",
+            "ids",
+            multiple=True,
+            callback=message_ids,
+            metavar="ID",
+            help="Only this message; may be given often.",
         ),
         click.option("--key", metavar="KEY", help="Only messages of this key."),
         click.option(

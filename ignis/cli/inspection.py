@@ -37,10 +37,21 @@ def queues(state: State, everything: bool) -> int:
     if not found:
         output.remark(f"which queues there are is not known: {unknown}" if unknown else "no queues")
         return exit_codes.OK
-    columns = ["queue", "pending", "in flight", "sideline", "oldest", "shards", "durability", "codec", "handler"]
+    columns = [
+        "queue",
+        "pending",
+        "delayed",
+        "in flight",
+        "sideline",
+        "oldest",
+        "shards",
+        "durability",
+        "codec",
+        "handler",
+    ]
     rows = []
     for record, depths in found:
-        figures = [depths[name] for name in ("pending", "in_flight", "sideline")]
+        figures = [depths[name] for name in ("pending", "delayed", "in_flight", "sideline")]
         shown = not record.active or PAUSED in record.extra
         name = f"{record.name} ({queue_state(record)})" if shown else record.name
         rows.append(
@@ -54,7 +65,7 @@ def queues(state: State, everything: bool) -> int:
                 _handler(record),
             ]
         )
-    output.table(columns, rows, right=["pending", "in flight", "sideline", "oldest", "shards"])
+    output.table(columns, rows, right=["pending", "delayed", "in flight", "sideline", "oldest", "shards"])
     return exit_codes.OK
 
 
@@ -118,7 +129,7 @@ def _show_stats(state: State, store: Store, queue: str | None, shards: bool) -> 
         output.pairs({name: value for name, value in figures.items() if value}, title=f"store {state.resolved_url()}")
         output.line("")
         rows = [[one["queue"], *map(output.number, _counted(one)), output.age(one["oldest_age_s"])] for one in depths]
-        columns = ["queue", "pending", "in flight", "sideline", "sideline in flight", "swept", "expired"]
+        columns = ["queue", "pending", "delayed", "in flight", "sideline", "sideline in flight", "swept", "expired"]
         columns += ["sideline expired", "oldest"]
         output.table(columns, rows, right=columns[1:])
         return exit_codes.OK
@@ -230,7 +241,16 @@ def message_dict(shard: int, pointer: int, record: bytes | None) -> dict[str, An
 
 
 def _counted(depths: dict[str, Any]) -> list[int]:
-    names = ("pending", "in_flight", "sideline", "sideline_in_flight", "swept", "expired", "sideline_expired")
+    names = (
+        "pending",
+        "delayed",
+        "in_flight",
+        "sideline",
+        "sideline_in_flight",
+        "swept",
+        "expired",
+        "sideline_expired",
+    )
     return [depths[name] for name in names]
 
 

@@ -51,6 +51,7 @@ class LoopClaims(Claims):
         self._calls_back = self._magazines.calls_back
         self._later: asyncio.TimerHandle | None = None  # after the initial delay, or a claim that failed
         self._relook: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None  # a delayed message is, while the watch is armed
         self._wish = 0  # the number of the latest call that the store was asked for
         self._cancel: Any = None
         self._spin_until_s = 0.0
@@ -182,13 +183,29 @@ class LoopClaims(Claims):
             armed = self._magazines.watch(self._name, seen, watch)
             if armed is not None:
                 self._armed = armed == seen
-                return armed
+                return self._reckon(armed) if self._armed else armed
             self._watchable = False
             self._close_watch()
             number = self._magazines.wait(self._name, -1, 0)
         if number == seen:
             self._listen(seen)
         return number
+
+    def _reckon(self, seen: int) -> int:
+        """The watch tells of loads, and not of what comes to be due: a timer does."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        due_in_s = self._magazines.due_in_s(self._name)
+        if due_in_s is not None and self._loop is not None:
+            self._due = self._loop.call_later(due_in_s, self._come_due)
+        return seen
+
+    def _come_due(self) -> None:
+        self._due = None
+        if self._armed:
+            self._armed, self._empty_at = False, None
+            self._step()
 
     def _open_watch(self) -> Watch | None:
         """None where the store or the system has none; or none left, then it is tried again when the queue was idle."""
@@ -230,6 +247,9 @@ class LoopClaims(Claims):
     def _close_watch(self) -> None:
         watch, self._watch = self._watch, None
         self._armed = False
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         if self._look_at_quiet is not None:
             self._look_at_quiet.cancel()
             self._look_at_quiet = None

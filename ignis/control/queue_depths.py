@@ -29,7 +29,7 @@ def queue_depths(store: Store, record: QueueRecord) -> dict[str, Any]:
     oldest = store.magazines.oldest_enqueued_at_us(record.name) if main else None
     return {
         "queue": record.name,
-        **depths(main, sideline),
+        **depths(main, sideline, store.magazines.delayed(record.name) if main else 0),
         "swept": record.swept_count,
         "paused": PAUSED in record.extra,
         "oldest_age_s": None if oldest is None else round(max(0.0, time.time() - oldest / 1e6), 3),

@@ -38,6 +38,9 @@ __all__ = ["SweepResult", "Sweeper"]
 
 log = logging.getLogger("ignis.control.sweeper")
 
+_MOST_MOVES = 1_000
+"""Transactions of delayed messages that one pass moves in one queue; the rest is for the next."""
+
 
 @dataclass
 class _Queue:
@@ -258,6 +261,7 @@ class Sweeper:
             while self._sweep_batch(one, shard, main=False):
                 pass
         self._check(fence)
+        self._move_due(one, fence)
         one.result.expired = self._store.magazines.expire(one.main) + self._store.magazines.expire(one.sideline)
         if one.result.swept or one.result.sideline_swept:
             self._note(one)
@@ -266,6 +270,14 @@ class Sweeper:
                 one.result.swept, record.name, one.result.sideline_swept,
             )  # fmt: skip
         return one.result
+
+    def _move_due(self, one: _Queue, fence: Fence) -> None:
+        """Delayed messages whose time has come go to the queue. Its consumers do that themselves; this is for one without."""
+        for _ in range(_MOST_MOVES):
+            moved = self._store.magazines.move_due(one.main, fence=fence)
+            if self._stop.is_set() or moved.moved + moved.expired == 0:
+                return
+            self._check(fence)
 
     def _thresholds(self, record: QueueRecord, fence: Fence) -> _Queue:
         """Raises ConfigError for a queue whose claims would all be taken for abandoned."""

@@ -34,6 +34,8 @@ def fire_into(Log log not None, ClaimsFrame frame not None, uint32_t number, lim
             log._checked(call.rc)
             firing.fire.sized_count = 0
             more = firing.fire.more
+            if firing.fire.later:
+                log._later = True
             for i in range(firing.fire.expired_count):
                 expired.add(firing.fire.expired[i])
             taken = 0

@@ -24,39 +24,123 @@ cdef object socket_error(int number):
     return OSError(number, strerror(number).decode("utf-8", "replace"))
 
 
-def send_frame(int fd, int16_t command, int64_t request_id, bytes payload not None) -> int:
-    """Sends one frame without waiting and without copying the payload. Returns how many bytes of it the system took, those
-    of the header included; 0 when it has no room.
+@cython.final
+@cython.no_gc       # refers to nothing that could refer back
+cdef class Outgoing:
+    """One request that a client sends by itself: nothing of it is copied or put together before the system takes it.
 
-    Raises OSError.
+    Args:
+        command: of the frame.
+        payload: of it.
+
+    Immutable, but for what `Outgoing.load` says of its batch. Cannot be copied or pickled.
     """
-    cdef uint8_t head[IGN_FRAME_HEADER_BYTES]
-    cdef iovec parts[2]
-    cdef msghdr message
-    cdef ssize_t sent
-    cdef int number = 0
-    cdef size_t size = <size_t>len(payload)
-    if size > <size_t>IGN_FRAME_MAX_PAYLOAD:
-        raise OverflowError(f"a payload of {size} bytes")
-    ign_frame_put_header(head, command, request_id, size)
-    memset(&message, 0, sizeof(message))
-    parts[0].iov_base = head
-    parts[0].iov_len = IGN_FRAME_HEADER_BYTES
-    parts[1].iov_base = PyBytes_AS_STRING(payload)
-    parts[1].iov_len = size
-    message.msg_iov = parts
-    message.msg_iovlen = 2
-    while True:
-        with nogil:
-            sent = sendmsg(fd, &message, MSG_DONTWAIT)
-            number = errno
-        if sent >= 0:
-            return sent
-        if number == EAGAIN:
-            return 0
-        if number != EINTR:
-            raise socket_error(number)
-        PyErr_CheckSignals()
+    cdef int16_t _command
+    cdef bytes _front               # of the payload; behind it comes the batch, if there is one
+    cdef PackedBatch _batch
+    cdef readonly size_t nbytes
+
+    def __cinit__(self, int16_t command, bytes payload not None):
+        if <size_t>len(payload) > <size_t>IGN_FRAME_MAX_PAYLOAD:
+            raise OverflowError(f"a payload of {len(payload)} bytes")
+        self._command = command
+        self._front = payload
+        self.nbytes = IGN_FRAME_HEADER_BYTES + <size_t>len(payload)
+
+    def __reduce__(self):
+        refuse_copy(self)
+
+    @staticmethod
+    def load(bytes name not None, uint64_t ttl_ms, shard, PackedBatch batch not None):
+        """SEND_BATCH of one batch, which must not be sealed before the request was answered."""
+        cdef uint16_t place = shard_of(shard)
+        cdef size_t size = <size_t>len(name)
+        cdef bytes front
+        cdef uint8_t *at
+        cdef Outgoing made
+        if size > 0xFFFF or batch._nbytes > <size_t>IGN_FRAME_MAX_PAYLOAD - size - 18:
+            raise ValueError(f"a batch of {batch._nbytes} bytes for a name of {size} bytes")
+        front = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>size + 18)
+        at = <uint8_t *>PyBytes_AS_STRING(front)
+        ign_put16(at, <uint16_t>size)
+        memcpy(at + 2, PyBytes_AS_STRING(name), size)
+        at += 2 + size
+        ign_put64(at, ttl_ms)
+        ign_put16(at + 8, 1)
+        ign_put16(at + 10, place)
+        ign_put32(at + 12, <uint32_t>batch._nbytes)
+        made = Outgoing.__new__(Outgoing, IGN_WIRE_SEND_BATCH, front)
+        made._batch = batch
+        made.nbytes += batch._nbytes
+        return made
+
+    def send(self, int fd, int64_t request_id) -> int:
+        """Sends the frame without waiting. Returns how many bytes of it the system took; 0 when it has no room.
+
+        Raises OSError.
+        """
+        cdef uint8_t head[IGN_FRAME_HEADER_BYTES]
+        cdef iovec parts[3]
+        cdef msghdr message
+        cdef ssize_t sent
+        cdef Py_buffer view
+        cdef int number = 0
+        ign_frame_put_header(head, self._command, request_id, self.nbytes - IGN_FRAME_HEADER_BYTES)
+        memset(&message, 0, sizeof(message))
+        parts[0].iov_base = head
+        parts[0].iov_len = IGN_FRAME_HEADER_BYTES
+        parts[1].iov_base = PyBytes_AS_STRING(self._front)
+        parts[1].iov_len = <size_t>len(self._front)
+        message.msg_iov = parts
+        message.msg_iovlen = 2
+        if self._batch is not None:
+            PyObject_GetBuffer(self._batch, &view, PyBUF_SIMPLE)
+            parts[2].iov_base = view.buf
+            parts[2].iov_len = <size_t>view.len
+            message.msg_iovlen = 3
+        try:
+            while True:
+                with nogil:
+                    sent = sendmsg(fd, &message, MSG_DONTWAIT)
+                    number = errno
+                if sent >= 0:
+                    return sent
+                if number == EAGAIN:
+                    return 0
+                if number != EINTR:
+                    raise socket_error(number)
+                PyErr_CheckSignals()
+        finally:
+            if self._batch is not None:
+                PyBuffer_Release(&view)
+
+    def frame(self, int64_t request_id) -> bytes:
+        """All of it, for who has to send it in parts."""
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>self.nbytes)
+        cdef uint8_t *at = <uint8_t *>PyBytes_AS_STRING(out)
+        cdef size_t size = <size_t>len(self._front)
+        cdef Py_buffer view
+        ign_frame_put_header(at, self._command, request_id, self.nbytes - IGN_FRAME_HEADER_BYTES)
+        memcpy(at + IGN_FRAME_HEADER_BYTES, PyBytes_AS_STRING(self._front), size)
+        if self._batch is not None:
+            PyObject_GetBuffer(self._batch, &view, PyBUF_SIMPLE)
+            memcpy(at + IGN_FRAME_HEADER_BYTES + size, view.buf, <size_t>view.len)
+            PyBuffer_Release(&view)
+        return out
+
+
+def unpack_send_ack(bytes payload not None) -> list:
+    """(shard, first pointer, count) per group of a SEND_ACK. Raises MalformedFrameError."""
+    cdef const uint8_t *at = <const uint8_t *>PyBytes_AS_STRING(payload)
+    cdef Py_ssize_t size = len(payload), i
+    cdef list runs
+    if size < 2 or size != 2 + 14 * <Py_ssize_t>ign_get16(at):
+        raise malformed(f"SEND_ACK of {size} bytes does not have the groups that it announces")
+    runs = PyList_New(size // 14)
+    for i in range(size // 14):
+        put_item(runs, i, (ign_get16(at + 2), ign_get64(at + 4), ign_get32(at + 12)))
+        at += 14
+    return runs
 
 
 def receive_answer(FrameReader reader not None, int fd, int64_t request_id, commands not None):

@@ -171,8 +171,9 @@ cdef class FrameReader:
             want = min(want, max(<Py_ssize_t>ign_get32(self._carry.data) + 4, <Py_ssize_t>FIRST_CARRY))
         return want
 
-    def get_buffer(self):
-        """Writable memory for the next read: a view that must be released before the one after."""
+    def get_buffer(self, sizehint=-1):
+        """Writable memory for the next read: a view that must be released before the one after. What an event loop hints at is not
+        heard."""
         cdef uint8_t *grown
         cdef Py_ssize_t want
         self._area._check()

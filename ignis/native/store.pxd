@@ -28,7 +28,7 @@ cdef extern from "ignis_store_salvage.h" nogil:
         uint64_t damaged
 
     uint32_t ign_batch_mend(uint8_t *batch, uint32_t bytes, uint32_t magazine, uint16_t shard, uint64_t first, uint32_t *count)
-    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, bint readable, ign_entry *entry,
+    int ign_entry_salvage(uint8_t *bytes, uint64_t available, uint64_t salt, uint64_t position, ign_entry *entry,
                           ign_salvaged *salvaged)
 
 
@@ -181,6 +181,7 @@ cdef extern from "ignis_store.h" nogil:
     int ign_store_peek(ign_store *store, uint32_t magazine, uint16_t shard, uint64_t first, uint64_t last, ign_slice *slices,
                        uint32_t room, uint32_t *count)
     int ign_store_fetch(ign_store *store, const ign_slice *slice, uint8_t *batch)
+    uint64_t ign_store_unread(ign_store *store)
     uint32_t ign_store_wait(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns)
     uint32_t ign_store_await(ign_store *store, uint32_t magazine, uint32_t seen, uint64_t timeout_ns, uint64_t spin_ns)
     uint32_t ign_store_watch(ign_store *store, uint32_t magazine, uint32_t seen, ign_watch *watch, int *armed)
@@ -219,11 +220,46 @@ cdef extern from "ignis_store_fire.h" nogil:
         uint32_t shards
         bint more
         bint full
+        bint later
 
     int ign_store_fire_over(ign_store *store, uint32_t magazine, ign_store_fire *fire, const ign_store_how *how,
                             ign_store_mark *mark)
     int ign_store_shards(ign_store *store, uint32_t magazine, ign_shard *copies, uint32_t room, uint32_t *count)
     int ign_store_fetch_part(ign_store *store, const ign_slice *slice, uint64_t first, uint8_t *to, uint64_t bytes)
+
+
+cdef extern from "ignis_store_due.h" nogil:
+    uint64_t IGN_DUE_NONE
+
+    ctypedef struct ign_due_run:
+        uint64_t ms
+        uint64_t shard
+        uint64_t first
+        uint64_t last
+
+
+cdef extern from "ignis_store_later.h" nogil:
+    enum:
+        IGN_MOVE_RECORDS
+        IGN_MOVE_BYTES
+
+    ctypedef struct ign_store_moved:
+        uint64_t moved
+        uint64_t expired
+        uint64_t next
+
+    int ign_store_declare_later(ign_store *store, uint32_t main, const char *name, uint16_t shards, uint32_t *number,
+                                const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_load_later(ign_store *store, uint32_t later, ign_store_part *parts, uint16_t count, const uint64_t *dues,
+                             const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_defer(ign_store *store, uint32_t source, const ign_store_run *runs, uint32_t count, uint32_t later,
+                        ign_store_part *parts, uint16_t part_count, const uint64_t *dues, const ign_store_how *how,
+                        ign_store_mark *mark)
+    int ign_store_next_due(ign_store *store, uint32_t magazine, uint64_t *ms)
+    int ign_store_move_due(ign_store *store, uint32_t main, uint64_t ms, uint64_t limit, uint64_t max_bytes,
+                           ign_store_moved *result, const ign_store_how *how, ign_store_mark *mark)
+    int ign_store_list_later(ign_store *store, uint32_t later, const ign_due_run *after, ign_due_run *runs, uint32_t room,
+                             uint32_t *count)
 
 
 cdef class Mark:
@@ -235,6 +271,7 @@ cdef class Log:
     cdef ign_store *_store
     cdef Py_ssize_t _inside
     cdef bint _closing
+    cdef bint _later            # a magazine was seen that has a later one
     cdef uint32_t _forks
     cdef readonly str directory
     cdef readonly object max_bytes

@@ -108,7 +108,7 @@ def salvage(bytes data not None, salt, position):
     try:
         memcpy(copy, PyBytes_AS_STRING(data), size)
         with nogil:
-            rc = ign_entry_salvage(copy, size, its_salt, at, True, &entry, &salvaged)
+            rc = ign_entry_salvage(copy, size, its_salt, at, &entry, &salvaged)
         if rc == IGN_E_NOMEM:
             raise MemoryError("salvage")
         if rc != IGN_OK:
@@ -321,6 +321,14 @@ cdef class Log:
             "state_bytes": f.state_bytes,
             "dead_bytes": f.dead_bytes,
         }
+
+    def unread(self) -> int:
+        """How often a part of a batch could not be read since the log was opened."""
+        cdef uint64_t count
+        self._enter()
+        count = ign_store_unread(self._store)
+        self._leave()
+        return count
 
     def abandon(self) -> None:
         """In a child of ``fork()``: lets go of the descriptors and mappings that were inherited. Idempotent."""
@@ -635,6 +643,8 @@ cdef class Log:
                 self._enter()
                 with nogil:
                     firing_claim(self._store, number, &firing, reading, &call)
+                if firing.fire.later:
+                    self._later = True
                 if call.rc == IGN_NEED_MORE:
                     self._leave()
                     if not one_fits:
@@ -675,7 +685,7 @@ cdef class Log:
         cdef uint64_t began_ms = ignis_rising_ms(), now = ign_now_ns(), spin = thread_spin_ns(), left = timeout_ns(timeout)
         cdef uint64_t deadline = now + left
         cdef uint32_t known = <uint32_t>seen, found = 0, i
-        cdef bint inside = False, more
+        cdef bint inside = False, more, due = False
         cdef uint64_t most = whole(limit, "limit", 1, 1 << 62)
         firing_open(&firing, None, begin, owner, ms, most)
         firing.fire.limit = most
@@ -689,7 +699,11 @@ cdef class Log:
                     if left > SLICE_NS:
                         left = SLICE_NS
                     with nogil:
+                        if self._later:
+                            left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &due)
                         found = ign_store_await(self._store, number, known, left, spin)
+                        if due and found == known and self._later:
+                            found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known)
                         if found != known and not ignis_flag(recall._flag) and not self._closing:
                             inside = gate.try_go_in()
                             if inside:
@@ -708,6 +722,8 @@ cdef class Log:
             if not inside:
                 self._leave()
                 return found, None
+            if firing.fire.later:
+                self._later = True
             self._checked(call.rc)
             gather(self, pieces, number, &firing, True)
             more = firing.fire.more
@@ -850,6 +866,11 @@ cdef class Log:
         finally:
             free(runs.runs)
 
+    @property
+    def later(self) -> bool:
+        """Whether a magazine was seen that has a later one: only then due times are looked at."""
+        return self._later
+
     # -- looking
 
     def peek(self, uint32_t number, uint16_t shard, runs, *, limit=-1) -> list:
@@ -986,8 +1007,11 @@ cdef class Log:
 
     # -- waking
 
-    def wait(self, uint32_t number, long long seen, timeout) -> int:
-        """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number."""
+    def wait(self, uint32_t number, long long seen, timeout, uint64_t ms=0) -> int:
+        """Waits until something was loaded into the magazine since ``seen``, or the time is over; returns the new number. With
+        ``ms``, the time now, what comes to be due meanwhile is moved, and so loaded."""
+        cdef uint64_t began_ms = ignis_rising_ms() if ms != 0 and self._later else 0
+        cdef bint due = False
         cdef uint64_t left = timeout_ns(timeout), now = ign_now_ns(), deadline = now + left, spin = thread_spin_ns()
         cdef uint32_t known = <uint32_t>seen, found = 0
         self._enter()
@@ -997,7 +1021,11 @@ cdef class Log:
                 if left > SLICE_NS:
                     left = SLICE_NS
                 with nogil:
+                    if began_ms != 0 and left != 0:
+                        left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &due)
                     found = ign_store_await(self._store, number, known, left, spin)
+                    if due and found == known:
+                        found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known)
                     now = ign_now_ns()
                 spin = 0
                 if found != known or now >= deadline or self._closing:
@@ -1134,3 +1162,4 @@ include "_store_arguments.pxi"
 include "_store_reading.pxi"
 include "_store_frames.pxi"
 include "_store_firing.pxi"
+include "_store_later.pxi"

@@ -6,7 +6,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef extern from "ignis_bytes.h" nogil:
+    uint16_t ign_get16(const uint8_t *p)
     uint32_t ign_get32(const uint8_t *p)
+    uint64_t ign_get64(const uint8_t *p)
     void ign_put32(uint8_t *p, uint32_t v)
     void ign_put64(uint8_t *p, uint64_t v)
     void ign_put16(uint8_t *p, uint16_t v)

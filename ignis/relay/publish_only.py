@@ -27,7 +27,7 @@ __all__ = ["NoArrays", "NoLocks", "NoReading", "refuse"]
 
 
 def refuse(call: str, url: str) -> NoReturn:
-    """Raises PublishOnlyError."""
+    """Raises PublishOnlyError; ``call`` says in the words of the docs what was wanted."""
     raise PublishOnlyError(call, url)
 
 
@@ -40,37 +40,37 @@ class NoReading(MagazineStore):
     def fire(
         self, magazine: str, limit: int, owner: str, shards: Sequence[int] | None = None, max_bytes: int = 64 << 20
     ) -> FireResult:
-        refuse("fire", self.url)
+        refuse("claiming messages", self.url)
 
     def held(self, magazine: str, owner: str) -> list[Run]:
-        refuse("held", self.url)
+        refuse("claimed messages", self.url)
 
     def renew_claims(
         self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
     ) -> dict[int, Sequence[int]]:
-        refuse("renew_claims", self.url)
+        refuse("claimed messages", self.url)
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
-        refuse("reload", self.url)
+        refuse("giving messages back", self.url)
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
-        refuse("delete", self.url)
+        refuse("acknowledging messages", self.url)
 
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
-        refuse("delete_waiting", self.url)
+        refuse("removing messages", self.url)
 
     def purge(
         self, magazine: str, limit: int = PURGE_BATCH, *, in_flight: bool = False, left: Mapping[int, Any] | None = None
     ) -> Purged:
-        refuse("purge", self.url)
+        refuse("removing messages", self.url)
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
-        refuse("peek", self.url)
+        refuse("looking at messages", self.url)
 
     def scan(
         self, magazine: str, *, after: Mapping[int, int] | None = None, limit: int = 100, pending_only: bool = False
     ) -> list[tuple[int, int, bytes | None]]:
-        refuse("scan", self.url)
+        refuse("looking at messages", self.url)
 
     def transfer(
         self,
@@ -80,7 +80,7 @@ class NoReading(MagazineStore):
         ttl_s: float | None = KEEP_TTL,
         fence: Fence | None = None,
     ) -> int:
-        refuse("transfer", self.url)
+        refuse("moving messages", self.url)
 
     def abandoned(
         self,
@@ -92,25 +92,25 @@ class NoReading(MagazineStore):
         dead_owners: bool = True,
         owner: str | None = None,
     ) -> list[Abandoned]:
-        refuse("abandoned", self.url)
+        refuse("sweeping", self.url)
 
     def expire(self, magazine: str, limit: int = 10_000) -> int:
-        refuse("expire", self.url)
+        refuse("removing what has expired", self.url)
 
     def metadata(self, magazine: str) -> list[ShardState]:
-        refuse("metadata", self.url)
+        refuse("counting messages", self.url)
 
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
-        refuse("oldest_enqueued_at_us", self.url)
+        refuse("the age of messages", self.url)
 
     def wait(self, magazine: str, seen: int, timeout_s: float) -> int:
-        refuse("wait", self.url)
+        refuse("waiting for messages", self.url)
 
     def wake(self, magazine: str) -> None:
-        refuse("wake", self.url)
+        refuse("waking consumers", self.url)
 
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
-        refuse("drop", self.url)
+        refuse("removing a queue", self.url)
 
 
 class NoLocks(LockStore):

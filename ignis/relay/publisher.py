@@ -35,8 +35,8 @@ class Channels(Protocol):
     def new_outbox(self, queue: str, max_message_bytes: int, capacity: int) -> MappedOutbox:
         """A channel for messages of this queue by this process: a file of its own."""
 
-    def timed_out(self, what: str) -> WaitTimeoutError:
-        """The error for a wait that took too long: RelayAbsentError where no relay runs."""
+    def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
+        """The error for a wait that took too long: RelayAbsentError where no relay runs. ``sent``: it is in the channel."""
 
 
 class RelayPublisher(Publisher[M]):
@@ -79,7 +79,8 @@ class RelayPublisher(Publisher[M]):
 
     def timed_out(self, receipt: Receipt) -> WaitTimeoutError:
         """Says whether a relay was there to wait for: see RelayAbsentError."""
-        return self._channels.timed_out(f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s")
+        text = f"message {receipt.id} is not durable within {self.receipt_timeout_s:g} s"
+        return self._channels.timed_out(text, sent=True)
 
     def close(self, timeout: float | None = None) -> None:
         """Waits until everything is stored, then gives the channel up. Idempotent.

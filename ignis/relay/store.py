@@ -45,6 +45,9 @@ _SMALL_BYTES = 1 << 15
 _ENVELOPE_BYTES = 1 << 17
 """What the envelope, with the longest key and as much again for headers, may add to a body."""
 
+_IN_CHANNEL = "is not durable within"
+"""In the text of a channel's wait that ran out: the message was sent."""
+
 _USUAL_BYTES = 1 << 20
 
 _serial = itertools.count(1)
@@ -146,15 +149,24 @@ class RelayStore(Store):
                 f"{self.settings.bytes_per_message} bytes each (relay.bytes_per_message)"
             )
             raise RegionIOError(exc.errno, text, str(self.directory.path)) from exc
-        outbox.on_timeout = self.timed_out
+        outbox.on_timeout = self._waited
         outbox.on_refusal = lambda: RelayRefusedError(name, self.directory.refusal_of(path))
         return outbox
 
-    def timed_out(self, what: str) -> WaitTimeoutError:
-        """The error for a wait that ran out: it says whether a relay was there to wait for."""
-        if self.directory.relay_present():
-            return WaitTimeoutError(f"{what}; a relay runs on {self.directory.path} and has not taken it")
-        return RelayAbsentError(str(self.directory.path), what)
+    def timed_out(self, what: str, sent: bool = False) -> WaitTimeoutError:
+        """The error for a wait that ran out: it says whether a relay was there to wait for. ``sent``: the message is in the
+        channel, and is stored in the end; so nobody is to publish it again."""
+        if sent:
+            what += "; what was sent stays in the channel and is stored by a relay later: published again, it is stored twice"
+        if not self.directory.relay_present():
+            return RelayAbsentError(str(self.directory.path), what, sent)
+        error = WaitTimeoutError(f"{what}; a relay runs on {self.directory.path} and has not taken it")
+        error.retryable = not sent
+        return error
+
+    def _waited(self, what: str) -> WaitTimeoutError:
+        """The same for a wait of a channel's own: for room, or for what is in it."""
+        return self.timed_out(what, _IN_CHANNEL in what)
 
     def open_publisher(self, magazine: Magazine[Any], settings: PublisherSettings) -> RelayPublisher[Any]:
         """A publisher whose messages lie in the channel's file from the moment that `send` returns."""
@@ -169,6 +181,9 @@ class RelayStore(Store):
     @property
     def local_dir(self) -> str | None:
         return str(self.directory.path)
+
+    def check_consuming(self) -> None:
+        refuse("running handlers", self.url)
 
     @property
     def queues_unknown(self) -> str:
@@ -261,15 +276,23 @@ class RelayMagazines(NoReading):
         The pointers are not known here: 0 for each. So is the shard: the relay routes by key, and spreads the rest.
 
         Raises:
-            WaitTimeoutError, RelayAbsentError: not stored in ``relay.timeout_s``; what was sent stays in the channel and
-            may yet be stored. RelayRefusedError.
+            WaitTimeoutError, RelayAbsentError: not stored in ``relay.timeout_s``. What was sent stays in the channel and is
+            stored later; then the error is not ``retryable``. RelayRefusedError.
         """
         timeout_s = self._store.settings.timeout_s
         records = [record for _, batch in batches for record in batch.records()]
         outbox = self._outbox(magazine, max(map(len, records)))
         last = 0
-        for record in records:
-            last = outbox.send_record(record, timeout_s)
+        for number, record in enumerate(records):
+            try:
+                last = outbox.send_record(record, timeout_s)
+            except WaitTimeoutError as exc:
+                if not number:
+                    raise
+                rest = (
+                    f"the last {len(records) - number} of {len(records)} messages found no room within {timeout_s:g} s"
+                )
+                raise self._store.timed_out(f"{rest}, the others were sent", sent=True) from exc
         outbox.wait_settled(last, timeout_s)
         if outbox.first_error is not None:
             raise outbox.first_error

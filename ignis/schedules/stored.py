@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from ignis.config import check_name
 from ignis.errors import ConfigError
-from ignis.schedules.timing import Cron, Every, Timing
+from ignis.schedules.due import MISSED
+from ignis.schedules.timing import LEAST_EVERY_S, MOST_EVERY_S, Cron, Every, Timing
 from ignis.storage.base import QueueRecord
 
 __all__ = [
@@ -35,6 +37,13 @@ SCHEDULES = "schedules"
 """Where the record's ``extra`` keeps them, by name. On Aerospike that is a bin of ours."""
 MAX_BYTES = 24 << 10
 """Of all schedules of one queue, messages included: a broker takes both forms of a record, before and after, in one request."""
+
+
+_LAST_MS = 32_503_680_000_000
+"""The year 3000."""
+_NUMBERS = (
+    "done_ms", "created_at_ms", "anchor_ms", "paused_at_ms", "last_tick_ms", "last_lag_ms", "fired", "missed_ticks",
+)  # fmt: skip
 
 
 class StoredSchedule(msgspec.Struct, omit_defaults=True):
@@ -101,19 +110,27 @@ def read_schedules(
     found: dict[str, StoredSchedule] = {}
     for name, row in rows.items():
         try:
-            found[name] = _checked(msgspec.convert(row, StoredSchedule))
-        except (msgspec.MsgspecError, ValueError) as exc:
+            found[check_name(name, "schedule")] = _checked(msgspec.convert(row, StoredSchedule))
+        except (msgspec.MsgspecError, ConfigError, ValueError) as exc:
             if damaged is not None:
-                damaged(name, exc)
+                damaged(str(name), exc)
     return found
 
 
 def _checked(one: StoredSchedule) -> StoredSchedule:
-    """Raises ValueError."""
-    if bool(one.cron) == (one.every_ms > 0):
+    """Whoever may change the queue's record may have written anything there, and that must not stop the other schedules. Raises
+    ValueError."""
+    if bool(one.cron) == bool(one.every_ms):
         raise ValueError("it names neither or both of cron and every")
+    if one.every_ms and not LEAST_EVERY_S * 1000 <= one.every_ms <= MOST_EVERY_S * 1000:
+        raise ValueError(f"every_ms is {one.every_ms}")
+    if one.missed not in MISSED:
+        raise ValueError(f"missed is {one.missed[:32]!r}")
     if one.codec not in ("json", "msgpack", "raw"):
-        raise ValueError(f"its codec is {one.codec[:32]!r}")
+        raise ValueError(f"codec is {one.codec[:32]!r}")
+    for name in _NUMBERS:
+        if not 0 <= getattr(one, name) <= _LAST_MS:
+            raise ValueError(f"{name} is out of bounds")
     base64.b64decode(one.body, validate=True)
     return one
 

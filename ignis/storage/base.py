@@ -29,6 +29,7 @@ from ignis.native import PackedBatch, Watch
 from ignis.native.store import Recall
 from ignis.storage.columns import RecordColumns, columns_of
 from ignis.storage.facets import ArrayStore, LockStore, LockTable, QueueStore
+from ignis.storage.later import KeepsLater
 from ignis.storage.pending_load import BeginsLoads
 from ignis.storage.purging import Purges
 from ignis.storage.records import (
@@ -87,8 +88,9 @@ RENEWALS = 4
 """How often within a queue's stuck time a living owner renews what it works on."""
 
 
-class MagazineStore(AtOnce, BeginsLoads, Purges, abc.ABC):
-    """The messages. What a store may offer on top, for callers that must not wait, is in `AtOnce`."""
+class MagazineStore(AtOnce, BeginsLoads, KeepsLater, Purges, abc.ABC):
+    """The messages. What a store may offer on top is in `AtOnce`, for callers that must not wait, and in
+    `KeepsLater`, for messages that wait for their time."""
 
     @abc.abstractmethod
     def declare(self, magazine: str, shards: int, durability: str = "sync") -> None:
@@ -395,6 +397,9 @@ class Store(abc.ABC):
         Raises QueueNotFoundError, QueueNotEmptyError.
         """
         return remove_queue(self.magazines, self.queues, name, force)
+
+    def check_consuming(self) -> None:
+        """Raises PublishOnlyError where messages only go in: there is nothing to start a handler on."""
 
     @property
     def queues_unknown(self) -> str:

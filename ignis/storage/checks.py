@@ -7,7 +7,7 @@ epoch 459, a lock in a table 502.
 | name | rule |
 | --- | --- |
 | queue, client_id, farm_id, array queue | ``[A-Za-z0-9._-]{1,128}`` |
-| magazine | a queue's name, or one with ``_SIDELINE`` behind it |
+| magazine | a queue's name, or one with ``_SIDELINE`` or ``@LATER`` behind it |
 | lock and epoch of an application | ``[A-Za-z0-9._@-]{1,200}`` |
 | lock in a table | text of 1 to 329 bytes: the longest client_id, ``#``, and an id of 200 bytes |
 | table of locks | text of 1 to 170 bytes |
@@ -25,7 +25,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -40,6 +40,7 @@ __all__ = [
     "check_application",
     "check_array",
     "check_declaration",
+    "check_dues",
     "check_epoch",
     "check_epoch_number",
     "check_limit",
@@ -70,12 +71,15 @@ MAX_TABLE_LOCK_BYTES = 128 + 1 + MAX_LOCK_ID_BYTES
 MAX_TABLE_BYTES = 170
 MAX_BIN_BYTES = 15
 MAX_OWNER_BYTES = 1_024
+MOST_DUE_MS = (1 << 48) - 1
+"""The last due time that a store keeps; it is in the year 10889."""
 MAX_TTL_S = 100 * 365 * 86_400
 MAX_MOMENT_MS = 253_402_300_799_999
 """The last of year 9999: what comes later no calendar shows."""
 MAX_EPOCH = (1 << 63) - 1
 MAX_EXTRA_BYTES = 64 << 10
 _SIDELINE = "_SIDELINE"
+_LATER = "@LATER"
 _MOST = 1 << 62
 _RANGES: dict[str, tuple[float, float]] = {
     **{
@@ -92,7 +96,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 """Of a queue's record: those of the settings, and of what is stored beside them."""
 _SECONDS = ("message_expiry_s", "queue_expiry_s", "stuck_after_s", "shovel_interval_s")
 _CHOICES = {"durability": DURABILITIES, "codec": ("raw", "json", "msgpack")}
-_MAGAZINE = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,128}}(?:{_SIDELINE})?\Z")
+_MAGAZINE = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,128}}(?:{_SIDELINE}|{_LATER})?\Z")
 _LOCK = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._@-]{1,200}\Z")
 _UP = re.compile(r"(?:^|/)\.\.(?:/|$)")
 
@@ -112,8 +116,8 @@ def check_magazine(name: object) -> str:
     """Returns the name, or raises InvalidNameError."""
     if not isinstance(name, str) or _MAGAZINE.match(name) is None:
         raise InvalidNameError(
-            f"magazine name {shorten(name)} does not match [A-Za-z0-9._-]{{1,128}}, with or without {_SIDELINE} behind it, "
-            "or is . or .."
+            f"magazine name {shorten(name)} does not match [A-Za-z0-9._-]{{1,128}}, with or without {_SIDELINE} "
+            f"or {_LATER} behind it, or is . or .."
         )
     return name
 
@@ -181,11 +185,23 @@ def check_printable(text: object, what: str, most_bytes: int) -> None:
 
 
 def check_declaration(magazine: object, shards: object, durability: object) -> None:
-    """Raises InvalidNameError, ConfigError."""
+    """Raises InvalidNameError, ConfigError. A later magazine is made by the first message that is put there."""
     check_queue_name(check_magazine(magazine).removesuffix(_SIDELINE), "queue or magazine")
     _check_int(shards, "shards", 1, MAX_SHARDS)
     if not isinstance(durability, str) or durability not in DURABILITIES:
         raise ConfigError(f"durability = {shorten(durability)} is not one of {', '.join(DURABILITIES)}")
+
+
+def check_dues(dues_ms: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
+    """Raises ConfigError, unless there is a due time for each of so many records."""
+    if [len(dues) for dues in dues_ms] != list(counts):
+        raise ConfigError(f"{sum(map(len, dues_ms))} due times were given for {sum(counts)} records")
+    for dues in dues_ms:
+        for due_ms in dues:
+            if type(due_ms) is not int or not 0 <= due_ms <= MOST_DUE_MS:
+                raise ConfigError(
+                    f"due time {shorten(due_ms)} is not a whole number of milliseconds in 0..{MOST_DUE_MS}"
+                )
 
 
 def check_record(record: QueueRecord, *, fractions: bool = False, any_name: bool = False) -> bytes:

@@ -88,6 +88,12 @@ class StoreClock:
             return time.clock_gettime_ns(_CLOCK) // 1_000_000 + self._of_machine_ms
         return self.offset_ms + self._rising_ms()
 
+    def now_s(self) -> float:
+        """The time now, in seconds and more exactly: for who reckons with it."""
+        if self._of_machine_ms is not None:
+            return time.clock_gettime_ns(_CLOCK) / 1e9 + self._of_machine_ms / 1000
+        return self.now_ms() / 1000
+
     def rising_ms(self) -> int:
         """Milliseconds since the machine was started."""
         return self._rising_ms()

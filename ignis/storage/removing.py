@@ -21,6 +21,8 @@ class _Magazines(Protocol):
 
     def drop(self, magazine: str, *, only_empty: bool = ...) -> bool: ...
 
+    def delayed(self, magazine: str) -> int: ...
+
 
 class _Queues(Protocol):
     """What of a `QueueStore` is needed here."""
@@ -50,8 +52,9 @@ def remove_queue(magazines: _Magazines, queues: _Queues, name: str, force: bool)
 
 
 def _messages(magazines: _Magazines, magazine: str) -> int | None:
-    """Waiting and claimed; None when there is no such magazine."""
+    """Waiting, delayed and claimed; None when there is no such magazine."""
     try:
-        return sum(one.pending + one.in_flight for one in magazines.metadata(magazine))
+        held = sum(one.pending + one.in_flight for one in magazines.metadata(magazine))
+        return held if magazine.endswith(_SIDELINE) else held + magazines.delayed(magazine)
     except QueueNotFoundError:
         return None

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ignis.native import PackedBatch
+from ignis.native.lone import LoneRequest
 from ignis.storage.records import Claim, FireResult, Pointers
 
-__all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "PendingSync", "WriteBatch"]
+__all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "LoneReceiver", "PendingSync", "WriteBatch"]
 
 
 class ClaimsWriter(Protocol):
@@ -44,6 +45,17 @@ class DirectReceiver(Protocol):
 
         When the write then fails after all, its pointers will be another message's: nobody may account for them any more.
         """
+
+
+class LoneReceiver(Protocol):
+    """`DirectReceiver` of a request that was received alone."""
+
+    @property
+    def owner(self) -> str:
+        """In whose name they are claimed."""
+
+    def give_lone(self, lone: LoneRequest) -> None:
+        """Its messages are this taker's. As `DirectReceiver.give`."""
 
 
 class WriteBatch:
@@ -124,20 +136,25 @@ class AtOnce:
         """
         return None
 
-    def try_load(
+    def try_load_lone(
         self,
         magazine: str,
-        batches: Sequence[tuple[int, PackedBatch]],
+        lone: LoneRequest,
+        shards: int,
+        any_shard: int,
         ttl_s: float | None,
-        taker: DirectReceiver | None = None,
-    ) -> tuple[list[int], PendingSync | None] | None:
-        """One small load by itself, as `try_together` makes it: the first pointer of each batch, and what must be flushed before
-        anybody is told. With a taker it is given the messages, or nothing is made.
+        taker: LoneReceiver | None = None,
+    ) -> PendingSync | bool:
+        """A small load by itself, of a request where it was received, as `try_together` makes it: True when it is as durable as
+        the magazine promises, or what must be flushed before anybody is told. With a taker it is given the messages.
 
-        None when that is so, or it would have to wait: nothing was made. Raises why it is refused. What a taker was given is
-        to be undone in both cases.
+        Args:
+            shards: of the magazine. any_shard: where a message goes that names neither a shard nor a key.
+
+        False when it would have to wait, anything is wrong with it, or older messages go before the taker's: nothing was
+        made. Raises why it is refused. What a taker was given is to be undone in both cases.
         """
-        return None
+        return False
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         """`MagazineStore.fire` over all shards, or None when that would have to wait, or would retire expired records:

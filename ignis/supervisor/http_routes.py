@@ -94,6 +94,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
     def health(rest: str) -> Reply:
         failed = [queue.name for queue in app.queues() if queue.consumer is not None and queue.consumer.broken]
         ok = app.running and not failed
+        firing = app.scheduler().stats() if app.running else {}
         return json_reply(
             200 if ok else 503,
             {
@@ -101,6 +102,7 @@ def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint
                 "queues": running_queues(app), "failed": failed,
                 # Without why: the text of a store's error names files. It is in the log.
                 "states": {name: state.partition(":")[0] for name, state in app.refresher.states.items()},
+                "schedules": {name: firing[name] for name in ("fired", "missed", "failed") if name in firing},
             },
         )  # fmt: skip
 

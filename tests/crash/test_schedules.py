@@ -9,4 +9,5 @@ def test_no_tick_twice_and_none_missing_whatever_happens_to_the_leader(torture: 
     output = torture("schedules", "--short")
     assert "schedules/killed: ok rounds=20" in output
     assert "schedules/stopped: ok rounds=3" in output
+    assert "schedules/clock: ok rounds=8" in output
     assert "mutants=1/1" in output

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -85,6 +86,17 @@ class RunningBroker:
     def client(self, **settings: Any) -> SyncClient:
         scope = {name: settings.pop(name) for name in list(settings) if name in BrokerAddress._fields}
         return SyncClient(BrokerAddress("127.0.0.1", self.port, **scope), settings)
+
+    def refuses(self) -> bool:
+        """Waits until nobody listens any more."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S).close()
+            except OSError:
+                return True
+            time.sleep(0.01)
+        return False
 
     def stop(self) -> None:
         if self._thread.is_alive():

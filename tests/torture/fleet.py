@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import ignis
-import ignis.app as application
+import ignis.app_store as application
 from tests.torture import actors, faults
 from tests.torture.actors import MAIN, Place, drainer
 from tests.torture.app_kill9 import buffered, direct, shovelling, sweeping

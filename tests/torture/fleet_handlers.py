@@ -14,7 +14,7 @@ import random
 import time
 
 import ignis
-import ignis.app as application
+import ignis.app_store as application
 from tests.torture import actors, faults
 from tests.torture.ledger import read_body
 from tests.torture.process import id_lines, process_name

@@ -2,14 +2,18 @@
 
 Two or three processes on one embedded store, each of which may fire. Whoever leads ends itself with SIGKILL, or stops itself with
 SIGSTOP, at a step drawn for it: before or behind the load of a tick, before or behind the note of it. A killed one is replaced by
-a new process; a stopped one goes on when another has led, in the middle of the step.
+a new process; a stopped one goes on when another has led, in the middle of the step. A third run sets the clock of all
+processes back by hours and forward by hours before each of these deaths.
 """
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import random
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -32,6 +36,8 @@ STEPS = ("before-load", "after-load", "before-note", "after-note")
 _QUEUE = "ticks"
 _NAME = "fast"
 _EVERY_MS = 100
+_SLOW_EVERY_MS = 600_000
+_HOUR_S = 3_600
 _BOUND_S = 60.0
 
 
@@ -45,22 +51,43 @@ def random_ids() -> None:
 MUTANT = Mutant("random-ids", random_ids, expects="was fired")
 
 
-def creator(url: str) -> Role:
+class Clock:
+    """The machine's, ahead by as many seconds as the parent says. Shared by all processes that are forked from here."""
+
+    def __init__(self) -> None:
+        self._ahead = mmap.mmap(-1, 8)
+        self._most_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + struct.unpack("d", self._ahead[:8])[0]
+
+    def _put(self, ahead_s: float) -> None:
+        self._ahead[:8] = struct.pack("d", ahead_s)
+
+    def swing(self, rng: random.Random) -> None:
+        """Back by hours, for two looks, then forward by hours beyond where it was."""
+        self._put(self._most_s - rng.uniform(1, 5) * _HOUR_S)
+        time.sleep(0.1)
+        self._most_s += rng.uniform(1, 3) * _HOUR_S
+        self._put(self._most_s)
+
+
+def creator(url: str, every_ms: int) -> Role:
     def role(report: Reporter) -> None:
         with ignis.Ignis(url) as app:
             app.queue(_QUEUE, int, shards=3).open()
-            app.schedules.add(_NAME, queue=_QUEUE, message=1, every=_EVERY_MS / 1000, missed="all")
+            app.schedules.add(_NAME, queue=_QUEUE, message=1, every=every_ms / 1000, missed="all")
 
     return role
 
 
-def instance(url: str, fault: int, step: str, countdown: int) -> Role:
+def instance(url: str, fault: int, step: str, countdown: int, clock: Clock) -> Role:
     """Fires, and meets its fault at that step of the firing with that number under each of its leads."""
 
     def role(report: Reporter) -> None:
         stops = fault == signal.SIGSTOP
         leader = {"kind": "lease", "lease": 0.5} if stops else {"kind": "file"}
-        app = ignis.Ignis(url, schedules={"look": 0.05}, leader={**leader, "refresh": 0.05})
+        app = ignis.Ignis(url, schedules={"look": 0.05}, leader={**leader, "refresh": 0.05}, clock=clock)
         load, update = app.store.magazines.load_once, app.store.queues.update
         begun: Counter[int] = Counter()
 
@@ -108,7 +135,7 @@ def checker(url: str) -> Role:
             for _, _, data in app.store.magazines.scan(_QUEUE, limit=10_000_000):
                 assert data is not None
                 found[Message.from_bytes(data).headers[TICK_HEADER]] += 1
-            ticks = range(stored.anchor_ms + _EVERY_MS, stored.done_ms + 1, _EVERY_MS)
+            ticks = range(stored.anchor_ms + stored.every_ms, stored.done_ms + 1, stored.every_ms)
             report.note("ticks", len(ticks))
             report.note("offices", app.store.locks.epoch("schedules"))
             if stored.fired != len(ticks):
@@ -126,22 +153,30 @@ def checker(url: str) -> Role:
 
 
 def schedule_rounds(
-    rounds: int, rng: random.Random, fault: int, *, mutant: Mutant | None = None, deadline: float = float("inf")
+    rounds: int,
+    rng: random.Random,
+    fault: int,
+    *,
+    swinging: bool = False,
+    mutant: Mutant | None = None,
+    deadline: float = float("inf"),
 ) -> Outcome:
-    """So many leaders, one after the other, each of which meets the fault."""
-    kind = "stopped" if fault == signal.SIGSTOP else "killed"
+    """So many leaders, one after the other, each of which meets the fault; ``swinging``: behind a clock that is set."""
+    kind = "stopped" if fault == signal.SIGSTOP else "clock" if swinging else "killed"
     outcome = Outcome(f"schedules/{kind}" + (f"/{mutant.name}" if mutant else ""))
     plant = mutant.plant if mutant else None
     with tempfile.TemporaryDirectory(prefix="ignis-schedules-") as directory:
         url = f"embedded://{Path(directory)}/store"
-        with Child(creator(url), "creator") as child:
+        every_ms = _SLOW_EVERY_MS if swinging else _EVERY_MS
+        clock, steps = Clock(), itertools.cycle(STEPS)
+        with Child(creator(url, every_ms), "creator") as child:
             if child.join(None):
                 raise RuntimeError(f"the schedule was not stored: {child.trouble()}")
         children: list[Child] = []
         gone_on: Counter[int] = Counter()  # how often each was made to
 
         def add() -> None:
-            role = instance(url, fault, rng.choice(STEPS), rng.randint(1, 3))
+            role = instance(url, fault, next(steps), 1 if swinging else rng.randint(1, 3), clock)
             children.append(Child(role, f"instance {len(children)}", plant))
 
         try:
@@ -150,6 +185,8 @@ def schedule_rounds(
             for number in range(rounds):
                 if time.monotonic() >= deadline:
                     break
+                if swinging:
+                    clock.swing(rng)
                 if fault == signal.SIGSTOP:
                     _stopped(children, gone_on)
                 else:
@@ -218,4 +255,5 @@ def tests(rounds: int, rng: random.Random, *, deadline: float) -> Iterator[Calla
     """Of all changes of leaders a tenth are by processes that stop and go on: each of these takes a lease's time."""
     yield lambda: schedule_rounds(rounds, rng, signal.SIGKILL, deadline=deadline)
     yield lambda: schedule_rounds(max(3, rounds // 10), rng, signal.SIGSTOP, deadline=deadline)
+    yield lambda: schedule_rounds(max(8, rounds // 5), rng, signal.SIGKILL, swinging=True, deadline=deadline)
     yield lambda: schedule_rounds(12, rng, signal.SIGKILL, mutant=MUTANT)

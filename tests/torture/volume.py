@@ -52,6 +52,15 @@ def unavailable(kind: str = "xfs") -> str | None:
         return f"a {kind} volume cannot be mounted: {exc}"
 
 
+def _is_backed_by(device: str, image: Path) -> bool:
+    """Somebody else may have got the device since it was let go: then it is another image's."""
+    try:
+        backing = Path(f"/sys/block/{device}/loop/backing_file").read_text().rstrip("\n")
+    except OSError:
+        return False
+    return backing.removesuffix(" (deleted)") == os.path.realpath(image)
+
+
 def _device_at(path: Path) -> str:
     """The name of the block device of the file system that is mounted there."""
     device = os.stat(path).st_dev
@@ -170,8 +179,7 @@ class Volume:
         # The kernel lets go of the device a little later, and whoever mounts the image before that gets the device as it is,
         # with what it holds in memory. A mount namespace that somebody made meanwhile has a copy of the mount and holds it too.
         deadline = time.monotonic() + _STEP_TIMEOUT_S
-        backing = Path(f"/sys/block/{self._device}/loop/backing_file")
-        while self._device and backing.exists():
+        while self._device and _is_backed_by(self._device, self._image):
             if time.monotonic() > deadline:
                 raise OSError(f"{self._device} is not released")
             time.sleep(0.02)

@@ -542,6 +542,31 @@ def test_the_throttle_remembers_a_bounded_number_of_keys(clock: Clock) -> None:
     assert throttle.wait_s("key0") == 0
 
 
+@pytest.mark.parametrize(
+    ("credentials", "says"),
+    [
+        (Credentials(user="eve", password="x"), "login of user 'eve' from "),
+        (
+            Credentials(user="a\n2026 INFO all is well\x1b[2J'", password="x"),
+            r"""user "a\n2026 INFO all is well\x1b[2J'" from """,
+        ),
+        (Credentials(user="x" * 10_000, password="x"), f"user '{'x' * 64}'... from "),
+        (Credentials(certificate="mal\rory"), r"certificate 'mal\rory' from "),
+        (Credentials(token="ign_secret"), "login of a token from "),
+        (Credentials(), "login of nobody from "),
+    ],
+)
+def test_the_log_names_who_was_refused(
+    users: UsersFile, caplog: pytest.LogCaptureFixture, credentials: Credentials, says: str
+) -> None:
+    for _ in range(20):
+        with pytest.raises((UnauthenticatedError, TooManyRequestsError)):
+            users.authenticate(credentials)
+    texts = [one.getMessage() for one in caplog.records]
+    assert texts
+    assert all(says in text and "secret" not in text and text.isprintable() for text in texts)
+
+
 def test_logins_that_fail_all_the_time_do_not_fill_the_log(
     users: UsersFile, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

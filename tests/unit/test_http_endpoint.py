@@ -308,6 +308,7 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         wait_idle(queue)
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["queues"], health["paused"]) == (200, "ok", ["jobs"], False)
+        assert health["schedules"] == {"fired": 0, "missed": 0, "failed": 0}
         app.refresher.states["other"] = "failed: /var/lib/orders/format.json: Permission denied"
         assert fetch_json(port, "/healthz")[1]["states"]["other"] == "failed", "no path for whoever reaches the port"
         assert queue.consumer is not None

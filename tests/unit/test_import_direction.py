@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures leader locks pausing registration schedules",
+        "array_queue clearing figures later leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
@@ -104,7 +104,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "ignis.cli": (
         "command exit_codes filters output state",
         "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
-        "autoscale broker completion inspection pipeline publish queue worker workers",
+        "autoscale broker completion inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
     ),
     "ignis.consumer": (
@@ -150,7 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake outbox plan record ring slab store wait wire",),
+    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
     "ignis.relay": (
         "channel_label directory publish_only publisher",
         "channel_reader store",
@@ -159,7 +159,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.schedules": (
         "timing",
-        "due stored",
+        "due",
+        "stored",
         "fire",
         "book",
     ),
@@ -182,7 +183,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.storage": (
         ("columns directories expired_log in_flight os_errors pending_load private_directory records repeats runs"),
-        "facets process_identity purging removing write_batch",
+        "facets later process_identity purging removing write_batch",
         "base",
         "checks parts",
         "aerospike clock",
@@ -207,12 +208,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "catalogue context repair",
         "array_queues claim_scan claims inspection load_once locks queues",
         "transfers writes",
+        "later",
         "magazines",
         "store",
     ),
     "ignis.storage.memory": (
         "state",
-        "control magazines",
+        "control later",
+        "magazines",
         "store",
     ),
     "ignis.supervisor": (

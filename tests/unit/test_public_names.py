@@ -47,6 +47,7 @@ ERRORS = {
     "DoubleReleaseError": "double_release",
     "DrainingError": "draining",
     "ForeignReferenceError": "foreign_reference",
+    "DelayNotSupportedError": "delay_not_supported",
     "ForkedHandleError": "forked",
     "FrameTooLargeError": "frame_too_large",
     "HandlerNotCalledError": "handler_not_called",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 
 import ignis
-from ignis.errors import ConfigError, InvalidMessageError, InvalidNameError, MessageTooLargeError, QueueMismatchError
+from ignis.errors import (
+    ConfigError,
+    InvalidMessageError,
+    InvalidNameError,
+    MessageTooLargeError,
+    PermissionDeniedError,
+    QueueMismatchError,
+)
 from ignis.metrics import Collector, Exposition
 from ignis.storage.base import QueueRecord
 from ignis.supervisor.aggregate import Totals
@@ -127,8 +134,23 @@ def test_settings_that_are_replaced_are_warned_of(
     assert not caplog.records, "nothing was changed"
     new_app(store_url).queue("orders", Order, shards=4, stuck_after="20m", shovel_interval=0.5).open()
     [said] = [one.getMessage() for one in caplog.records]
-    assert "queue orders is stored with other settings, which are replaced for everybody" in said
+    assert "queue orders was stored with other settings, which are now replaced for everybody" in said
     assert said.endswith("shards from 2 to 4, stuck_after_s from 600 to 1200, shovel_interval_s from 600 to 1")
+
+
+def test_settings_that_could_not_be_replaced_are_not_said_to_be(
+    new_app: MakeApp, store_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_app(store_url).queue("orders", Order).open()
+    second = new_app(store_url)
+
+    def update(*_: object) -> NoReturn:
+        raise PermissionDeniedError("QUEUE_REPLACE", "orders")
+
+    monkeypatch.setattr(second.store.queues, "update", update)
+    with pytest.raises(PermissionDeniedError):
+        second.queue("orders", Order, message_expiry="1h").open()
+    assert not caplog.records
 
 
 def test_a_stored_queue_opened_with_another_kind_of_message(store_url: str, new_app: MakeApp) -> None:

@@ -19,6 +19,7 @@ from ignis.errors import (
 )
 from ignis.schedules.fire import SCHEDULE_HEADER, TICK_HEADER, remember_s
 from ignis.schedules.stored import MAX_BYTES, SCHEDULES, read_schedules, tick_id
+from ignis.storage.base import QueueRecord
 from tests.support import eventually
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -270,6 +271,51 @@ def test_a_damaged_schedule_does_not_stop_the_others(
     assert "schedule a of queue jobs is damaged" in caplog.text
     app.store.queues.update("jobs", lambda record: record.extra.update({SCHEDULES: "nonsense"}))
     assert app.schedules.list() == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"codec": "odd"}, {"missed": "odd"}, {"every_ms": 1}, {"every_ms": 0}, {"cron": "* * * * *"}, {"done_ms": 1 << 70},
+        {"done_ms": -1}, {"anchor_ms": 10**15}, {"body": "?"}, {"body": 7}, {"fired": 1 << 63}, {"created_at_ms": "then"},
+    ],
+)  # fmt: skip
+def test_whatever_stands_in_the_record_the_others_are_fired(
+    memory_url: str, new_app: MakeApp, clock: Clock, damage: dict[str, Any]
+) -> None:
+    app = new_app(memory_url, clock=clock)
+    for name in ("a", "b"):
+        app.schedules.add(name, queue="jobs", message=name, every="1h")
+
+    def change(record: QueueRecord) -> None:
+        record.extra[SCHEDULES]["a"].update(damage)
+        record.extra[SCHEDULES]["../c"] = dict(record.extra[SCHEDULES]["b"])
+
+    if any(isinstance(value, int) and not -(1 << 63) <= value < 1 << 64 for value in damage.values()):
+        with pytest.raises(ConfigError):
+            app.store.queues.update("jobs", change)
+        return
+    app.store.queues.update("jobs", change)
+    clock.now_s += 3_600
+    assert app.scheduler().run_once().fired == 1
+    assert waiting(app) == ["b"]
+    assert [one.name for one in app.schedules.list()] == ["b"]
+    assert [one["schedule"] for one in app.stats()["schedules"]] == ["b"]
+    assert app.schedules.add("a", queue="jobs", message="a", every="1h").fired == 0, "added anew it is mended"
+
+
+@pytest.mark.parametrize("damage", [{"cron": "often"}, {"cron": "0 3 * * *", "timezone": "Mars/Olympus"}])
+def test_times_that_cannot_be_read_here_stop_no_other(
+    memory_url: str, new_app: MakeApp, clock: Clock, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = new_app(memory_url, clock=clock)
+    for name in ("a", "b"):
+        app.schedules.add(name, queue="jobs", message=name, every="1h")
+    app.store.queues.update("jobs", lambda record: record.extra[SCHEDULES]["a"].update(every_ms=0, **damage))
+    clock.now_s += 3_600
+    assert app.scheduler().run_once().fired == 1
+    assert "schedule a of queue jobs is not fired here" in caplog.text
+    assert [(one.name, one.next_at is None) for one in app.schedules.list()] == [("a", True), ("b", False)]
 
 
 def test_a_running_application_fires_by_itself(store_url: str, new_app: MakeApp) -> None:

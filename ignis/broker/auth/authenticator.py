@@ -30,6 +30,8 @@ _FREE_FAILURES = 10
 _FREE_WHEN_SUSPECT = 1
 _SUSPECT_FAILURES = 50
 _NAMES_SHOWN = 5
+_NAME_SHOWN = 64
+"""Characters of a name in the log."""
 _MOST_NAME = 129
 """The longest name that is remembered for its failures; no user's is as long."""
 _REFUSED = "unknown user, or wrong password, token or certificate"
@@ -99,18 +101,18 @@ class UsersFile:
         self._refresh()
         where = credentials.network or network_of((_host(credentials.peer),))
         name = credentials.user[:_MOST_NAME] if credentials.by_password else ""
-        key = where, name
+        key, who = (where, name), _tried(credentials)
         user = None if credentials.by_password else self._proved(credentials)
         if user is None:
             wait_s = self._guesses.wait_s(key)
             if wait_s > 0:
-                self._throttled("login from %s refused for %.0f s more: too many failures", where, wait_s)
+                self._throttled("login of %s from %s refused for %.0f s more: too many failures", who, where, wait_s)
                 raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, "failed logins")
             if credentials.by_password:
                 user = self._proved(credentials)
         if user is None:
             self._failed(where, name)
-            self._denied("login from %s refused", where)
+            self._denied("login of %s from %s refused", who, where)
             raise UnauthenticatedError(_REFUSED)
         self._guesses.succeeded(key)
         return KnownUser(user)
@@ -191,6 +193,19 @@ class UsersFile:
             else:
                 log.info("users file %s read again: %d user(s)", os.fspath(self._path), len(self._users))
                 self._warn()
+
+
+def _tried(credentials: Credentials) -> str:
+    """Says for the log as whom a client wanted in. It chose the name, so that is escaped and cut."""
+    if credentials.token:
+        return "a token"
+    if credentials.by_password:
+        return f"user {_shown(credentials.user)}"
+    return f"certificate {_shown(credentials.certificate)}" if credentials.certificate else "nobody"
+
+
+def _shown(name: str) -> str:
+    return f"{name[:_NAME_SHOWN]!a}{'...' if len(name) > _NAME_SHOWN else ''}"
 
 
 def _host(peer: str) -> str:

@@ -19,7 +19,7 @@ from ignis.broker.client.async_subscription import AsyncSubscription
 from ignis.broker.client.client_base import ClientBase, chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForCoroutines
-from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls
+from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting
 from ignis.broker.protocol.machine import State
 from ignis.broker.protocol.table import FINISHING
 from ignis.config import ClientSettings
@@ -53,6 +53,8 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
         super().__init__(address, settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._attempts = Attempts()
+        """Those of the task that is connecting, or was."""
 
     # -- requests
 
@@ -81,8 +83,9 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
                 if (exc.sent and not request.repeatable) or loop.time() >= deadline:
                     raise
             except DrainingError:
-                # Nothing was done. Another broker may be there at once, or this one again in a moment.
-                connection.lose("the broker is shutting down")
+                # Nothing was done. Another broker may be there at once, or this one again in a moment. The connection stays:
+                # over it is acknowledged what is held.
+                connection.give_notice()
                 if loop.time() + self.settings.retry_wait_s >= deadline:
                     raise
                 await asyncio.sleep(self.settings.retry_wait_s)
@@ -152,9 +155,8 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
             attempt = self._connecting
             # The attempt ends by itself, and then says why; a little later than this may be.
             if attempt is None or not (await asyncio.wait({attempt}, timeout=max(0.0, left_s) + _GRACE_S))[0]:
-                raise StoreUnreachableError(
-                    f"{self.address.name}: still connecting after {limit_s:g} s (client.connect_timeout_s)"
-                )
+                what = f"still connecting after {limit_s:g} s (client.connect_timeout_s)"
+                raise still_connecting(what, self.address, self._attempts)
             error = None if attempt.cancelled() else attempt.exception()
             # Another task's attempt may have had less time than this one has.
             if error is not None and (mine or not isinstance(error, StoreUnreachableError)):
@@ -179,7 +181,7 @@ class AsyncClient(ForCoroutines, ClientBase[AsyncSubscription, AsyncConnection])
 
     async def _open(self, limit_s: float) -> AsyncConnection:
         deadline = asyncio.get_running_loop().time() + limit_s
-        attempts = Attempts()
+        attempts = self._attempts = Attempts()
         retrying = tenacity.AsyncRetrying(**retry_rules(self.settings, limit_s, attempts))
         try:
             return await retrying(self._open_once, deadline)

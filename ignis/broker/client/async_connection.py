@@ -130,6 +130,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def greet(self, head: Connect, timeout_s: float) -> None:
         """CONNECT. Raises what the broker answers, ConnectionLostError, StoreTimeoutError, SSLError."""
         answered: asyncio.Future[Answer] = self.loop.create_future()
+        if self.lost_because is not None:  # turned away before it has said anything
+            raise self.tls_error or self.machine.failure or ConnectionLostError(self.lost_because, sent=False)
         self.write(self.machine.connect(head, answered))
         answer = await answer_in(answered, timeout_s)
         if answer is None:
@@ -259,6 +261,10 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 set_answer(token, answer)
             elif token is not None:
                 token.put(answer)
+
+    def give_notice(self) -> None:
+        """No new requests on this one: the broker has said, by refusing one, that it is going."""
+        self.machine.draining = True
 
     def lose(self, why: str, exc: IgnisError | None = None) -> None:
         """The connection is gone: everybody who waits is told. Idempotent."""

@@ -27,7 +27,7 @@ from ignis.errors import (
     TooManyRequestsError,
 )
 
-__all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tls"]
+__all__ = ["Attempts", "explained", "final_tls_error", "retry_rules", "speaks_tls", "still_connecting"]
 
 _AGAIN = (OSError, ConnectionLostError, DrainingError, TooManyRequestsError, StoreTimeoutError)
 _TIME_UP = (StoreTimeoutError, TimeoutError)
@@ -88,6 +88,13 @@ def explained(exc: BaseException, address: BrokerAddress, attempts: Attempts) ->
         return StoreUnreachableError(f"{where}: {exc}")
     assert isinstance(exc, IgnisError)
     return exc
+
+
+def still_connecting(what: str, address: BrokerAddress, attempts: Attempts) -> StoreUnreachableError:
+    """Makes what a caller is told whose time was up while another one was connecting: ``what``, and why that one's attempts have
+    failed so far."""
+    why = "" if attempts.failure is None else str(explained(attempts.failure, address, attempts))
+    return StoreUnreachableError(why + f" ({what})" if why else f"{address.name}: {what}")
 
 
 def _about_tls(exc: ssl.SSLError, address: BrokerAddress) -> str:

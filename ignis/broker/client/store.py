@@ -60,9 +60,8 @@ def open_store(parts: SplitResult, client_id: str, farm_id: str, options: Mappin
         else None,
     )
     if parts.path.strip("/"):
-        raise ConfigError(
-            f"broker URL {redacted(parts.geturl())!r} has a path, {parts.path!r}; write ignis://host:port"
-        )
+        # Not the path itself: where the URL is misspelt, a password may be part of it.
+        raise ConfigError(f"broker URL {redacted(parts.geturl())!r} has a path; write ignis://host:port")
     if files and address.tls is None:
         raise ConfigError(f"option {min(files)} is for TLS: write ignis+tls://host:port, or leave it out")
     return BrokerStore(address, resolve(ClientSettings, given))

@@ -42,7 +42,7 @@ class StoreCalls:
     """
 
     def __init__(self, address: BrokerAddress, settings: ClientSettings, owner: str) -> None:
-        self.client = SyncClient(address, settings)
+        self.client = SyncClient(address, settings, resumes=True)
         self.tracking = ClaimTracker(self.client, keeps=True)
         self.gate = Gate("store", settings.timeout_s)
         self.owner = owner

@@ -8,6 +8,7 @@ from typing import Any
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.pending_loads import begin
 from ignis.broker.client.store_calls import StoreCalls
+from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.errors import ConfigError, FrameTooLargeError
 from ignis.native import FRAME_HEADER_BYTES, PackedBatch
 from ignis.native.wire import MAX_POINTERS, pack_pointers
@@ -68,6 +69,12 @@ class BrokerMagazines(MagazineStore):
             self._calls.ask(store_requests.metadata(magazine))
             return []
         self._check(batches)
+        if len(batches) == 1:
+            shard, batch = batches[0]
+            first = self._load_one(magazine, shard, batch, ttl_s)
+            if first is not None:
+                batch.seal(0, shard, first)
+                return [first]
         request = store_requests.load(magazine, batches, ttl_s)
         self._check_size(len(request.payload))
         placed = self._calls.ask(request)
@@ -75,6 +82,21 @@ class BrokerMagazines(MagazineStore):
         for (shard, batch), first in zip(batches, firsts, strict=True):
             batch.seal(0, shard, first)  # so that it is not loaded again
         return firsts
+
+    def _load_one(self, magazine: str, shard: int, batch: PackedBatch, ttl_s: float | None) -> int | None:
+        """Loads one batch where nobody else waits on the connection, without putting the request together; returns its first
+        pointer. None when it was not sent."""
+        gate, client = self._calls.gate, self._calls.client
+        outgoing = store_requests.load_one(magazine, shard, batch, ttl_s)
+        gate.enter()
+        try:
+            answer = client.exchange_alone(outgoing)
+        finally:
+            gate.leave()
+        if answer is None:
+            return None
+        ((_, first, _),) = unpack_send_ack(answer)
+        return first
 
     def begin_load(
         self,

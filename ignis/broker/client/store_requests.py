@@ -23,7 +23,8 @@ from ignis.broker.protocol import payloads
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.payloads import unpack_send_ack
-from ignis.native.wire import pack_pointers
+from ignis.native import PackedBatch
+from ignis.native.wire import Outgoing, pack_pointers
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -67,6 +68,11 @@ def load(magazine: str, batches: Batches, ttl_s: Ttl) -> ClientRequest[list[tupl
     """`send_batch` of what was checked already."""
     payload = payloads.pack_send_batch(encoded_name(magazine), ttl_ms_of(ttl_s), batches)
     return ClientRequest(Command.SEND_BATCH, payload, unpack_send_ack)
+
+
+def load_one(magazine: str, shard: int, batch: PackedBatch, ttl_s: Ttl) -> Outgoing:
+    """Makes `load` of one batch, for a connection on which nobody waits; its answer is read with `unpack_send_ack`."""
+    return Outgoing.load(encoded_name(magazine), ttl_ms_of(ttl_s), shard, batch)
 
 
 def load_once(

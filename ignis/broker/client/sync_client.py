@@ -19,7 +19,7 @@ from ignis.broker.client.claim_tracker import ClaimTracker
 from ignis.broker.client.client_base import ClientBase, chosen_timeout_s
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForThreads
-from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls
+from ignis.broker.client.reconnect import Attempts, explained, retry_rules, speaks_tls, still_connecting
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
 from ignis.broker.client.sync_subscription import SyncSubscription
@@ -31,13 +31,16 @@ from ignis.errors import (
     DrainingError,
     IgnisError,
     StoreTimeoutError,
-    StoreUnreachableError,
 )
+from ignis.native.wire import Outgoing
+from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
 __all__ = ["SyncClient"]
 
 T = TypeVar("T")
+
+_TAKE_ALONG_S = 2.0
 
 
 class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
@@ -47,12 +50,23 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
     Args:
         address: where the broker is, and who wants in.
         settings: of ``[client]`` in ``docs/settings.md``.
+        resumes: what it holds is said to the next broker at once, by its user (see `ClaimTracker`). So it stays claimed when
+            that one is there before the last one has drained.
     """
 
-    def __init__(self, address: BrokerAddress, settings: ClientSettings | Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        address: BrokerAddress,
+        settings: ClientSettings | Mapping[str, Any] | None = None,
+        *,
+        resumes: bool = False,
+    ) -> None:
         super().__init__(address, settings)
+        self._resumes = resumes
         self._tracking = ClaimTracker(self, keeps=False)
         self._connecting = threading.Lock()
+        self._attempts = Attempts()
+        """Those of the thread that is connecting, or was."""
 
     # -- requests
 
@@ -80,11 +94,29 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
                 if (exc.sent and not request.repeatable) or time.monotonic() >= deadline:
                     raise
             except DrainingError:
-                # Nothing was done. Another broker may be there at once, or this one again in a moment.
-                connection.lose("the broker is shutting down")
+                # Nothing was done. Another broker may be there at once, or this one again in a moment. The connection stays:
+                # over it is acknowledged what is held.
+                connection.give_notice()
                 if time.monotonic() + self.settings.retry_wait_s >= deadline:
                     raise
                 time.sleep(self.settings.retry_wait_s)
+
+    def exchange_alone(self, outgoing: Outgoing) -> bytes | None:
+        """The payload of the answer to a request that may not be repeated, on a connection that stands and on which nobody else
+        waits. None when there is none, and when nothing was done: `ask` says why, or does it."""
+        connection = self._connection
+        if connection is None or self._forks != FORKS[0]:
+            return None
+        try:
+            return connection.exchange_alone(outgoing, self.settings.timeout_s)
+        except ConnectionLostError as exc:
+            if self._closed:
+                raise ClosedError("the client is closed") from None
+            if exc.sent:
+                raise
+        except DrainingError:
+            connection.lose("the broker is shutting down")
+        return None
 
     def _connection_for(self, request: ClientRequest[T], timeout_s: float) -> SyncConnection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
@@ -148,11 +180,15 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
             return connection
         limit_s = min(self.settings.connect_timeout_s, self.settings.timeout_s if timeout_s is None else timeout_s)
         if not self._connecting.acquire(timeout=limit_s):
-            raise StoreUnreachableError(f"{self.address.name}: another thread is still connecting after {limit_s:g} s")
+            raise still_connecting(
+                f"another thread is still connecting after {limit_s:g} s", self.address, self._attempts
+            )
         try:
             connection = self._connection
             if connection is None or not connection.usable:
-                connection = self._open(limit_s)
+                old, connection = connection, self._open(limit_s)
+                if old is not None and old.alive and self._resumes:
+                    self._take_along(old)
                 self._replace_connection(connection)
                 if self._closed:  # meanwhile, by another thread, which did not see this one
                     self._connection = None
@@ -162,9 +198,15 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         finally:
             self._connecting.release()
 
+    def _take_along(self, old: SyncConnection) -> None:
+        """What is held stays claimed: a broker that drains would give it back with the end of the connection, at once."""
+        request = requests.disconnect(False)
+        with contextlib.suppress(IgnisError):
+            old.exchange(request.command, request.payload, _TAKE_ALONG_S)
+
     def _open(self, limit_s: float) -> SyncConnection:
         deadline = time.monotonic() + limit_s
-        attempts = Attempts()
+        attempts = self._attempts = Attempts()
         retrying = tenacity.Retrying(sleep=self._nap, **retry_rules(self.settings, limit_s, attempts))
         try:
             return retrying(self._open_once, deadline)

@@ -29,8 +29,7 @@ from ignis.errors import (
     MalformedFrameError,
     StoreTimeoutError,
 )
-from ignis.native import FRAME_HEADER_BYTES, encode_frame
-from ignis.native.wire import ReadArea, receive_answer, send_frame
+from ignis.native.wire import Outgoing, ReadArea, receive_answer
 
 __all__ = ["SyncConnection"]
 
@@ -38,6 +37,7 @@ _CHUNK_BYTES = 256 * 1024
 _WRITE_SLICE_S = 0.1
 _QUIET_S = 0.02
 _FINISHING = frozenset(int(one) for one in FINISHING)
+_SEND_BATCH = int(Command.SEND_BATCH)
 _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
@@ -106,15 +106,32 @@ class SyncConnection:
         deadline = time.monotonic() + timeout_s
         if deadline - self.heard_s > _QUIET_S + timeout_s:
             self._glance()
-        slot = Slot()
-        request_id = 0
-        fd = self._transport.bare_fd
-        if fd >= 0 and timeout_s >= SLICE_S and self._sending.acquire(blocking=False):
-            request_id, found = self._alone(fd, command, payload, slot, deadline, undo)
-            if found is not None:
-                return found
-        if not request_id:
-            request_id = self.begin(command, payload, slot, deadline)
+        request_id, found = self._alone(Outgoing(command, payload), deadline, timeout_s, undo)
+        if isinstance(found, bytes):
+            return found
+        if found is None:
+            found = Slot()
+            request_id = self.begin(command, payload, found, deadline)
+        return self._answer_to(command, request_id, found, deadline, timeout_s, undo)
+
+    def exchange_alone(self, outgoing: Outgoing, timeout_s: float) -> bytes | None:
+        """`exchange` of a request that can be sent at once, nobody else waiting on the connection; None when it cannot, and
+        nothing was sent."""
+        broker = self.machine.broker
+        if broker is None or outgoing.nbytes > broker.max_frame_bytes:
+            return None
+        deadline = time.monotonic() + timeout_s
+        if deadline - self.heard_s > _QUIET_S + timeout_s:
+            self._glance()
+        request_id, found = self._alone(outgoing, deadline, timeout_s, None)
+        if found is None or isinstance(found, bytes):
+            return found
+        return self._answer_to(_SEND_BATCH, request_id, found, deadline, timeout_s, None)
+
+    def _answer_to(
+        self, command: int, request_id: int, slot: Slot, deadline: float, timeout_s: float, undo: Undo | None
+    ) -> bytes:
+        """Waits for the answer to a request that was sent. Raises as `exchange`."""
         try:
             answer = self._answer(slot, deadline)
         except BaseException:  # KeyboardInterrupt: the id must stay reserved
@@ -128,30 +145,35 @@ class SyncConnection:
         return answer.payload
 
     def _alone(
-        self, fd: int, command: int, payload: bytes, slot: Slot, deadline: float, undo: Undo | None
-    ) -> tuple[int, bytes | None]:
-        """A request on a connection where nobody waits: one call of the system sends it, one receives its answer. Caller holds
-        what is taken for sending, which is given back here.
+        self, outgoing: Outgoing, deadline: float, timeout_s: float, undo: Undo | None
+    ) -> tuple[int, bytes | Slot | None]:
+        """A request on a connection where nobody waits: one call of the system sends it, one receives its answer.
 
-        Returns the payload of the answer; None in its place when something else came, or nothing so far, for the request of that
-        number, whose answer the slot gets; the number 0 when there was none made.
+        Returns the payload of the answer; a slot in its place when something else came, or nothing so far, for the request of
+        that number, whose answer the slot gets; None in its place when nothing was sent.
         """
-        machine, sending, got = self.machine, True, None
+        fd = self._transport.bare_fd
+        if fd < 0 or timeout_s < SLICE_S or not self._sending.acquire(blocking=False):
+            return 0, None
+        machine, sending = self.machine, True
+        got: tuple[int, bytes] | int | None = None
         try:
             with self._lock:
                 if self._reader or self._lost is not None or not machine.free:
                     return 0, None
                 self._reader = threading.get_ident()
                 request_id = machine.reserve()
+            slot: Slot | None = None
             try:
                 try:
-                    sent = send_frame(fd, command, request_id, payload)
-                    if sent == len(payload) + FRAME_HEADER_BYTES:
+                    sent = outgoing.send(fd, request_id)
+                    if sent == outgoing.nbytes:
                         self._sending.release()
                         sending = False
                         got = receive_answer(machine.reader, fd, request_id, _TAKEN)
                 finally:
                     if type(got) is not tuple:
+                        slot = Slot()
                         self._adopt(request_id, slot)
                 if type(got) is tuple:
                     self.heard_s = time.monotonic()
@@ -161,14 +183,16 @@ class SyncConnection:
             except (OSError, IgnisError) as exc:
                 self.lose(str(exc), exc if isinstance(exc, IgnisError) else None)
             except BaseException:  # KeyboardInterrupt: the id must stay reserved
-                self.cancel(request_id, slot, undo)
+                if slot is not None:
+                    self.cancel(request_id, slot, undo)
                 raise
             finally:
                 with self._lock:
                     self._pass_on()
+            assert slot is not None
             if sending and self._lost is None:
-                self._push(memoryview(encode_frame(command, request_id, payload))[sent:], deadline)
-            return request_id, None
+                self._push(memoryview(outgoing.frame(request_id))[sent:], deadline)
+            return request_id, slot
         finally:
             if sending:
                 self._sending.release()

@@ -12,7 +12,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta
 
-from ignis.errors import ProtocolError
+from ignis.errors import MalformedFrameError, ProtocolError
+from ignis.native import wire
 from ignis.native.wire import pack_send_batch
 from ignis.storage.base import QueueRecord
 from ignis.storage.checks import (
@@ -92,7 +93,6 @@ RequestId = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_VALUES = 1_000_000
 """Values that one ARRAY_ENQUEUE may have."""
 _RUN = struct.Struct(">HQI")
-_ONE_RUN = struct.Struct(">HHQI")
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -388,10 +388,7 @@ def pack_send_ack(runs: Sequence[tuple[int, int, int]]) -> bytes:
 
 def unpack_send_ack(payload: bytes) -> list[tuple[int, int, int]]:
     """(shard, first pointer, count) per group. Raises ProtocolError."""
-    if len(payload) == _ONE_RUN.size:
-        count, *run = _ONE_RUN.unpack(payload)
-        if count == 1:
-            return [(run[0], run[1], run[2])]
-    if len(payload) < 2 or len(payload) != 2 + _RUN.size * int.from_bytes(payload[:2], "big"):
-        raise ProtocolError(f"SEND_ACK of {len(payload)} bytes does not have the groups that it announces")
-    return list(_RUN.iter_unpack(payload[2:]))
+    try:
+        return wire.unpack_send_ack(payload)
+    except MalformedFrameError as exc:
+        raise ProtocolError(str(exc)) from None

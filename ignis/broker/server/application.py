@@ -93,6 +93,10 @@ class Application:
             found = self._inboxes[magazine] = PublishBuffer(self.context, magazine, self.turns, self._pumps.get)
         return found
 
+    def known_inbox(self, magazine: str) -> PublishBuffer | None:
+        """That of a magazine which was sent to before."""
+        return self._inboxes.get(magazine)
+
     def pump(self, magazine: str) -> Dispatcher:
         found = self._pumps.get(magazine)
         if found is None:

@@ -11,6 +11,7 @@ from ignis.broker.server.context import BrokerContext
 from ignis.broker.server.held_claims import HeldClaims
 from ignis.broker.server.long_work import Work
 from ignis.broker.server.peer import Peer
+from ignis.native.lone import LoneRequest
 
 __all__ = ["Caller"]
 
@@ -30,6 +31,12 @@ class Caller(Peer, Protocol):
     def subscribed_to(self, payload: bytes) -> str | None:
         """The magazine of the subscription that an UNSUBSCRIBE or CREDIT names; None when there is none. Raises
         BadRequestError."""
+
+    def await_answer(self) -> None:
+        """One pending request more: one that was taken before it was known to be one."""
+
+    def acknowledge(self, lone: LoneRequest) -> None:
+        """Sends the answer to a request that was never pending."""
 
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more."""

@@ -15,6 +15,7 @@ from ignis.broker.protocol.encoding import pack
 from ignis.broker.protocol.machine import BrokerMachine, Request, State
 from ignis.broker.server.context import BrokerContext
 from ignis.errors import IgnisError
+from ignis.native.lone import ACK_FRAME_BYTES, LoneRequest
 from ignis.native.wire import FrameReader
 
 __all__ = ["Connection"]
@@ -47,6 +48,8 @@ class Connection(asyncio.BufferedProtocol):
         self.began_s = self.heard_s = self._now()
         self.stuck_since_s: float | None = None
         self._machine = BrokerMachine(context.area, settings.max_frame_bytes, settings.max_pending)
+        # Not by two calls of Python: the event loop asks before each read.
+        self.get_buffer = self._machine.arriving.get_buffer  # type: ignore[method-assign]
         self._transport: asyncio.Transport | None = None
         self._fd = -1
         """The socket's number on a connection without TLS, as long as its transport is open."""
@@ -59,7 +62,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- what `Session` does
 
-    def _take(self, request: Request, alone: bool = False) -> None:
+    def _take_received(self, size: int) -> bool:
+        """Carries out what was just read, if that can be done before it is taken apart. False when nothing was done."""
+        raise NotImplementedError
+
+    def _take(self, request: Request) -> None:
         """A request was read."""
         raise NotImplementedError
 
@@ -108,13 +115,14 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- in
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._machine.receive_buffer()
-
     def buffer_updated(self, nbytes: int) -> None:
         self.heard_s = self._now()
         self._state.bytes_in += nbytes
         if self._closing:
+            return
+        if self._take_received(nbytes):
+            if self._out:
+                self._look_at_outbound()
             return
         try:
             requests, at_once = self._machine.received(nbytes)
@@ -123,15 +131,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         if at_once:
             self.write(at_once)
-        if len(requests) == 1:
-            self._take(requests[0], alone=not at_once)
-        else:
-            for request in requests:
-                self._take(request)
+        for request in requests:
+            self._take(request)
         if (lost := self.arriving.lost) is not None:  # behind frames that were good
             self._broken(lost)
             return
         self._receiving.read(self, bool(requests or at_once), self.heard_s)
+        self._look_at_outbound()
+
+    def _look_at_outbound(self) -> None:
         if self.over_outbound():
             self.pause("outbound")
 
@@ -188,6 +196,27 @@ class Connection(asyncio.BufferedProtocol):
             if sent < len(data):
                 transport.write(memoryview(data)[sent:] if sent else data)
             sent = max(0, sent - len(data))
+
+    def await_answer(self) -> None:
+        """One pending request more: one that was taken before it was known to be one."""
+        self._machine.pending += 1
+
+    def acknowledge(self, lone: LoneRequest) -> None:
+        """Sends the answer to a request that was never pending: at once, unless something else is to go out with it."""
+        transport = self._transport
+        if (
+            self._fd < 0
+            or self._out
+            or transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size()
+        ):
+            self.write(lone.ack())
+            return
+        rest = lone.acknowledge(self._fd)
+        self._state.bytes_out += ACK_FRAME_BYTES
+        if rest:
+            transport.write(rest)
 
     def write_now(self, frames: bytes, count: int) -> None:
         """`answer_run` of what need not wait for more, unless more is being done."""

@@ -17,6 +17,7 @@ from ignis.broker.server.state import BrokerState
 from ignis.broker.server.threads import BrokerThreads
 from ignis.config import BrokerSettings
 from ignis.log_limit import LimitedLog
+from ignis.native.lone import LoneRequest
 from ignis.native.wire import ReadArea
 from ignis.storage.base import MagazineStore, Store
 
@@ -31,6 +32,7 @@ class BrokerContext:
         id: of the broker.
         owner: in whose name the broker itself keeps claims.
         area: what its connections read into.
+        lone: what one of them has just received there, if it is a request that is loaded on the spot.
     """
 
     id: str
@@ -43,6 +45,7 @@ class BrokerContext:
     steps: Steps
     watchers: LoadNotifier
     area: ReadArea
+    lone: LoneRequest
     receiving: ReceiveLimits
     unread: SendLimits
 

@@ -28,6 +28,7 @@ from ignis.broker.server.subscription import Packed, Subscription, packed
 from ignis.errors import DrainingError, IgnisError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
+from ignis.native.lone import LoneRequest
 from ignis.native.wire import ClaimsFrame, pack_claims
 from ignis.storage.base import MOST_FRUITLESS
 from ignis.storage.write_batch import FiredInto
@@ -72,6 +73,14 @@ class DirectDelivery:
         claims = ClaimsFrame()
         for (shard, batch), first in zip(batches, firsts, strict=True):
             claims.add_batch(shard, first, batch)
+        found = packed(claims, FiredInto({}, 0, False))
+        self._runs = found.runs
+        self._pump.hand_over(self._consumer, found)
+
+    def give_lone(self, lone: LoneRequest) -> None:
+        """`give` of a request that was received alone."""
+        claims = ClaimsFrame()
+        lone.put_into(claims)
         found = packed(claims, FiredInto({}, 0, False))
         self._runs = found.runs
         self._pump.hand_over(self._consumer, found)

@@ -12,18 +12,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ignis.broker.protocol.commands import OWN_TTL
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
 from ignis.broker.server.write_batcher import WriteBatcher
-from ignis.errors import BadRequestError, ConfigError, MalformedFrameError
+from ignis.errors import BadRequestError, ConfigError
 from ignis.native import ANY_SHARD, PackedBatch
+from ignis.native.lone import LoneRequest
 from ignis.native.wire import route_batch
-from ignis.storage.write_batch import WriteBatch
+from ignis.storage.write_batch import PendingSync, WriteBatch
 
-__all__ = ["Loading", "Placed", "PublishBuffer", "Sent"]
+__all__ = ["Loading", "LoneSender", "Placed", "PublishBuffer", "Sent"]
 
 log = logging.getLogger("ignis.broker")
 
@@ -43,7 +44,17 @@ class Placed(NamedTuple):
     request_ids: bytes | None
 
 
-Told = Callable[[Sequence[Placed], "BaseException | None"], None]
+class LoneSender(Protocol):
+    """Who answers a request that was loaded on the spot."""
+
+    def lone_stored(self, lone: LoneRequest) -> None:
+        """It is durable."""
+
+    def lone_pending(self, lone: LoneRequest) -> Callable[[BaseException | None], None]:
+        """It is not durable yet; what is returned is called when it is, or with the error."""
+
+    def lone_refused(self, lone: LoneRequest, exc: BaseException) -> None:
+        """It was not loaded, and the sender is to be told why."""
 
 
 class Sent:
@@ -179,81 +190,59 @@ class PublishBuffer:
         self.requests += 1
         self._begin()
 
-    def load_alone(
-        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int, nbytes: int, done: Told
-    ) -> bool:
-        """Loads a request on the spot that is alone: nothing waits that it could share a load with. Who waits for its messages is
-        given them. ``done`` is called with what was placed, or the error, when it is durable, perhaps from here. False when
-        it is to be `put` like any other."""
-        if self._busy or self._planned or self._waiting or nbytes > _SMALL_BYTES or not self._magazines.quick:
+    def load_lone(self, lone: LoneRequest, sender: LoneSender) -> bool:
+        """Loads a request on the spot that came alone: nothing waits that it could share a load with. Who waits for its messages
+        is given them. The sender is told when it is durable, perhaps from here. False when nothing was done, and it is to be
+        `put` like any other."""
+        if self._busy or self._planned or self._waiting or not self._magazines.quick:
             return False
-        found = self._routed(batches, ttl_ms)
-        if found is None:
+        known, facts = self._facts.known(self.magazine), self._facts
+        ttl_ms: int | None = lone.ttl_ms
+        if known is None:
             return False
-        batches, ttl_s = found
-        pairs = [(shard, batch) for shard, batch, _ in batches]
+        if ttl_ms == OWN_TTL:
+            ttl_ms = known.ttl_ms
+        if ttl_ms is None or ttl_ms > 1 << 62:
+            return False
         taking, pump = None, self._dispatcher_of(self.magazine)
         if pump is not None and pump.consumers:
-            taking = pump.taker(sum(batch.count for _, batch in pairs), nbytes)
+            taking = pump.taker(lone.count, lone.nbytes)
             if taking is None:
                 return False
+        any_shard = facts.next_shard() % known.shards if lone.any_shard else 0
+        ttl_s = ttl_ms / 1000 if ttl_ms else None
         try:
-            loaded = self._magazines.try_load(self.magazine, pairs, ttl_s, taking)
+            loaded = self._magazines.try_load_lone(self.magazine, lone, known.shards, any_shard, ttl_s, taking)
         except Exception as exc:
             self._take_back(taking)
-            done([Placed(shard, 0, batch.count, ids) for shard, batch, ids in batches], exc)
+            sender.lone_refused(lone, exc)
             return True
-        if loaded is None:
+        if loaded is False:
             self._take_back(taking)
             return False
-        firsts, unflushed = loaded
-        self.requests += 1
-        placed = [
-            Placed(shard, first, batch.count, ids) for (shard, batch, ids), first in zip(batches, firsts, strict=True)
-        ]
-        if unflushed is None:
+        if loaded is True:
+            sender.lone_stored(lone)
             self.loads += 1
-            done(placed, None)
         else:
-            self.bytes += nbytes
-
-            def flushed(error: BaseException | None) -> None:
-                self.bytes -= nbytes
-                self.loads += 1
-                done(placed, error)
-                self._relieve()
-
-            self._batcher.loaded(unflushed, flushed)
+            self._flush_lone(lone, loaded, sender)
+        self.requests += 1
         self._batcher.at_once += 1
         if taking is None:
             self._poke(self.magazine)
         return True
 
-    def _routed(
-        self, batches: Sequence[tuple[int, PackedBatch, bytes | None]], ttl_ms: int
-    ) -> tuple[Sequence[tuple[int, PackedBatch, bytes | None]], float | None] | None:
-        """Each with its shard, and the time to live in seconds; None when something has to be looked up, or is wrong: see
-        `_place`."""
-        known = self._facts.known(self.magazine)
-        if known is None or len(batches) > _SMALL_BATCHES:
-            return None
-        if ttl_ms == OWN_TTL:
-            if known.ttl_ms is None:
-                return None
-            ttl_ms = known.ttl_ms
-        elif ttl_ms > 1 << 62:
-            return None
-        shards = known.shards
-        if batches[0][0] == ANY_SHARD and len(batches) == 1:
-            _, batch, ids = batches[0]
-            try:
-                batches = route_batch(batch, shards, self._facts.next_shard() % shards, ids)
-            except MalformedFrameError:
-                return None
-        for shard, _, _ in batches:
-            if shard >= shards:
-                return None
-        return batches, ttl_ms / 1000 if ttl_ms else None
+    def _flush_lone(self, lone: LoneRequest, unflushed: PendingSync, sender: LoneSender) -> None:
+        """It is loaded, and durable with the next flush."""
+        nbytes, done = lone.nbytes, sender.lone_pending(lone)
+        self.bytes += nbytes
+
+        def flushed(error: BaseException | None) -> None:
+            self.bytes -= nbytes
+            self.loads += 1
+            done(error)
+            self._relieve()
+
+        self._batcher.loaded(unflushed, flushed)
 
     def _take_back(self, taking: DirectDelivery | None) -> None:
         """The load did not succeed."""

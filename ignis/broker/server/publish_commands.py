@@ -1,10 +1,9 @@
-"""What one connection sends: SEND and SEND_BATCH, from the decoded frame to the acknowledgement. Runs on the event loop."""
+"""What one connection sends: SEND and SEND_BATCH, from what was received to the acknowledgement. Runs on the event loop."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from ignis.broker.auth.principal import Anyone
 from ignis.broker.protocol.commands import Command
@@ -14,7 +13,7 @@ from ignis.broker.server.caller import Caller
 from ignis.broker.server.permission_check import check_queue
 from ignis.broker.server.publish_buffer import Placed, Sent
 from ignis.errors import BadRequestError, IgnisError
-from ignis.native import PackedBatch
+from ignis.native.lone import LoneRequest
 from ignis.native.wire import encode_send_acks
 
 __all__ = ["PublishCommands"]
@@ -30,12 +29,58 @@ class PublishCommands:
     def __init__(self, session: Caller) -> None:
         self._session = session
         self._state = session.context.state
+        self._lone = session.context.lone
 
-    def take(self, request: Request, alone: bool) -> None:
-        """Puts what was sent into its magazine's inbox; while that is full the connection is not read.
+    # -- what came alone
 
-        ``alone``: nothing else came with it, so that it may be stored on the spot.
-        """
+    def take_received(self, size: int) -> bool:
+        """Loads, on the spot, what the connection has just received, if that is one request to load and nothing else. False when
+        nothing was done: it goes the way of all requests, which also says what is wrong with it."""
+        session, lone = self._session, self._lone
+        magazine = lone.look(session.arriving, size)
+        if magazine is None:
+            return False
+        application = session.application
+        assert application is not None
+        inbox = application.known_inbox(magazine)
+        if inbox is None:
+            return False
+        if type(session.principal) is not Anyone:
+            try:
+                check_queue(session.principal, self._state, "SEND_BATCH" if lone.is_batch else "SEND", magazine)
+            except IgnisError as exc:
+                self.lone_refused(lone, exc)
+                return True
+        return inbox.load_lone(lone, self)
+
+    def lone_stored(self, lone: LoneRequest) -> None:
+        """See `LoneSender`."""
+        self._session.acknowledge(lone)
+        self._state.messages_in += lone.count
+
+    def lone_pending(self, lone: LoneRequest) -> Callable[[BaseException | None], None]:
+        """See `LoneSender`."""
+        session, request_id, count, ack = self._session, lone.request_id, lone.count, lone.ack()
+        session.await_answer()
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                session.refuse(request_id, error)
+                return
+            self._state.messages_in += count
+            session.write_now(ack, 1)
+
+        return done
+
+    def lone_refused(self, lone: LoneRequest, exc: BaseException) -> None:
+        """See `LoneSender`."""
+        self._session.await_answer()
+        self._session.refuse(lone.request_id, exc)
+
+    # -- what came with others
+
+    def take(self, request: Request) -> None:
+        """Puts what was sent into its magazine's inbox; while that is full the connection is not read."""
         session = self._session
         name, ttl_ms, batches = request.payload
         application = session.application
@@ -49,14 +94,9 @@ class PublishCommands:
             session.refuse_all(request, exc)
             return
         if request.command == _SEND:
-            if alone and inbox.load_alone(batches, ttl_ms, _size(batches), self._run_stored):
-                return
             sent = Sent(batches, ttl_ms, self._stored_run)
         elif batches:
             several = [(shard, batch, None) for shard, batch in batches]
-            done = partial(self._batch_stored, request.request_id)
-            if alone and inbox.load_alone(several, ttl_ms, _size(several), done):
-                return
             sent = Sent(several, ttl_ms, self._stored_batch, request.request_id)
         else:
             session.refuse(request.request_id, BadRequestError("SEND_BATCH without a batch"))
@@ -67,38 +107,29 @@ class PublishCommands:
             inbox.when_room(lambda: session.resume(magazine))
 
     def _stored_run(self, sent: Sent) -> None:
-        placed = sent.placed if sent.error is None else [Placed(0, 0, 0, ids) for _, _, ids in sent.batches]
-        self._run_stored(placed, sent.error)
-
-    def _run_stored(self, placed: Sequence[Placed], error: BaseException | None) -> None:
         session = self._session
-        if error is not None:
-            for _, _, _, ids in placed:
+        if sent.error is not None:
+            for _, _, ids in sent.batches:
                 for at in range(0, len(ids or b""), 8):
-                    session.refuse(int.from_bytes((ids or b"")[at : at + 8], "big", signed=True), error)
+                    session.refuse(int.from_bytes((ids or b"")[at : at + 8], "big", signed=True), sent.error)
             return
-        for shard, first, count, ids in placed:
+        for shard, first, count, ids in sent.placed:
             assert ids is not None
             self._state.messages_in += count
             session.write_now(encode_send_acks(ids, shard, first), count)
 
     def _stored_batch(self, sent: Sent) -> None:
-        self._batch_stored(sent.request_id, sent.placed, sent.error)
-
-    def _batch_stored(self, request_id: int, placed: Sequence[Placed], error: BaseException | None) -> None:
-        session = self._session
-        if error is not None:
-            session.refuse(request_id, error)
+        session, placed = self._session, sent.placed
+        if sent.error is not None:
+            session.refuse(sent.request_id, sent.error)
             return
+        self._state.messages_in += _messages(placed)
         if len(placed) == 1:
             shard, first, count, _ = placed[0]
-            self._state.messages_in += count
-            session.write_now(_ACK.pack(_ACK.size - 4, _SEND_ACK, request_id, 1, shard, first, count), 1)
+            session.write_now(_ACK.pack(_ACK.size - 4, _SEND_ACK, sent.request_id, 1, shard, first, count), 1)
             return
-        for one in placed:
-            self._state.messages_in += one.messages
-        session.answer(_SEND_ACK, request_id, pack_send_ack([one[:3] for one in placed]))
+        session.answer(_SEND_ACK, sent.request_id, pack_send_ack([one[:3] for one in placed]))
 
 
-def _size(batches: Sequence[tuple[int, PackedBatch, bytes | None]]) -> int:
-    return batches[0][1].nbytes if len(batches) == 1 else sum(batch.nbytes for _, batch, _ in batches)
+def _messages(placed: Sequence[Placed]) -> int:
+    return sum(one.messages for one in placed)

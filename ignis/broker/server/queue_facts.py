@@ -60,10 +60,11 @@ class QueueFacts:
             if shards is None:
                 return None
             at_s, record = self._records.get(magazine.removesuffix(SIDELINE_SUFFIX), (0.0, None))
-            until_s = at_s + _RECORD_S
-            if record is None or time.monotonic() > until_s:
-                return Known(shards, None, 0.0)
-            found = self._known[magazine] = Known(shards, record.message_expiry_s * 1000, until_s)
+            now_s = time.monotonic()
+            found = Known(shards, None, now_s + _RECORD_S)
+            if record is not None and now_s <= at_s + _RECORD_S:
+                found = Known(shards, record.message_expiry_s * 1000, at_s + _RECORD_S)
+            self._known[magazine] = found
             return found
 
     def shards(self, magazine: str, *, fresh: bool = False) -> int:
@@ -93,6 +94,8 @@ class QueueFacts:
             record = self._store.queues.get(name)
             with self._lock:
                 self._records[name] = time.monotonic(), record
+                self._known.pop(name, None)
+                self._known.pop(name + SIDELINE_SUFFIX, None)
         return record
 
     def paused(self, magazine: str) -> bool:

@@ -196,7 +196,17 @@ class Session(Connection):
 
     # -- requests
 
-    def _take(self, request: Request, alone: bool = False) -> None:
+    def _take_received(self, size: int) -> bool:
+        pending = self._machine.pending
+        return (
+            self.application is not None
+            and not self._pieces
+            and not self._state.draining
+            and (not pending or pending < self._settings.max_pending)
+            and self._sending.take_received(size)
+        )
+
+    def _take(self, request: Request) -> None:
         command = request.command
         if self._closing:
             return
@@ -213,7 +223,7 @@ class Session(Connection):
             self.refuse_all(request, DrainingError("the broker is shutting down"))
             return
         if command in (Command.SEND, Command.SEND_BATCH):
-            self._sending.take(request, alone)
+            self._sending.take(request)
             return
         try:
             permission_check.check(self, command, request.payload)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ignis.errors import ConfigError, QueueMismatchError, QueueNotFoundError, StoreBusyError
-from ignis.native.store import Log, NoShardError
+from ignis.native.store import Log, NoShardError, declare_later
 from ignis.storage.checks import DURABILITIES, check_magazine
 from ignis.storage.embedded.directory import Directory
+from ignis.storage.later import later_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack
@@ -63,6 +64,9 @@ class Catalogue:
     def forget(self, found: Magazine) -> None:
         if self._known.get(found.name) is found:
             self._known.pop(found.name, None)
+
+    def forget_name(self, name: str) -> None:
+        self._known.pop(name, None)
 
     def on(self, name: str, call: Callable[[Magazine, Unpack[_Ts]], _T], *args: Unpack[_Ts]) -> _T:
         """Calls with the magazine, and again when it has been made anew since it was looked up. Raises QueueNotFoundError."""
@@ -140,6 +144,15 @@ class Catalogue:
                 raise _mismatch(name, other)
         self._known[name] = Magazine(name, durability, log, number, shards)
 
+    def declare_later(self, main: Magazine, name: str) -> Magazine:
+        """The later magazine of a main one, which is made when there is none. It is of the same log."""
+        number = declare_later(main.log, main.number, self._prefix + name, main.shards, durable=main.durable)
+        if number is None:
+            raise QueueMismatchError(f"{name!r} is a magazine of its own in this store")
+        found = Magazine(name, main.durability, main.log, number, len(main.log.shards(number)))
+        self._known[name] = found
+        return found
+
     def _elsewhere(self, name: str, durability: str) -> list[str]:
         """The other classes in which it is declared."""
         full = self._prefix + name
@@ -152,6 +165,7 @@ class Catalogue:
     def drop(self, name: str, only_empty: bool) -> bool:
         """See `MagazineStore.drop`."""
         known = self._known.pop(name, None)
+        self._known.pop(later_of(name), None)  # it goes too
         dropped = True
         for durability in self._directory.existing():
             log = self._directory.log(durability)

@@ -48,6 +48,7 @@ class Directory:
         self.gates: set[Gate] = set()
         self.opening = threading.Lock()
         self._logs: dict[str, Log] = {}
+        self._unread: set[str] = set()
         self._listeners: dict[str, Listener] = {}
         self._flusher: IntervalFlusher | None = None
         self._maintenance: Maintenance | None = None
@@ -62,7 +63,7 @@ class Directory:
             self.clock = open_clock(path, self.here.boot)
             self.keys = Keys(self.log("sync"), options.write_timeout_s)
             with without_means("store: maintenance"):
-                self._maintenance = Maintenance(lambda: list(self._logs.values()))
+                self._maintenance = Maintenance(lambda: list(self._logs.values()), self._tell_unread)
         except BaseException as exc:
             with suppress(WaitTimeoutError):
                 self._close_all(1.0)
@@ -88,7 +89,11 @@ class Directory:
     def listener(self, durability: str) -> Listener:
         """Who tells of loads into magazines of that class."""
         found = self._listeners.get(durability)
-        return self._listeners.setdefault(durability, Listener(self.log(durability))) if found is None else found
+        return (
+            self._listeners.setdefault(durability, Listener(self.log(durability), self.clock.now_ms))
+            if found is None
+            else found
+        )
 
     def changing(self, durability: str) -> Log:
         """`log`, for a call that changes something: it is told when what calls before it left could not be flushed.
@@ -157,6 +162,21 @@ class Directory:
                 figures["damaged_records"],
                 self.path,
             )
+
+    def _tell_unread(self) -> None:
+        """Once for each log: who reads the messages gets them as damaged, and puts them aside."""
+        for durability, opened in list(self._logs.items()):
+            if durability not in self._unread:
+                with suppress(ClosedError):
+                    if opened.unread():
+                        self._unread.add(durability)
+                        log.error(
+                            "store: %s: the disk refuses to read parts of the log, or they are gone; messages in them come out "
+                            "as damaged, and the files stay as damaged-log-*; stop what uses the store, copy it, then see what "
+                            "'ignis doctor %s' says",
+                            self.path / durability,
+                            self.path,
+                        )
 
     # -- fork
 

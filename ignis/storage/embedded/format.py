@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ignis.errors import ConfigError, StoreFormatError, StoreUnreachableError
 from ignis.regular_files import regular_only
-from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory
+from ignis.storage.embedded.atomic_files import create_whole, read_or_none, sync_directory, write_whole
 from ignis.storage.embedded.log_files import (
     FileDamaged,
     FileOfAnotherVersion,
@@ -33,8 +33,10 @@ from ignis.storage.private_directory import check_way, make_way
 __all__ = [
     "FORMAT_FILE",
     "FORMAT_VERSION",
+    "LATER_VERSION",
     "check_format",
     "check_private",
+    "keep_later",
     "look_at_segments",
     "prepare",
     "refuse_former",
@@ -43,6 +45,8 @@ __all__ = [
 log = logging.getLogger("ignis.storage")
 
 FORMAT_VERSION = 2
+LATER_VERSION = 3
+"""As `FORMAT_VERSION`, but there may be due times in the logs: what cannot read them must not open the store."""
 FORMAT_FILE = "format"
 _FORMER_FILE = "FORMAT"
 _BEFORE_FORMAT = {"lost+found"}
@@ -103,8 +107,18 @@ def check_format(path: Path) -> None:
             raise TypeError
     except (ValueError, KeyError, TypeError):
         raise StoreFormatError(f"{path / FORMAT_FILE} is not the format file of a store") from None
-    if version != FORMAT_VERSION:
-        raise StoreFormatError(f"{path} holds a store of format {version}, this version reads {FORMAT_VERSION}")
+    if version not in (FORMAT_VERSION, LATER_VERSION):
+        raise StoreFormatError(
+            f"{path} holds a store of format {version}, this version reads {FORMAT_VERSION} and {LATER_VERSION}"
+        )
+
+
+def keep_later(path: Path) -> None:
+    """From now on there may be delayed messages in the store: versions that do not know them refuse to open it."""
+    text = json.dumps({"format": LATER_VERSION}).encode()
+    with store_errors(str(path / FORMAT_FILE)):
+        if read_or_none(path / FORMAT_FILE) != text:
+            write_whole(path / FORMAT_FILE, text)
 
 
 def look_at_segments(path: Path, directory: Path) -> None:

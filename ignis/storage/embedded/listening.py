@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, WaitTimeoutError
 from ignis.hooks import call_user_code
-from ignis.native.store import Log
+from ignis.native.store import Log, move_due, next_due
+from ignis.storage.later import MOVE_LIMIT
 from ignis.storage.os_errors import without_means
 
 __all__ = ["Listener"]
@@ -21,6 +22,9 @@ log = logging.getLogger("ignis.storage")
 _LOOK_S = 1.0
 """So often it looks for what was loaded by somebody who died before he rang."""
 
+_SOON_S = 0.001
+"""What is due and could not be moved is tried again after that."""
+
 _LOAD_COUNTER, _FIRE_COUNTER = 2, 3
 """Of `Log.shards`."""
 
@@ -29,10 +33,16 @@ _Wish = tuple[int, int, Callable[[], None], int]
 
 
 class Listener:
-    """Calls back when a magazine of one log was loaded. Thread-safe. The thread is started with the first wish."""
+    """Calls back when a magazine of one log was loaded. Thread-safe. The thread is started with the first wish.
 
-    def __init__(self, of: Log) -> None:
+    Args:
+        of: the log.
+        now_ms: the store's clock. What comes to be due is moved by the thread, and so loaded.
+    """
+
+    def __init__(self, of: Log, now_ms: Callable[[], int]) -> None:
         self._log = of
+        self._now_ms = now_ms
         self._wishes: dict[int, _Wish] = {}
         self._fresh: set[int] = set()  # they have not been looked at without being rung for
         self._numbers = itertools.count()
@@ -59,6 +69,8 @@ class Listener:
             raise ClosedError(f"store: {self._log.directory} is closed")
         if not announced:
             self._grant(number)
+        elif self._log.later:
+            self._log.ring()  # it may sleep beyond what is due in this magazine
         return lambda: self._forget(number)
 
     def _start(self) -> None:
@@ -82,7 +94,7 @@ class Listener:
         bell, look_at = -1, time.monotonic() + _LOOK_S
         try:
             while not self._closing:
-                bell = self._log.listen(bell, max(0.0, look_at - time.monotonic()))
+                bell = self._log.listen(bell, max(0.0, min(look_at - time.monotonic(), self._move_due())))
                 # Behind the bell: what is rung for from now on ends the next wait.
                 for wish in self._log.moved(list(self._wishes.values())):
                     self._grant(wish[3])
@@ -95,6 +107,24 @@ class Listener:
             self._closing = True
             for number in list(self._wishes):
                 self._grant(number)
+
+    def _move_due(self) -> float:
+        """Moves what is due of what is wished for; returns in how many seconds the next is."""
+        rest_s = _LOOK_S
+        if not self._log.later:
+            return rest_s
+        for number in {wish[0] for wish in list(self._wishes.values())}:
+            try:
+                due_ms = next_due(self._log, number)
+                if due_ms is not None and due_ms <= self._now_ms():
+                    due_ms = move_due(self._log, number, self._now_ms(), MOVE_LIMIT)[2]
+            except (ClosedError, ForkedHandleError):
+                raise
+            except IgnisError:
+                continue  # busy, full, or removed: it is looked at again in a second
+            if due_ms is not None:
+                rest_s = min(rest_s, max(_SOON_S, (due_ms - self._now_ms()) / 1000))
+        return rest_s
 
     def _look(self) -> None:
         """For what nobody has rung for. A log that has not grown has nothing new."""

@@ -45,11 +45,11 @@ _LOG_HEADER = struct.Struct(">8sIIQQQQQQI")
 _LOG_CRC_BYTES = 64
 _CHECKPOINT = struct.Struct("=QIIQQQQII")
 _ROOT_SEGMENTS = struct.Struct("=80xQQ")
-_STATE_SEGMENT = struct.Struct("=8Q")
+_STATE_SEGMENT = struct.Struct("=9Q")
 _CONTROL = struct.Struct("=QIIQQ")
 _CONTROL_WORDS = struct.Struct("=I8xQQ")  # from 1156 on
 _CONTROL_MAGIC = 0x314C5443534E4749
-_CONTROL_VERSION = 3
+_CONTROL_VERSION = 4
 _CHECKPOINT_MAGIC = 0x31504B43534E4749
 _CHECKPOINT_VERSION = 1
 _BYTE_ORDER_MARK = 0x01020304
@@ -330,7 +330,9 @@ class Checkpoint:
         file.seek(SECTOR_BYTES)
         place, count = _ROOT_SEGMENTS.unpack(file.read(_ROOT_SEGMENTS.size))
         file.seek(SECTOR_BYTES + place)
-        for generation, number, base, *_, living in _STATE_SEGMENT.iter_unpack(file.read(count * _STATE_SEGMENT.size)):
+        for generation, number, base, *_, living, _ in _STATE_SEGMENT.iter_unpack(
+            file.read(count * _STATE_SEGMENT.size)
+        ):
             yield generation, number, base, living
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
 from ignis.native import PackedBatch, Watch
+from ignis.native.lone import LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -17,6 +18,7 @@ from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.claim_scan import ClaimScan
 from ignis.storage.embedded.claims import Claims
 from ignis.storage.embedded.context import StoreContext
+from ignis.storage.embedded.later import EmbeddedLater
 from ignis.storage.embedded.load_once import load_once
 from ignis.storage.embedded.waiters import Waits
 from ignis.storage.embedded.writes import Writes
@@ -33,12 +35,12 @@ from ignis.storage.records import (
     Transfer,
     joined_runs,
 )
-from ignis.storage.write_batch import ClaimsWriter, DirectReceiver, FiredInto, PendingSync, WriteBatch
+from ignis.storage.write_batch import ClaimsWriter, FiredInto, LoneReceiver, PendingSync, WriteBatch
 
 __all__ = ["EmbeddedMagazines"]
 
 
-class EmbeddedMagazines(MagazineStore):
+class EmbeddedMagazines(EmbeddedLater, MagazineStore):
     """Magazines of one application. Thread-safe."""
 
     quick = True
@@ -299,15 +301,17 @@ class EmbeddedMagazines(MagazineStore):
             self.calls["deletes" if write.batches is None else "loads"] += write.done
         return unflushed
 
-    def try_load(
+    def try_load_lone(
         self,
         magazine: str,
-        batches: Sequence[tuple[int, PackedBatch]],
+        lone: LoneRequest,
+        shards: int,
+        any_shard: int,
         ttl_s: float | None,
-        taker: DirectReceiver | None = None,
-    ) -> tuple[list[int], PendingSync | None] | None:
-        loaded = self._writes.try_load(magazine, batches, ttl_s, taker)
-        self.calls["loads"] += loaded is not None
+        taker: LoneReceiver | None = None,
+    ) -> PendingSync | bool:
+        loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
+        self.calls["loads"] += loaded is not False
         return loaded
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
@@ -386,6 +390,8 @@ class EmbeddedMagazines(MagazineStore):
         try:
             found = self._catalogue.find(magazine)
             self._waits.note(found.log, found.number)
+            if timeout_s > 0 and found.log.later:
+                return found.log.wait(found.number, seen, timeout_s, self._directory.clock.now_ms())
             return found.log.wait(found.number, seen, timeout_s)
         finally:
             self._store.waiting_gate.leave()

@@ -75,8 +75,9 @@ class _Rounds:
 class Maintenance(_Rounds):
     """Checkpoints, compaction, removal of what nobody needs, and the next segment laid out ahead: of whatever logs there are."""
 
-    def __init__(self, logs: Callable[[], list[Log]]) -> None:
+    def __init__(self, logs: Callable[[], list[Log]], look_round: Callable[[], None]) -> None:
         self._logs = logs
+        self._look_round = look_round
         super().__init__("ignis-store-maintenance")
 
     def _round(self, pause_s: float) -> float:
@@ -87,6 +88,7 @@ class Maintenance(_Rounds):
             except (IgnisError, OSError) as exc:
                 # The calls go on without it, and whoever runs out of room says so.
                 self._say("maintenance", exc)
+        self._look_round()
         return _SHORTEST_PAUSE_S if found_work else min(_LONGEST_PAUSE_S, 2 * pause_s)
 
 

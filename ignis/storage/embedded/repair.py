@@ -15,7 +15,7 @@ from ignis.native.store import Log
 from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import sync_directory, write_whole
 from ignis.storage.embedded.check import ASIDE, ClassReport, Problem, Report
-from ignis.storage.embedded.format import FORMAT_FILE, FORMAT_VERSION
+from ignis.storage.embedded.format import FORMAT_FILE, LATER_VERSION
 from ignis.storage.embedded.log_files import (
     ENTRY_HEADER_BYTES,
     SECTOR_BYTES,
@@ -53,7 +53,9 @@ def repair_store(report: Report) -> None:
 def _repair_directory(directory: Path, problem: Problem) -> None:
     path = directory / problem.file
     if problem.code == "format":
-        write_whole(directory / FORMAT_FILE, json.dumps({"format": FORMAT_VERSION}).encode())
+        write_whole(
+            directory / FORMAT_FILE, json.dumps({"format": LATER_VERSION}).encode()
+        )  # there may be delayed messages
         problem.repaired = "written anew"
     elif problem.code == "leftover":
         path.unlink(missing_ok=True)

@@ -96,7 +96,7 @@ class EmbeddedStore(Store):
         return self._context.owner
 
     def now_s(self) -> float:
-        return self.directory.clock.now_ms() / 1000
+        return self.directory.clock.now_s()
 
     @property
     def local_dir(self) -> str | None:
@@ -115,6 +115,7 @@ class EmbeddedStore(Store):
                 "file_bytes": sum(one["log_bytes"] for one in opened.values()),
                 "state_bytes": sum(one["state_bytes"] for one in opened.values()),
                 "damaged_bytes": sum(one["damaged_bytes"] for one in opened.values()),
+                "unreadable_reads": sum(one.unread() for one in self.directory.opened().values()),
                 "max_store_bytes": self.directory.options.max_store_bytes,
                 **self._magazines.calls,
             }

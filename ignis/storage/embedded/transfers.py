@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ignis.errors import StoreBusyError, StoreFullError
 from ignis.native import PackedBatch
+from ignis.native import store as native
 from ignis.native.store import FenceError, GrowthError, NoShardError
 from ignis.storage.checks import check_epoch
 from ignis.storage.embedded.catalogue import Magazine
@@ -17,7 +18,7 @@ from ignis.storage.embedded.keys import epoch_key, epoch_of, epoch_value, read_f
 from ignis.storage.records import Fence, Pointers, Transfer, group_pointers
 from ignis.storage.runs import runs_of
 
-__all__ = ["reload", "transfer"]
+__all__ = ["defer", "fenced", "reload", "transfer"]
 
 T = TypeVar("T")
 _CHUNK_RECORDS = 1_024
@@ -31,7 +32,7 @@ _Held = tuple[bytes, bytes | None]
 # -- fences
 
 
-def _fenced(store: StoreContext, magazine: Magazine, fence: Fence | None, call: Callable[[_Held | None], T]) -> T:
+def fenced(store: StoreContext, magazine: Magazine, fence: Fence | None, call: Callable[[_Held | None], T]) -> T:
     """Calls with the key and the value under which the fence holds, and again when the epoch rose meanwhile. Raises
     StaleEpochError."""
     if fence is None:
@@ -79,8 +80,8 @@ def transfer(
     if outside:
         raise NoShardError(f"shard {outside[0].target_shard}")
     if source.log is target.log:
-        return _fenced(store, target, fence, lambda held: _move_in_room(source, target, items, expires_at_ms, held))
-    return _fenced(store, target, fence, lambda held: _load_and_delete(source, target, items, expires_at_ms, held))
+        return fenced(store, target, fence, lambda held: _move_in_room(source, target, items, expires_at_ms, held))
+    return fenced(store, target, fence, lambda held: _load_and_delete(source, target, items, expires_at_ms, held))
 
 
 def _move_in_room(
@@ -125,6 +126,37 @@ def _move(
         if source.log.transfer(source.number, pointers, target.number, batches, durable=source.durable, fence=held):
             return len(moving)
     raise StoreBusyError(f"store: records of {source.name!r} went {_ATTEMPTS} times in a row while they were moved")
+
+
+def defer(
+    store: StoreContext,
+    source: Magazine,
+    later: Magazine,
+    items: Sequence[Transfer],
+    dues_ms: Sequence[int],
+    expires_at_ms: int | None,
+    fence: Fence | None,
+) -> int:
+    """See `KeepsLater.defer`. Both magazines are of one log. Raises NoShardError."""
+    due_of = {(item.shard, item.pointer): due_ms for item, due_ms in zip(items, dues_ms, strict=True)}
+
+    def move(held: _Held | None) -> int:
+        for _ in range(_ATTEMPTS):
+            moving = _still_there(source, items)
+            if not moving:
+                return 0
+            pointers = group_pointers((item.shard, item.pointer) for item, _ in moving)
+            moving.sort(key=lambda one: one[0].target_shard)  # as `_pack` has them
+            batches = _pack(moving, expires_at_ms)
+            times = iter([due_of[item.shard, item.pointer] for item, _ in moving])
+            dues = [[next(times) for _ in range(batch.count)] for _, batch in batches]
+            if native.defer(
+                source.log, source.number, pointers, later.number, batches, dues, durable=source.durable, fence=held
+            ):
+                return len(moving)
+        raise StoreBusyError(f"store: records of {source.name!r} went {_ATTEMPTS} times in a row while they were moved")
+
+    return fenced(store, later, fence, move)
 
 
 def _load_and_delete(
@@ -195,7 +227,7 @@ def _batches(records: Sequence[bytes], expires_at_ms: int) -> list[PackedBatch]:
 def reload(store: StoreContext, magazine: Magazine, pointers: Pointers, fence: Fence | None) -> int:
     """See `MagazineStore.reload`. A corrupt record cannot be appended anew without passing for a good one: it stays where it
     is, claimed from now on anew."""
-    return _fenced(store, magazine, fence, lambda held: _reload(store, magazine, pointers, held))
+    return fenced(store, magazine, fence, lambda held: _reload(store, magazine, pointers, held))
 
 
 def _reload(store: StoreContext, magazine: Magazine, pointers: Pointers, held: _Held | None) -> int:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from ignis.errors import IgnisError, QueueNotFoundError, StoreBusyError
 from ignis.native import PackedBatch
+from ignis.native.lone import LoneRequest
 from ignis.native.store import Log, NoShardError
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
 from ignis.storage.embedded.context import StoreContext
 from ignis.storage.records import Pointers
-from ignis.storage.write_batch import DirectReceiver, WriteBatch
+from ignis.storage.write_batch import DirectReceiver, LoneReceiver, WriteBatch
 
 __all__ = ["Writes"]
 
@@ -105,34 +106,47 @@ class Writes:
         finally:
             self._store.gate.leave()
 
-    def try_load(
+    def try_load_lone(
         self,
         magazine: str,
-        batches: Sequence[tuple[int, PackedBatch]],
+        lone: LoneRequest,
+        shards: int,
+        any_shard: int,
         ttl_s: float | None,
-        taker: DirectReceiver | None,
-    ) -> tuple[list[int], _Unflushed | None] | None:
-        """See `MagazineStore.try_load`."""
-        if not batches or not self._store.gate.try_enter():
-            return None
+        taker: LoneReceiver | None,
+    ) -> _Unflushed | bool:
+        """See `MagazineStore.try_load_lone`."""
+        if not self._store.gate.try_enter():
+            return False
         try:
-            return self._catalogue.try_on(magazine, self._load_now, batches, ttl_s, taker)
+            return self._catalogue.try_on(magazine, self._load_lone, lone, shards, any_shard, ttl_s, taker) or False
         finally:
             self._store.gate.leave()
 
-    def _load_now(
+    def _load_lone(
         self,
         found: Magazine,
-        batches: Sequence[tuple[int, PackedBatch]],
+        lone: LoneRequest,
+        shards: int,
+        any_shard: int,
         ttl_s: float | None,
-        taker: DirectReceiver | None,
-    ) -> tuple[list[int], _Unflushed | None] | None:
-        firsts = self.append(found, batches, ttl_s, False, taker)
-        if firsts is None:
-            return None
+        taker: LoneReceiver | None,
+    ) -> _Unflushed | bool:
+        """`append` of a request where it was received; False when it is not as simple as that."""
+        if found.durability == "interval":
+            self._directory.changing("interval")
+        clock = self._directory.clock
+        ends_ms = clock.expiry_ms(ttl_s)
+        if taker is None:
+            first = lone.load(found.log, found.number, shards, any_shard, ends_ms)
+        else:
+            stored = self._store.stored_owner_bytes(taker.owner)
+            first = lone.load(found.log, found.number, shards, any_shard, ends_ms, stored, clock.now_ms())
+        if first is None:
+            return False
         if taker is not None:
-            taker.give(batches, firsts)
-        return firsts, _Unflushed(self._store, found.log) if found.durability == "sync" else None
+            taker.give_lone(lone)
+        return _Unflushed(self._store, found.log) if found.durability == "sync" else True
 
     def _make(self, found: Magazine, write: WriteBatch) -> Log | None:
         """Returns the log to flush before anybody is told of the write."""

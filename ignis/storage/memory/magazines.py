@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ignis.errors import ClosedError, ConfigError, QueueMismatchError, QueueNotFoundError, UnreadableMessageError
 from ignis.native import PackedBatch, Record
 from ignis.storage.base import KEEP_TTL, MagazineStore
 from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.later import LATER_SUFFIX, later_of
+from ignis.storage.memory.later import MemoryLater
 from ignis.storage.memory.state import MagazineState, StoreContext
 from ignis.storage.records import (
     Abandoned,
@@ -29,7 +32,7 @@ from ignis.storage.write_batch import WriteBatch
 __all__ = ["MemoryMagazines"]
 
 
-class MemoryMagazines(MagazineStore):
+class MemoryMagazines(MemoryLater, MagazineStore):
     """Magazines of one application. Thread-safe: every call holds the content's one lock."""
 
     quick = True
@@ -111,6 +114,8 @@ class MemoryMagazines(MagazineStore):
         with self._store.open_content():
             found = self._get(magazine)
             self._store.calls["fires"] += 1
+            if found.later is not None:
+                self._move_due(magazine, found)
             now_ms, left, expired, more = self._store.clock.now_ms(), limit, 0, False
             claims: list[Claim] = []
             for number in self._order(found, shards):
@@ -355,7 +360,13 @@ class MemoryMagazines(MagazineStore):
             found = self._get(magazine)
             store.waiting += 1
             try:
-                store.content.changed.wait_for(lambda: found.sequence != seen or store.closed, timeout_s)
+                until = time.monotonic() + timeout_s
+                while not store.closed:
+                    left_s = until - time.monotonic()
+                    asleep_s = self._asleep_s(magazine, found, left_s)
+                    if found.sequence != seen or left_s <= 0:
+                        break
+                    store.content.changed.wait(asleep_s)
                 if store.closed:
                     raise ClosedError("store is closed")
                 return found.sequence
@@ -371,6 +382,8 @@ class MemoryMagazines(MagazineStore):
                 call()
             else:
                 found.listeners[wish] = self._store, call
+                if found.later is not None:
+                    self._set_alarm(found)
         return lambda: found.listeners.pop(wish, None) and None
 
     def wake(self, magazine: str) -> None:
@@ -387,9 +400,16 @@ class MemoryMagazines(MagazineStore):
         check_magazine(magazine)
         with self._store.open_content() as content:
             found = content.magazines.get((self._store.scope, magazine))
-            if found is not None and only_empty and any(shard.records for shard in found.all_shards):
+            going = [one for one in (found, found.later if found is not None else None) if one is not None]
+            if only_empty and any(shard.records for one in going for shard in one.all_shards):
                 return False
             content.magazines.pop((self._store.scope, magazine), None)
+            if magazine.endswith(LATER_SUFFIX):
+                main = content.magazines.get((self._store.scope, magazine.removesuffix(LATER_SUFFIX)))
+                if main is not None:
+                    main.later = None
+            else:
+                content.magazines.pop((self._store.scope, later_of(magazine)), None)
             content.changed.notify_all()
             if found is not None:
                 found.tell()

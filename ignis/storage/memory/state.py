@@ -87,6 +87,9 @@ class MagazineState:
         self.sequence = 0
         self.listeners: dict[object, tuple[StoreContext, Callable[[], None]]] = {}
         self.known_ids: dict[bytes, int] = {}  # until when, in milliseconds since the epoch
+        self.later: MagazineState | None = None
+        self.dues: list[tuple[int, int, int]] = []  # a heap: due time, shard and pointer there
+        self.alarm: tuple[int, threading.Timer] | None = None  # when it rings for those who listen
 
     def tell(self, of: StoreContext | None = None) -> None:
         """Calls those who listen: all, or one store's."""

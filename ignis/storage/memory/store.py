@@ -76,7 +76,7 @@ class MemoryStore(Store):
         return self._owner
 
     def now_s(self) -> float:
-        return self._context.clock.now_ms() / 1000
+        return self._context.clock.now_s()
 
     @property
     def local_dir(self) -> str | None:

@@ -212,7 +212,9 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
     """Its pointers will be another message's, so nothing that this connection says of them may be heard."""
     planted: list[bool] = []
 
-    def fail(self: writes.Writes, magazine: str, batches: Any, ttl_s: Any, taker: Any) -> None:
+    def fail(
+        self: writes.Writes, magazine: str, lone: Any, shards: int, any_shard: int, ttl_s: Any, taker: Any
+    ) -> None:
         if not planted:
             planted.append(True)
             taker.give([(0, PackedBatch.pack([encode_record(b"ghost")]))], [50])
@@ -231,12 +233,12 @@ def test_a_delivery_that_was_not_stored_ends_the_connection_that_has_it(
         found = subscription.receive(WAIT_S)
         assert texts(found) == ["0"]
         if alone:
-            monkeypatch.setattr(writes.Writes, "try_load", fail)
+            monkeypatch.setattr(writes.Writes, "try_load_lone", fail)
             with pytest.raises(StoreBusyError):
                 client.ask(requests.send("none", encode_record(b"1")))
             monkeypatch.undo()
         else:
-            monkeypatch.setattr(PublishBuffer, "load_alone", lambda *_: False)
+            monkeypatch.setattr(PublishBuffer, "load_lone", lambda *_: False)
             monkeypatch.setattr(writes.Writes, "_give", fail_together)
         client.ask(requests.send("none", encode_record(b"1")))
         assert planted

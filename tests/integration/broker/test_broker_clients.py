@@ -7,8 +7,8 @@ import os
 import random
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,79 +19,25 @@ from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
 from ignis.broker.protocol.commands import Command
-from ignis.broker.protocol.encoding import pack, pack_connect
-from ignis.broker.protocol.payloads import Connected
+from ignis.broker.protocol.encoding import pack
 from ignis.errors import (
     ClosedError,
     ConfigError,
     ConnectionLostError,
+    DrainingError,
     ForkedHandleError,
     FrameTooLargeError,
     ProtocolError,
     StoreTimeoutError,
     StoreUnreachableError,
 )
-from ignis.native import FrameDecoder, PackedBatch, Record, encode_frame, encode_record
+from ignis.native import PackedBatch, Record, encode_frame, encode_record
 from ignis.storage import open_store
 from tests.support import WAIT_S, eventually, reasons, wait_idle
 from tests.support.broker import RunningBroker, running
+from tests.support.puppet_broker import Puppet
 
 pytestmark = pytest.mark.integration
-
-Script = Callable[[int, int, bytes], "bytes | None"]
-
-
-class Puppet:
-    """A broker that answers as a test wants: ``script(command, request_id, payload)`` gives bytes to send, None = to close."""
-
-    def __init__(self, script: Script) -> None:
-        self.seen: list[tuple[int, int]] = []
-        self.connections: list[socket.socket] = []
-        self._script = script
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self.connections.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        decoder = FrameDecoder()
-        with connection:
-            while True:
-                try:
-                    data = connection.recv(1 << 16)
-                except OSError:
-                    return
-                if not data:
-                    return
-                decoder.feed(data)
-                for command, request_id, payload in decoder.frames():
-                    self.seen.append((command, request_id))
-                    if command == Command.CONNECT:
-                        answer: bytes | None = encode_frame(
-                            Command.RESULT, request_id, pack_connect(Connected("puppet", 1 << 20, 100, 60_000))
-                        )
-                    else:
-                        answer = self._script(command, request_id, payload)
-                    if answer is None:
-                        return
-                    connection.sendall(answer)
-
-    def __enter__(self) -> Puppet:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._listener.close()
-        for connection in self.connections:
-            connection.close()
 
 
 def client_of(port: int, **settings: float) -> SyncClient:
@@ -302,6 +248,69 @@ def test_a_drain_answers_what_is_under_way_and_takes_acknowledgements(tmp_path: 
     client.close(0.1)
     with open_store(url) as store:
         assert (store.magazines.metadata("q")[0].pending, store.magazines.metadata("q")[0].in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize("coroutines", [False, True])
+def test_what_a_draining_broker_refuses_does_not_end_the_connection_over_which_messages_are_held(
+    tmp_path: Path, coroutines: bool
+) -> None:
+    """A request that was on its way when the broker was told to stop is refused. The messages that the same client holds are
+    still its own, and are acknowledged over the same connection."""
+    patient = {"drain_timeout_s": WAIT_S, "handshake_timeout_s": WAIT_S}
+    with RunningBroker(f"embedded://{tmp_path}/store", settings=patient) as broker:
+        settings = {"retry_wait_s": 0.01, "connect_timeout_s": WAIT_S, "timeout_s": WAIT_S}
+
+        def drains(value: bool = True) -> None:
+            broker.broker.state.draining = value  # as `stop` does, before its notice has reached the client
+
+        def held() -> int:
+            return broker.on_loop(lambda: sum(one.claims.held.count for one in broker.broker.sessions))
+
+        def prepared() -> list[ClientRequest[Any]]:
+            return [requests.create_queue("q", {"shards": 1}), requests.send("q", encode_record(b"a"))]
+
+        def in_threads() -> int:
+            with broker.client(**settings) as client:
+                for one in prepared():
+                    client.ask(one)
+                found = client.consume("q", 1, wait_s=WAIT_S)
+                broker.on_loop(drains)
+                with pytest.raises((DrainingError, StoreUnreachableError, StoreTimeoutError)):
+                    client.ask(requests.send("q", encode_record(b"b")), 0.5)
+                assert held() == 1
+                return client.ack("q", {claim.shard: claim.pointers for claim in found.claims})
+
+        async def in_tasks() -> int:
+            async with AsyncClient(BrokerAddress("127.0.0.1", broker.port), settings) as client:
+                for one in prepared():
+                    await client.ask(one)
+                found = await client.consume("q", 1, wait_s=WAIT_S)
+                broker.on_loop(drains)
+                with pytest.raises((DrainingError, StoreUnreachableError, StoreTimeoutError)):
+                    await client.ask(requests.send("q", encode_record(b"b")), 0.5)
+                assert held() == 1
+                return await client.ack("q", {claim.shard: claim.pointers for claim in found.claims})
+
+        assert (asyncio.run(in_tasks()) if coroutines else in_threads()) == 1
+
+
+def test_what_a_store_holds_goes_on_at_a_broker_that_is_there_before_the_last_one_has_drained(tmp_path: Path) -> None:
+    url = f"embedded://{tmp_path}/store"
+    patient = {"drain_timeout_s": WAIT_S, "handshake_timeout_s": WAIT_S}
+    with RunningBroker(url, settings=patient) as first:
+        store = open_store(f"{first.url}?connect_timeout_s={WAIT_S}&timeout_s={WAIT_S}")
+        store.magazines.declare("q", 1)
+        store.magazines.load_records("q", 0, [encode_record(b"a")])
+        (claim,) = store.magazines.fire("q", 1, store.owner).claims
+        first.broker.request_stop()
+        assert first.refuses()  # and drains, as long as that message is held
+        with RunningBroker(url, at_port=first.port, settings=patient):
+            store.magazines.load_records("q", 0, [encode_record(b"b")])  # at the second: there is a new connection
+            first.stop()  # whatever it was to give back it has given back
+            (shard,) = store.magazines.metadata("q")
+            assert (shard.pending, shard.in_flight) == (1, 1)
+            assert store.magazines.delete("q", {claim.shard: claim.pointers}) == 1
+            store.close()
 
 
 # -- the store

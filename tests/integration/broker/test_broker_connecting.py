@@ -18,9 +18,9 @@ from ignis.broker.client import store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
 from ignis.broker.client.sync_client import SyncClient
-from ignis.errors import ProtocolError, StoreUnreachableError, TlsError, UnauthenticatedError
+from ignis.errors import ClosedError, ProtocolError, StoreUnreachableError, TlsError, UnauthenticatedError
 from ignis.storage import open_store
-from tests.support import WAIT_S
+from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker
 from tests.support.tls_files import TlsFiles
 
@@ -68,6 +68,45 @@ def with_tls(files: TlsFiles) -> Iterator[int]:
 def without_tls() -> Iterator[int]:
     with RunningBroker("memory://dialling") as broker:
         yield broker.port
+
+
+def test_who_waits_for_another_threads_attempts_is_told_why_they_fail() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    client = SyncClient(BrokerAddress("127.0.0.1", port), {"connect_timeout_s": WAIT_S, "retry_wait_s": 0.01})
+
+    def connect() -> None:
+        with pytest.raises((StoreUnreachableError, ClosedError)):
+            client.connect()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    eventually(lambda: client._attempts.failure is not None)
+    with pytest.raises(
+        StoreUnreachableError, match=r"127\.0\.0\.1:\d+: .*refused \(another thread is still connecting"
+    ):
+        client.connect(0.01)
+    client.close()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_what_a_coroutine_waits_for_is_told_in_the_same_way() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    async def main() -> None:
+        client = AsyncClient(BrokerAddress("127.0.0.1", port), {"connect_timeout_s": WAIT_S, "retry_wait_s": 0.01})
+        attempt = asyncio.create_task(client.connect())
+        while client._attempts.failure is None:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+        with pytest.raises(StoreUnreachableError, match=r"Connect call failed.* \(still connecting after"):
+            await client.connect(0.01)
+        await client.close()
+        with pytest.raises((asyncio.CancelledError, ClosedError, StoreUnreachableError)):
+            await attempt
+
+    asyncio.run(main())
 
 
 def test_with_tls(ask: Ask, with_tls: int, files: TlsFiles) -> None:

@@ -488,6 +488,16 @@ def test_who_may_only_publish_destroys_nothing(broker: RunningBroker) -> None:
                 call()
 
 
+@pytest.mark.parametrize("word", ["publish", "consume", "work"])
+def test_who_may_not_make_a_queue_is_told_that_it_is_missing_and_who_makes_it(broker: RunningBroker, word: str) -> None:
+    says = r"queue 'mine', which does not exist .* manage or all for it makes it: ignis --url \.\.\. queue create mine$"
+    with ignis.Ignis(broker.url, store={"token": f"someone|{word}:mine"}) as app:
+        with pytest.raises(errors.PermissionDeniedError, match=says):
+            app.queue("mine", bytes).open()
+        make(broker, "mine")
+        app.queue("mine", bytes).open()
+
+
 def test_the_command_line_says_what_a_permission_takes(
     broker: RunningBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

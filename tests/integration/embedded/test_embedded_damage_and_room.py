@@ -124,12 +124,12 @@ def test_an_entry_in_the_place_of_another_is_damage(path: Path) -> None:
 
 
 def test_a_segment_that_was_cut_short(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What is before the cut is there, and it is told."""
+    """What is before the cut is there, and it is told. So is the place of the message in which it is."""
     _, place = prepare(path, lambda store: store.magazines.load_records("m", 0, [record("x" * 20_000)]))
     os.truncate(place.file, place.offset + 10_000)
     with open_at(path) as store:
         assert re.search(r"log-\w+-\w+ is damaged: \d+ of its \d+ bytes are left", caplog.text)
-        assert bodies(store, "m") == ["m0", "m1", "m2", "m3", "n0", "n1", "n2", "n3"]
+        assert bodies(store, "m") == ["m0", "m1", "m2", "m3", "n0", "n1", "n2", "n3", None]
         assert store.magazines.load_records("m", 0, [record("new")]) > 10
 
 

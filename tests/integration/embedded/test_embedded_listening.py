@@ -99,7 +99,7 @@ def test_a_log_that_is_busy_ends_no_listener(tmp_path: Path, monkeypatch: pytest
     log = Log(str(tmp_path))
     number = log.declare("m", 1, 0)
     assert number is not None
-    listener = Listener(cast("Log", Busy()))
+    listener = Listener(cast("Log", Busy()), lambda: 0)
     called = threading.Event()
     listener.on_load(number, log.wait(number, -1, 0), called.set)
     eventually(lambda: len(looks) > 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import threading
 from collections import Counter
@@ -179,6 +180,30 @@ def test_a_full_channel_is_back_pressure_and_then_an_error(here: Place) -> None:
     assert sorted(map(int, here.stored())) == list(range(1_000))
 
 
+def test_what_waits_in_the_channel_is_not_to_be_published_again(here: Place) -> None:
+    with ignis.Ignis(here.url, store={"timeout_s": 0.05, "capacity": 64}, publisher={"close_timeout_s": 0.05}) as app:
+        queue = app.queue("q", bytes)
+        for call in (lambda: queue.publish(b"once"), lambda: asyncio.run(queue.apublish(b"twice"))):
+            with pytest.raises(
+                errors.RelayAbsentError, match="stays in the channel and is stored by a relay later"
+            ) as found:
+                call()
+            assert (found.value.sent, found.value.retryable) == (True, False)
+            copy = pickle.loads(pickle.dumps(found.value))
+            assert (copy.sent, copy.retryable, str(copy)) == (True, False, str(found.value))
+        with pytest.raises(errors.RelayAbsentError, match=r"the last \d+ of 100 messages found no room") as found:
+            queue.publish_many([b"many"] * 100)
+        assert (found.value.sent, found.value.retryable) == (True, False)
+        with pytest.raises(errors.RelayAbsentError, match="no room for") as found:
+            queue.publish(b"never")
+        assert (found.value.sent, found.value.retryable) == (False, True)
+    here.start_relay()
+    eventually(lambda: not here.channels)
+    stored = here.stored()
+    assert (stored.count(b"once"), stored.count(b"twice"), stored.count(b"never")) == (1, 1, 0)
+    assert 0 < stored.count(b"many") < 100
+
+
 def test_closing_without_a_relay_says_so_and_leaves_the_messages(here: Place, queue: ignis.Queue[bytes]) -> None:
     publisher = queue.publisher()
     receipt = publisher.send(b"later")
@@ -290,6 +315,23 @@ def test_what_was_chosen_is_checked_though_it_is_the_default(here: Place) -> Non
         taken.close(WAIT_S)
         with pytest.raises(errors.PublishError):
             refused.close(WAIT_S)
+
+
+def test_handlers_do_not_start_over_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:
+    @queue.handler
+    def handle(message: bytes) -> None:
+        raise AssertionError(message)
+
+    for start in (queue.app.start, queue.start):
+        with pytest.raises(
+            errors.PublishOnlyError, match="for running handlers open the store that its relay was given"
+        ):
+            start()
+    assert not queue.app.running
+    patterns = ignis.Ignis(here.url)
+    patterns.handler("o.*")(handle)
+    with patterns, pytest.raises(errors.PublishOnlyError, match="running handlers"):
+        patterns.start()
 
 
 def test_only_publishing_goes_through_a_relay(here: Place, queue: ignis.Queue[bytes]) -> None:

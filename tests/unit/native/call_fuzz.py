@@ -157,7 +157,10 @@ TAKES: dict[str, tuple[str, ...]] = {
     "unpack_send_batch": ("buffer", "int"),
     "encode_send_acks": ("bytes", "int", "int"),
     "pack_send_batch": ("bytes", "int", "pairs"),
-    "send_frame": ("int", "int", "int", "bytes"),  # no descriptor of the process is a socket
+    "Outgoing.load": ("bytes", "int", "int", "batch"),
+    "Outgoing.send": ("int", "int"),  # no descriptor of the process is a socket
+    "Outgoing.frame": ("int",),
+    "unpack_send_ack": ("bytes",),
     "receive_answer": ("any", "int", "int", "any"),
     "pack_pointers": ("pairs",),
     "unpack_runs": ("buffer", "int"),
@@ -471,6 +474,10 @@ class Fuzz:
             found = wire.FrameReader(area, self.value("size"), self.random.random() < 0.5)
         elif name == "ClaimsFrame":
             found = wire.ClaimsFrame()
+        elif name == "Outgoing":
+            found = wire.Outgoing(11, b"payload")
+            if self.objects["PackedBatch"]:
+                found = wire.Outgoing.load(b"q", 0, 1, self.random.choice(self.objects["PackedBatch"]))
         elif name == "ReadArea":
             found = wire.ReadArea(self.random.choice([4096, 1 << 16]))
         elif name == "FrameDecoder":

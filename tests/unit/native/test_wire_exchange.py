@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from ignis.errors import MalformedFrameError
 from ignis.native import FRAME_HEADER_BYTES, FrameDecoder, PackedBatch, encode_frame
 from ignis.native.wire import (
     FrameReader,
+    Outgoing,
     ReadArea,
     pack_send_batch,
     receive_answer,
-    send_frame,
+    unpack_send_ack,
     unpack_send_batch,
 )  # fmt: skip
 
@@ -36,7 +38,7 @@ def reader() -> FrameReader:
 
 def test_a_frame_is_sent_whole(pair: tuple[socket.socket, socket.socket]) -> None:
     for payload in (b"", b"payload", b"x" * 30_000):
-        assert send_frame(pair[0].fileno(), 11, -5, payload) == FRAME_HEADER_BYTES + len(payload)
+        assert Outgoing(11, payload).send(pair[0].fileno(), -5) == FRAME_HEADER_BYTES + len(payload)
         decoder = FrameDecoder()
         found: list[tuple[int, int, bytes]] = []
         while not found:
@@ -47,9 +49,9 @@ def test_a_frame_is_sent_whole(pair: tuple[socket.socket, socket.socket]) -> Non
 
 def test_a_frame_that_has_no_room_is_sent_in_part_or_not_at_all(pair: tuple[socket.socket, socket.socket]) -> None:
     payload = bytes(range(256)) * 20_000
-    sent = send_frame(pair[0].fileno(), 11, 5, payload)
+    sent = Outgoing(11, payload).send(pair[0].fileno(), 5)
     assert 0 < sent < len(payload)
-    while send_frame(pair[0].fileno(), 11, 6, payload):
+    while Outgoing(11, payload).send(pair[0].fileno(), 6):
         pass
     frame = encode_frame(11, 5, payload)
     assert pair[1].recv(sent, socket.MSG_WAITALL) == frame[:sent]
@@ -58,10 +60,10 @@ def test_a_frame_that_has_no_room_is_sent_in_part_or_not_at_all(pair: tuple[sock
 def test_a_broken_connection_is_an_error(pair: tuple[socket.socket, socket.socket], reader: FrameReader) -> None:
     pair[1].close()
     with pytest.raises(BrokenPipeError):
-        send_frame(pair[0].fileno(), 11, 5, b"x")
+        Outgoing(11, b"x").send(pair[0].fileno(), 5)
     assert receive_answer(reader, pair[0].fileno(), 5, ANSWERS) == 0
     for call in (
-        lambda: send_frame(-1, 11, 5, b"x"),
+        lambda: Outgoing(11, b"x").send(-1, 5),
         lambda: receive_answer(reader, -1, 5, ANSWERS),
     ):
         with pytest.raises(OSError, match="descriptor"):
@@ -129,3 +131,31 @@ def test_batches_are_packed_as_the_broker_reads_them() -> None:
     for wrong in ([(0, b"bytes")], [(0, None)]):
         with pytest.raises(TypeError):
             pack_send_batch(b"q", 0, wrong)  # type: ignore[arg-type]
+
+
+def test_a_load_is_sent_as_it_would_be_put_together(pair: tuple[socket.socket, socket.socket]) -> None:
+    for bodies in ([b"x"], [b"y" * 700] * 40):
+        batch = PackedBatch.pack(bodies)
+        outgoing = Outgoing.load(b"queue", 1 << 63, 3, batch)
+        frame = encode_frame(11, 9, pack_send_batch(b"queue", 1 << 63, [(3, batch)]))
+        assert outgoing.frame(9) == frame
+        assert outgoing.nbytes == len(frame)
+        assert outgoing.send(pair[0].fileno(), 9) == len(frame)
+        assert pair[1].recv(len(frame), socket.MSG_WAITALL) == frame
+        batch.seal(0, 3, 1)  # no view of it is left
+    for name, shard in ((b"n" * 65_536, 0), (b"q", -1), (b"q", 65_536)):
+        with pytest.raises(ValueError):  # noqa: PT011 - each says what
+            Outgoing.load(name, 0, shard, batch)
+
+
+def test_acknowledgements_of_loads_are_taken_apart() -> None:
+    runs = [(1, (1 << 62) + 5, 7), (65_535, 1, 1)]
+    packed = b"".join(
+        shard.to_bytes(2, "big") + first.to_bytes(8, "big") + count.to_bytes(4, "big") for shard, first, count in runs
+    )
+    assert unpack_send_ack(b"\0\2" + packed) == runs
+    assert unpack_send_ack(b"\0\1" + packed[:14]) == runs[:1]
+    assert unpack_send_ack(b"\0\0") == []
+    for wrong in (b"", b"\0", b"\0\1", b"\0\2" + packed[:-1], b"\0\1" + packed, b"\xff\xff" + packed):
+        with pytest.raises(MalformedFrameError, match=f"SEND_ACK of {len(wrong)} bytes"):
+            unpack_send_ack(wrong)

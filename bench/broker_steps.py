@@ -1,0 +1,209 @@
+"""Where the time of a lone publish through the broker goes: each step from the call to its return, the broker's own in between.
+
+Two processes, one message at a time. The clock is read where the library's own functions begin and end, which adds two or three
+microseconds in all. The floor beside it is C alone: as many bytes there, an acknowledgement's bytes back, over loopback TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import ctypes
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Options, Recorder, Result
+from bench.peers.base import DURABILITIES
+from bench.peers.ports import free_port
+from bench.processes import BenchError, Gate, Task, run_together
+from bench.tables import console, latency_table
+
+_MESSAGES = 3_000
+_WARM = 300
+_TIMEOUT_S = 120.0
+_FRAME_BYTES = 50
+"""About what stands round a message on the wire."""
+_ACK_BYTES = 30
+_STEPS = (
+    ("publish, until its request is sent", "publish", "sent"),
+    ("publish, until the broker has read", "publish", "reads"),
+    ("read, until the store is called", "reads", "load"),
+    ("the store's load", "load", "loaded"),
+    ("loaded, until the answer is being sent", "loaded", "answers"),
+    ("answer, until the client has it", "answers", "answered"),
+    ("answered, until publish returns", "answered", "returned"),
+    ("publish", "publish", "returned"),
+)
+_FLOOR_SOURCE = r"""
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static uint64_t now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+/* Round trips, each with `there` bytes and `back` bytes, into `times`. 0, or -1. */
+int floor_of(uint32_t count, uint32_t there, uint32_t back, uint64_t *times)
+{
+    char bytes[1 << 16] = {0};
+    int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0), us = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    if (bind(listening, (void *)&at, sizeof at) || listen(listening, 1) || getsockname(listening, (void *)&at, &size) ||
+        there > sizeof bytes || back > sizeof bytes)
+        return -1;
+    pid_t child = fork();
+    if (child == 0) {
+        int them = accept(listening, NULL, NULL), watch = epoll_create1(0);
+        struct epoll_event event = {.events = EPOLLIN}, found;
+        setsockopt(them, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        epoll_ctl(watch, EPOLL_CTL_ADD, them, &event);
+        while (epoll_wait(watch, &found, 1, 10000) == 1 && recv(them, bytes, sizeof bytes, 0) > 0)
+            send(them, bytes, back, MSG_NOSIGNAL);
+        _exit(0);
+    }
+    if (child < 0 || connect(us, (void *)&at, sizeof at))
+        return -1;
+    setsockopt(us, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    int failed = 0;
+    for (uint32_t i = 0; i < count && !failed; i++) {
+        uint64_t began = now();
+        failed = send(us, bytes, there, MSG_NOSIGNAL) != there || recv(us, bytes, back, MSG_WAITALL) != back;
+        times[i] = now() - began;
+    }
+    close(us);
+    close(listening);
+    waitpid(child, NULL, 0);
+    return -failed;
+}
+"""
+
+
+def _around(rows: list[tuple[str, int]], owner: Any, name: str, before: str, after: str) -> None:
+    """Reads the clock before and behind a function."""
+    call, now_ns, take = getattr(owner, name), time.monotonic_ns, rows.append
+
+    def timed(*args: Any) -> Any:
+        if before:
+            take((before, now_ns()))
+        found = call(*args)
+        if after:
+            take((after, now_ns()))
+        return found
+
+    setattr(owner, name, timed)
+
+
+def _serve(gate: Gate, url: str, port: int) -> list[tuple[str, int]]:
+    from ignis.broker.server.server import Broker
+    from ignis.broker.server.session import Session
+    from ignis.cli.broker import _new_loop
+    from ignis.storage.embedded.magazines import EmbeddedMagazines
+
+    rows: list[tuple[str, int]] = []
+    _around(rows, Session, "buffer_updated", "reads", "")
+    _around(rows, EmbeddedMagazines, "try_load_lone", "load", "loaded")
+    for name in ("acknowledge", "flush"):
+        _around(rows, Session, name, "answers", "")
+
+    async def serve() -> None:
+        broker = Broker(url, port=port)
+        await broker.start()
+        gate()
+        deadline = time.monotonic() + _TIMEOUT_S
+        came = False
+        while time.monotonic() < deadline and not (came and not broker.sessions):
+            came = came or bool(broker.sessions)
+            await asyncio.sleep(0.1)
+        await broker.stop(5.0)
+
+    loop = _new_loop()
+    loop.run_until_complete(serve())
+    loop.close()
+    return rows
+
+
+def _publish(gate: Gate, port: int, durability: str, size: int) -> list[dict[str, int]]:
+    import ignis
+    from ignis.broker.client import sync_connection
+
+    at: list[tuple[str, int]] = []
+    _around(at, sync_connection, "receive_answer", "sent", "answered")
+    now_ns, rows, body = time.monotonic_ns, [], b"x" * size
+    gate()
+    with ignis.Ignis(f"ignis://127.0.0.1:{port}") as app:
+        queue = app.queue("bench", bytes, shards=32, durability=durability)
+        queue.open()
+        for _ in range(_WARM):
+            queue.publish(body)
+        for _ in range(_MESSAGES):
+            at.clear()
+            began = now_ns()
+            queue.publish(body)
+            rows.append({"publish": began, "returned": now_ns(), **dict(at)})
+    return rows
+
+
+def _one_run(options: Options, durability: str, times: dict[str, list[int]]) -> None:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
+        served, published = run_together(
+            [
+                Task(_serve, (f"embedded://{directory}/store", port)),
+                Task(_publish, (port, durability, options.size_bytes)),
+            ],
+            2 * _TIMEOUT_S,
+        )
+    starts = [at for _, at in served]
+    for row in published:
+        first, last = bisect.bisect_left(starts, row["publish"]), bisect.bisect_right(starts, row["returned"])
+        for name, at in served[first:last]:
+            row.setdefault(name, at)
+        for step, begins, ends in _STEPS:
+            # A message now and then takes another way: a file of the log has to grow.
+            if begins in row and ends in row:
+                times.setdefault(step, []).append(row[ends] - row[begins])
+
+
+def _floor(options: Options) -> list[int]:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as directory:
+        source, library = Path(directory, "floor.c"), Path(directory, "floor.so")
+        source.write_text(_FLOOR_SOURCE, "utf-8")
+        subprocess.run(
+            ["cc", "-O2", "-shared", "-fPIC", "-D_GNU_SOURCE", "-o", library, source], check=True, timeout=60
+        )
+        measured = (ctypes.c_uint64 * _MESSAGES)()
+        there = options.size_bytes + _FRAME_BYTES
+        if ctypes.CDLL(str(library)).floor_of(_MESSAGES, there, _ACK_BYTES, measured):
+            raise BenchError("the floor in C could not be measured")
+        return list(measured)
+
+
+def run(options: Options, recorder: Recorder) -> None:
+    """One table a durability class, the floor in each."""
+    runs = 1 if options.quick else options.runs
+    for durability in DURABILITIES:
+        results: dict[str, Result] = {}
+        for _ in range(runs):
+            times: dict[str, list[int]] = {}
+            _one_run(options, durability, times)
+            times["floor in C: there and back over loopback TCP"] = _floor(options)
+            for step, values in times.items():
+                name = step if step.startswith("floor") else f"ignis: {step}"
+                result = results.setdefault(step, Result(name, durability, ""))
+                result.n += len(values)
+                result.add_latencies(values)
+        latency_table(f"Steps of a lone publish through the broker [{durability}]", list(results.values()))
+        recorder.write_all("broker_steps", results.values())
+    console.print()

@@ -1,0 +1,165 @@
+"""What a queue keeps until its time: delays and due times as users give them, and a look at the messages that wait for theirs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from ignis.config import check_whole, parse_duration_s, shown
+from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, UnreadableMessageError
+from ignis.message import Message
+from ignis.storage.base import Store
+from ignis.storage.later import Delayed
+
+__all__ = ["MAX_DELAY_S", "DelayedMessage", "Later", "due_time_ms"]
+
+MAX_DELAY_S = 100 * 365 * 86_400
+_PAGE = 1_000
+
+
+def due_time_ms(store: Store, delay: Any, at: Any) -> int:
+    """When a message is due, by the store's clock: ``delay`` from now on, or at that time.
+
+    Raises ConfigError: both or none are given, a time has no time zone, a delay is below 0 or over 100 years.
+    """
+    if (delay is None) == (at is None):
+        raise ConfigError("give delay or at, not both")
+    delay_s = parse_duration_s(delay, "delay") if at is None else _until(store, at)
+    if not delay_s <= MAX_DELAY_S or (at is None and delay_s < 0):
+        name, given = ("delay", delay) if at is None else ("at", at)
+        raise ConfigError(f"{name} = {shown(given)} is not within 100 years")
+    due_ms = (store.now_s() + delay_s) * 1000
+    # Rounded up, for nobody gets it before; a thousandth of a millisecond is what adding them up may be wrong by.
+    return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
+
+
+def _wall_s(store: Store) -> float:
+    """What users read as the time: the wall clock, or the one that a test gave the store."""
+    return time.time() if store.lock_clock is None else store.lock_clock()
+
+
+def _until(store: Store, at: Any) -> float:
+    """Seconds from now on. One that is over is due at once."""
+    if not isinstance(at, datetime):
+        raise ConfigError(f"at = {shown(at)} is not a datetime")
+    if at.utcoffset() is None:
+        raise ConfigError(
+            f"at = {shown(at)} has no time zone, so nobody can tell when it is: give one, as in "
+            "datetime.now(timezone.utc) + timedelta(hours=1) or datetime(2027, 3, 28, 8, tzinfo=ZoneInfo('Europe/Berlin'))"
+        )
+    return at.timestamp() - _wall_s(store)
+
+
+class DelayedMessage(NamedTuple):
+    """A message that waits for its time. ``message`` None: what is stored does not match its checksum, or cannot be read."""
+
+    id: str | None
+    due: datetime
+    message: Message | None
+    shard: int
+    pointer: int
+
+
+class Later:
+    """The messages of one queue that wait for their time: to look for, to cancel, and to run now. Thread-safe. ``queue.later``.
+
+    What was due meanwhile is in the queue, and no longer here: each call says how many it found.
+    """
+
+    def __init__(self, store: Store, queue: str) -> None:
+        self._store = store
+        self._magazines = store.magazines
+        self._name = queue
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return self._magazines.delayed(self._name)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[DelayedMessage]:
+        """All of them, the next one first, read in pieces of 1,000; what is put there meanwhile may be among them."""
+        after = None
+        while piece := self._magazines.list_later(self._name, after=after, limit=_PAGE):
+            ahead_s = self._ahead_s()
+            for one in piece:
+                yield _shown(one, ahead_s)
+            after = piece[-1][:3]
+
+    def list(self, limit: int = 100) -> list[DelayedMessage]:
+        """The next ones, at most ``limit``."""
+        check_whole(limit, "limit", 1)
+        ahead_s = self._ahead_s()
+        return [_shown(one, ahead_s) for one in self._magazines.list_later(self._name, limit=limit)]
+
+    def find(self, id: Any) -> DelayedMessage | None:
+        """The message with that id; None when none waits that has it. Reads what waits, the next one first, until it is found."""
+        wanted = _id(id)
+        return next((one for one in self if one.id == wanted), None)
+
+    def next_due(self) -> datetime | None:
+        """When the next one is due; None when none waits."""
+        found = self.list(1)
+        return found[0].due if found else None
+
+    def cancel(self, *ids: Any) -> int:
+        """Removes the messages with these ids, as `publish` returns them; returns how many were there. Durable on return."""
+        return self._magazines.cancel_later(self._name, self._pointers(ids))
+
+    def cancel_all(self) -> int:
+        """Removes all that wait now; returns how many."""
+        count = 0
+        while piece := self._magazines.list_later(self._name, limit=_PAGE):
+            count += self._magazines.cancel_later(self._name, _places(piece))
+        return count
+
+    def run_now(self, *ids: Any) -> int:
+        """Puts the messages with these ids to the queue's tail, as if they were due; returns how many were still there."""
+        return self._magazines.run_now(self._name, self._pointers(ids))
+
+    def _pointers(self, ids: Sequence[Any]) -> dict[int, Sequence[int]]:
+        """Where these are. One pass over what waits, which ends when all are found."""
+        if not self._magazines.keeps_later:
+            raise DelayNotSupportedError(type(self._magazines).__name__)
+        wanted = {_id(one) for one in ids}
+        found: dict[int, Any] = {}
+        for one in self if wanted else ():
+            if one.id in wanted:
+                wanted.discard(one.id)
+                found.setdefault(one.shard, []).append(one.pointer)
+                if not wanted:
+                    break
+        return {shard: sorted(pointers) for shard, pointers in found.items()}
+
+    def _ahead_s(self) -> float:
+        """How far the store's clock is ahead of the wall clock, which users read."""
+        return self._store.now_s() - _wall_s(self._store)
+
+
+def _places(some: Sequence[Delayed]) -> dict[int, Sequence[int]]:
+    found: dict[int, Any] = {}
+    for one in some:
+        found.setdefault(one.shard, []).append(one.pointer)
+    return {shard: sorted(pointers) for shard, pointers in found.items()}
+
+
+def _shown(one: Delayed, ahead_s: float) -> DelayedMessage:
+    message = None
+    if one.record is not None:
+        with suppress(UnreadableMessageError):
+            message = Message.from_bytes(one.record)
+    due = datetime.fromtimestamp(one.due_ms / 1000 - ahead_s, timezone.utc)
+    return DelayedMessage(None if message is None else message.id, due, message, one.shard, one.pointer)
+
+
+def _id(given: Any) -> str:
+    try:
+        return str(given if isinstance(given, UUID) else UUID(given))
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidMessageError(f"{shown(given)} is not the id of a message, which is a UUID") from None

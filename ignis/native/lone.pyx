@@ -1,0 +1,283 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False, annotation_typing=False
+"""A request to load that came alone, from the receive buffer into a log and to its answer: ``csrc/ignis_wire_lone.h``.
+
+No Python object is made of the message.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
+
+from ignis.native.record cimport IGN_SEGMENT_HEADER_BYTES, IGN_SEGMENT_INDEX_BYTES, ign_segment, ign_segment_open
+from ignis.native.store cimport (
+    Log, ign_store_how, ign_store_load, ign_store_load_claimed, ign_store_mark, ign_store_part,
+)
+from ignis.native.wire cimport (
+    IGN_WIRE_ACK_FRAME_BYTES, IGN_WIRE_SEND_BATCH, ClaimsFrame, FrameReader, ReadArea, claim_head, ign_get32, ign_put32, put_claim_head,
+)
+
+include "_errors.pxi"
+include "_whole.pxi"
+
+cdef extern from "<sys/socket.h>" nogil:
+    enum:
+        MSG_DONTWAIT
+        MSG_NOSIGNAL
+
+    ssize_t send(int fd, const void *data, size_t size, int flags)
+
+cdef extern from "<sys/types.h>" nogil:
+    ctypedef Py_ssize_t ssize_t
+
+cdef extern from "ignis_wire_lone.h" nogil:
+    enum:
+        IGN_WIRE_ANY_SHARD
+
+    ctypedef struct ign_wire_lone:
+        const uint8_t *name
+        size_t name_len
+        uint64_t ttl_ms
+        int64_t request_id
+        const uint8_t *data
+        size_t data_len
+        size_t segment_bytes
+        int16_t command
+        uint16_t shard
+
+    int ign_wire_lone_open(ign_wire_lone *lone, const uint8_t *src, size_t len, size_t max_frame_bytes)
+    int ign_wire_lone_shard(const ign_wire_lone *lone, uint16_t shards, uint16_t *shard)
+    uint32_t ign_wire_lone_count(const ign_wire_lone *lone)
+    int ign_wire_lone_put(const ign_wire_lone *lone, uint8_t *dst, uint64_t expires_at_ms, uint32_t *count)
+    void ign_wire_lone_ack(const ign_wire_lone *lone, uint8_t *dst, uint16_t shard, uint64_t first, uint32_t count)
+
+
+ACK_FRAME_BYTES = <int>IGN_WIRE_ACK_FRAME_BYTES
+
+cdef enum:
+    MOST_NAME = 255
+
+
+@cython.final
+@cython.no_gc
+cdef class LoneRequest:
+    """The SEND, or the SEND_BATCH of one group, that a connection has received and nothing else with it.
+
+    First `look`; then `load`, as long as nothing more is read into the area; then `acknowledge`. Where one of the first two says None,
+    nothing has happened and the bytes are as they were, for `FrameReader.received`.
+
+    Args:
+        area: what the connections read into.
+
+    For one thread at a time: NativeError for a call while another thread is within `load`. Cannot be copied or pickled.
+    """
+
+    cdef ReadArea _area
+    cdef ign_wire_lone _lone        # points into the area
+    cdef bint _known                # there is one
+    cdef bint _loaded
+    cdef bint _busy                 # the store reads the segment
+    cdef bytes _name_bytes
+    cdef str _name
+    cdef uint8_t *_segment
+    cdef size_t _room
+    cdef uint16_t _shard
+    cdef uint32_t _count
+    cdef uint64_t _first
+
+    def __cinit__(self, ReadArea area not None):
+        self._area = area
+        self._name_bytes = b""
+        self._name = ""
+
+    def __dealloc__(self):
+        free(self._segment)
+
+    def __reduce__(self):
+        raise TypeError("a LoneRequest cannot be pickled or copied")
+
+    # -- what it is
+
+    @property
+    def request_id(self) -> int:
+        return self._lone.request_id
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it is a SEND_BATCH."""
+        return self._lone.command == IGN_WIRE_SEND_BATCH
+
+    @property
+    def ttl_ms(self) -> int:
+        return self._lone.ttl_ms
+
+    @property
+    def any_shard(self) -> bool:
+        """Whether the receiver is to choose the shard."""
+        return self._lone.shard == IGN_WIRE_ANY_SHARD
+
+    @property
+    def nbytes(self) -> int:
+        """Of its records, with their index."""
+        return self._lone.segment_bytes
+
+    @property
+    def count(self) -> int:
+        """How many messages it has, by what it says itself; `load` takes nothing else."""
+        return self._count
+
+    def look(self, FrameReader reader not None, Py_ssize_t size):
+        """The name of the magazine, if the ``size`` bytes that the reader's connection has just received are such a request;
+        else None."""
+        cdef bytes raw
+        self._check()
+        self._known = self._loaded = False
+        if (
+            reader._area is not self._area or self._area._busy or reader._carry is not None or reader._skipping != 0
+            or reader._error is not None or not 0 < size <= self._area._size
+        ):
+            return None
+        if ign_wire_lone_open(&self._lone, self._area._data, <size_t>size, <size_t>reader._max_frame_bytes) != IGN_OK:
+            return None
+        if self._lone.name_len == 0 or self._lone.name_len > MOST_NAME:
+            return None
+        if self._lone.shard == IGN_WIRE_ANY_SHARD and ign_wire_lone_shard(&self._lone, 1, &self._shard) == IGN_EMPTY:
+            return None  # before a turn is taken for it
+        if (
+            <size_t>PyBytes_GET_SIZE(self._name_bytes) != self._lone.name_len
+            or memcmp(PyBytes_AS_STRING(self._name_bytes), self._lone.name, self._lone.name_len) != 0
+        ):
+            raw = PyBytes_FromStringAndSize(<const char *>self._lone.name, <Py_ssize_t>self._lone.name_len)
+            try:
+                self._name = raw.decode("ascii")
+            except UnicodeDecodeError:
+                return None
+            self._name_bytes = raw
+        self._known = True
+        self._count = ign_wire_lone_count(&self._lone)
+        return self._name
+
+    def load(self, Log log not None, number, shards, any_shard, expires_at_ms, bytes owner=None, ms=0):
+        """Appends its messages, without waiting; returns the first one's pointer.
+
+        Args:
+            shards: of the magazine. any_shard: where a message goes that names neither a shard nor a key.
+            owner, ms: as for `Log.load`.
+
+        None, and nothing happened, when it would have to wait, when older messages go first, and when anything is wrong with it.
+
+        Raises what `Log.load` raises.
+        """
+        cdef uint32_t magazine = <uint32_t>whole(number, "number", 0, 0xFFFFFFFF)
+        cdef uint16_t most = <uint16_t>whole(shards, "shards", 1, 0xFFFF)
+        cdef uint16_t chosen = <uint16_t>whole(any_shard, "any_shard", 0, 0xFFFF)
+        cdef uint64_t expires = <uint64_t>whole(expires_at_ms, "expires_at_ms", 0, 1 << 62)
+        cdef uint64_t at_ms = <uint64_t>whole(ms, "ms", 0, 1 << 62)
+        cdef const char *name = NULL if owner is None else PyBytes_AS_STRING(owner)
+        cdef ign_store_part part
+        cdef ign_store_how how
+        cdef ign_store_mark mark
+        cdef int rc
+        self._check()
+        if not self._known or self._loaded:
+            raise ValueError("there is no request to load: look first")
+        rc = ign_wire_lone_shard(&self._lone, most, &self._shard)
+        if rc == IGN_FULL and chosen < most:
+            self._shard = chosen
+        elif rc != IGN_OK:
+            return None
+        self._make_room()
+        if ign_wire_lone_put(&self._lone, self._segment, expires, &self._count) != IGN_OK:
+            return None
+        part.shard = self._shard
+        part.batch = self._segment
+        part.bytes = <uint32_t>self._lone.segment_bytes
+        part.first = 0
+        how.at_once = True
+        how.fence = NULL
+        log._enter()
+        self._busy = True
+        with nogil:
+            if name == NULL:
+                rc = ign_store_load(log._store, magazine, &part, 1, &how, &mark)
+            else:
+                rc = ign_store_load_claimed(log._store, magazine, &part, 1, name, at_ms, &how, &mark)
+        self._busy = False
+        if rc == IGN_EMPTY or rc == IGN_E_BUSY or rc == IGN_E_NOMEM or rc == IGN_E_INVALID or rc == IGN_E_UNKNOWN:
+            log._leave()
+            return None
+        log._checked(rc)
+        self._loaded = True
+        self._first = part.first
+        return part.first
+
+    cdef int _make_room(self) except -1:
+        if self._room < self._lone.segment_bytes:
+            free(self._segment)
+            self._room = 0
+            self._segment = <uint8_t *>malloc(self._lone.segment_bytes)
+            if self._segment == NULL:
+                raise MemoryError("request")
+            self._room = self._lone.segment_bytes
+        return 0
+
+    cdef int _check(self) except -1:
+        if self._busy:
+            raise_code(IGN_E_THREAD, "request")
+        return 0
+
+    cdef int _check_loaded(self) except -1:
+        self._check()
+        if not self._loaded:
+            raise ValueError("the request was not loaded")
+        return 0
+
+    # -- its answer
+
+    def ack(self) -> bytes:
+        """The frame that answers it."""
+        cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
+        self._check_loaded()
+        ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
+        return PyBytes_FromStringAndSize(<const char *>frame, IGN_WIRE_ACK_FRAME_BYTES)
+
+    def acknowledge(self, int fd) -> bytes:
+        """Sends the frame that answers it, without waiting. Returns what of it the system did not take: empty as a rule."""
+        cdef uint8_t frame[IGN_WIRE_ACK_FRAME_BYTES]
+        cdef ssize_t sent = 0
+        cdef int number = 0
+        self._check_loaded()
+        ign_wire_lone_ack(&self._lone, frame, self._shard, self._first, self._count)
+        while True:
+            with nogil:
+                sent = send(fd, frame, IGN_WIRE_ACK_FRAME_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL)
+                number = errno
+            if sent >= 0 or number != EINTR:
+                break
+            PyErr_CheckSignals()
+        if sent == <ssize_t>IGN_WIRE_ACK_FRAME_BYTES:
+            return b""
+        sent = max(sent, 0)
+        return PyBytes_FromStringAndSize(<const char *>frame + sent, <ssize_t>IGN_WIRE_ACK_FRAME_BYTES - sent)
+
+    def put_into(self, ClaimsFrame claims not None) -> None:
+        """Adds its messages, with the pointers that they were given, to claims."""
+        cdef ign_segment segment
+        cdef size_t head
+        cdef uint8_t *to
+        cdef uint32_t i, begin = 0, end
+        self._check_loaded()
+        if ign_segment_open(self._segment, self._lone.segment_bytes, &segment) != IGN_OK:
+            raise SystemError("a batch in memory does not match its own index")
+        head = claim_head(segment.count)
+        to = claims.room_for(head + segment.data_len)
+        put_claim_head(to, self._shard, self._first, segment.count)
+        for i in range(segment.count):
+            end = ign_get32(segment.base + IGN_SEGMENT_HEADER_BYTES + <size_t>i * IGN_SEGMENT_INDEX_BYTES)
+            ign_put32(to + head - 4 * <size_t>(segment.count - i), end - begin)
+            begin = end
+        memcpy(to + head, segment.data, segment.data_len)
+        claims.added(self._shard, self._first, segment.count, head + segment.data_len)

@@ -1,0 +1,196 @@
+"""What waits for its time in the embedded store: a later magazine in the main one's log, whose due times the engine keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from ignis.errors import QueueNotFoundError
+from ignis.native import PackedBatch
+from ignis.native import store as native
+from ignis.native.store import NoShardError
+from ignis.storage.checks import check_dues
+from ignis.storage.embedded import inspection, transfers
+from ignis.storage.embedded.catalogue import Catalogue, Magazine
+from ignis.storage.embedded.context import StoreContext
+from ignis.storage.embedded.format import keep_later
+from ignis.storage.embedded.writes import Writes
+from ignis.storage.expired_log import ExpiredLog
+from ignis.storage.in_flight import guarded
+from ignis.storage.later import MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
+from ignis.storage.records import Fence, Pointers, Transfer
+
+__all__ = ["EmbeddedLater"]
+
+_T = TypeVar("_T")
+_KEEP_TTL = -1.0
+_FIRST = (0, 0, 0)
+_LIVING = 5
+"""Of `Log.shards`."""
+
+
+class EmbeddedLater(KeepsLater):
+    """The later magazines of one application. Thread-safe."""
+
+    keeps_later = True
+    _store: StoreContext
+    _catalogue: Catalogue
+    _writes: Writes
+    _expired_log: ExpiredLog
+    calls: dict[str, int]
+
+    @guarded
+    def load_later(
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        dues_ms: Sequence[Sequence[int]],
+        ttl_s: float | None,
+    ) -> list[int]:
+        check_dues(dues_ms, [batch.count for _, batch in batches])
+        expires_at_ms = self._store.directory.clock.expiry_ms(ttl_s)
+
+        def load(main: Magazine, later: Magazine) -> list[int]:
+            if ttl_s is not None:
+                for _, batch in batches:
+                    batch.set_expiry(expires_at_ms)
+            return native.load_later(later.log, later.number, batches, dues_ms, durable=later.durable)
+
+        if not batches:
+            self._catalogue.find(magazine)
+            return []
+        firsts = self._with_later(magazine, [shard for shard, _ in batches], load)
+        self.calls["loads"] += 1
+        return firsts
+
+    @guarded
+    def defer(
+        self,
+        magazine: str,
+        items: Sequence[Transfer],
+        dues_ms: Sequence[int],
+        ttl_s: float | None = _KEEP_TTL,
+        fence: Fence | None = None,
+    ) -> int:
+        check_dues([dues_ms], [len(items)])
+        expires_at_ms = None if ttl_s == _KEEP_TTL else self._store.directory.clock.expiry_ms(ttl_s)
+        self.calls["transfers"] += 1
+        return self._with_later(
+            magazine,
+            [item.target_shard for item in items],
+            lambda main, later: transfers.defer(self._store, main, later, items, dues_ms, expires_at_ms, fence),
+        )
+
+    @guarded
+    def next_due_ms(self, magazine: str) -> int | None:
+        due_ms: int | None = self._catalogue.on(magazine, _next_due)
+        return due_ms
+
+    @guarded
+    def due_in_s(self, magazine: str) -> float | None:
+        if not self._catalogue.find(magazine).log.later:
+            return None
+        due_ms = self._catalogue.on(magazine, _next_due)
+        return None if due_ms is None else max(0.0, (due_ms - self._store.directory.clock.now_ms()) / 1000)
+
+    @guarded
+    def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:
+        def move(main: Magazine) -> MovedDue:
+            now_ms = self._store.directory.clock.now_ms()
+            return transfers.fenced(
+                self._store,
+                main,
+                fence,
+                lambda held: MovedDue(*native.move_due(main.log, main.number, now_ms, limit, fence=held)),
+            )
+
+        moved = self._catalogue.on(magazine, move)
+        self._expired_log.note(later_of(magazine), moved.expired)
+        return moved
+
+    @guarded
+    def list_later(
+        self, magazine: str, *, after: tuple[int, int, int] | None = None, limit: int = 100
+    ) -> list[Delayed]:
+        self._catalogue.find(magazine)
+        return self._on_later(magazine, lambda later: _list(later, after, limit), [])
+
+    @guarded
+    def run_now(self, magazine: str, pointers: Pointers) -> int:
+        def run(main: Magazine, later: Magazine) -> int:
+            items = [
+                Transfer(shard, pointer, record, shard % main.shards)
+                for shard, many in inspection.peek(later, pointers).items()
+                for pointer, record in many.items()
+                if record is not None
+            ]
+            return transfers.transfer(self._store, later, main, items, None, None) if items else 0
+
+        main = self._catalogue.find(magazine)
+        return self._on_later(magazine, lambda later: run(main, later), 0)
+
+    @guarded
+    def cancel_later(self, magazine: str, pointers: Pointers) -> int:
+        self._catalogue.find(magazine)
+        self.calls["deletes"] += 1
+        return self._on_later(magazine, lambda later: self._writes.retire(later, pointers), 0)
+
+    @guarded
+    def delayed(self, magazine: str) -> int:
+        self._catalogue.find(magazine)
+        return self._on_later(
+            magazine, lambda later: sum(state[_LIVING] for state in later.log.shards(later.number)), 0
+        )
+
+    # -- the later magazine
+
+    def _on_later(self, magazine: str, call: Callable[[Magazine], _T], otherwise: _T) -> _T:
+        """Calls with the later magazine, if there is one."""
+        try:
+            return self._catalogue.on(later_of(magazine), call)
+        except QueueNotFoundError:
+            return otherwise
+
+    def _with_later(self, magazine: str, shards: Sequence[int], call: Callable[[Magazine, Magazine], _T]) -> _T:
+        """Calls with the main magazine and its later one, which is made when there is none."""
+
+        def on(main: Magazine) -> _T:
+            if main.durability == "interval":
+                self._store.directory.changing("interval")
+            known = self._catalogue.remembered(later_of(magazine))
+            if known is not None and known.log is main.log and max(shards, default=0) < known.shards:
+                with suppress(QueueNotFoundError, NoShardError):
+                    return call(main, known)
+            self._catalogue.forget_name(later_of(magazine))
+            if shards and not 0 <= min(shards) <= max(shards) < main.shards:
+                raise self._catalogue.no_shard(main, shards)
+            keep_later(self._store.directory.path)
+            try:
+                return call(main, self._catalogue.declare_later(main, later_of(magazine)))
+            except NoShardError:
+                raise self._catalogue.no_shard(main, shards) from None
+
+        return self._catalogue.on(magazine, on)
+
+
+def _next_due(main: Magazine) -> int | None:
+    due_ms: int | None = native.next_due(main.log, main.number)
+    return due_ms
+
+
+def _list(later: Magazine, after: tuple[int, int, int] | None, limit: int) -> list[Delayed]:
+    found: list[Delayed] = []
+    begin = _FIRST if after is None else after
+    while len(found) < limit:
+        runs = native.list_later(later.log, later.number, begin, limit - len(found))
+        if not runs:
+            break
+        for due_ms, shard, first, last in runs:
+            stop = min(last, first + limit - len(found) - 1) + 1
+            if stop <= first:
+                break
+            begin = due_ms, shard, stop - 1
+            for start, records, _ in later.log.peek(later.number, shard, [(first, stop)]):
+                found += (Delayed(due_ms, shard, pointer, one) for pointer, one in enumerate(records, start))
+    return found
