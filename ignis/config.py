@@ -337,7 +337,11 @@ class ConsumerSettings(_Settings):
     max_chunk: int = _setting(1_024, "most messages handed to one worker at a time", 1, 65_535)
     max_claim: int = _setting(8_192, "most messages claimed in one call", 1, 1_000_000)
     max_unacked: int = _setting(
-        16_384, "most messages handled and not yet acknowledged; what a killed consumer may repeat", 1, 10_000_000
+        16_384,
+        "messages handled and not yet acknowledged at which it claims no more; with two chunks a worker, what a killed "
+        "consumer may repeat",
+        1,
+        10_000_000,
     )
     max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet accounted for", 1 << 16, 1 << 40)
     worker_start_timeout_s: float = _setting(60, "how long a worker process may take to import its handler", 0.1, 3_600)

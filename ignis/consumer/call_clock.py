@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Generator, Iterator
 from types import coroutine
 from typing import Any, NamedTuple
 
+from ignis.consumer.forked import end_child
+from ignis.process_hooks import FORKS
+
 __all__ = ["BLOCKED_S", "CallClock", "OverrunError", "within"]
 
 BLOCKED_S = 0.05
@@ -49,21 +52,22 @@ class CallClock:
             self._others_s += took_s
 
 
-async def within(answer: Awaitable[Any], clock: CallClock | None) -> Any:
+async def within(answer: Awaitable[Any], clock: CallClock | None, queue: str) -> Any:
     """What it returns or raises. Cancels it when the time is up, and raises OverrunError; a call that returns all the same,
-    such as one that nothing could cancel because it blocked, counts as what it returned."""
+    such as one that nothing could cancel because it blocked, counts as what it returned.
+    ``queue``: whose handler it is, for what is said where a child of ``fork`` comes back from it."""
     if clock is None:
-        made = await _contained(answer)
+        made = await _contained(answer, queue)
     else:
-        made = await _cancelled_in_time(answer, clock)
+        made = await _cancelled_in_time(answer, clock, queue)
     if type(made) is _Contained:
         raise made.exc
     return made
 
 
-async def _cancelled_in_time(answer: Awaitable[Any], clock: CallClock) -> Any:
+async def _cancelled_in_time(answer: Awaitable[Any], clock: CallClock, queue: str) -> Any:
     loop = asyncio.get_running_loop()
-    task = loop.create_task(_contained(_timed(answer, clock)))
+    task = loop.create_task(_contained(_timed(answer, clock), queue))
     overran = False
     timer: asyncio.TimerHandle
 
@@ -125,9 +129,17 @@ class _Contained(NamedTuple):
     exc: BaseException
 
 
-async def _contained(answer: Awaitable[Any]) -> Any:
-    """A task that ends with SystemExit ends its event loop as well."""
+async def _contained(answer: Awaitable[Any], queue: str) -> Any:
+    """A task that ends with SystemExit ends its event loop as well. A child of ``fork`` ends with the coroutine."""
+    forks = FORKS[0]
     try:
-        return await answer
-    except (SystemExit, KeyboardInterrupt) as exc:
-        return _Contained(exc)
+        result = await answer
+    except BaseException as exc:
+        if FORKS[0] != forks:
+            end_child(queue, exc)
+        if isinstance(exc, (SystemExit, KeyboardInterrupt)):
+            return _Contained(exc)
+        raise
+    if FORKS[0] != forks:
+        end_child(queue, None)
+    return result

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from ignis.consumer.call_clock import CallClock, OverrunError, within
+from ignis.consumer.forked import end_child, ending_children
 from ignis.consumer.handler import Context, HandlerSpec
 from ignis.consumer.handler_form import takes_context
 from ignis.consumer.middleware import Completed, wrapped
@@ -35,7 +36,8 @@ from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import REASON_TIMEOUT, REASON_UNREADABLE, BodyCodec, Message, as_utf8
 from ignis.native import Record
-from ignis.native.handling import ANSWERED, UNREADABLE, Progress, handle_records
+from ignis.native.handling import ANSWERED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.process_hooks import FORKS
 
 __all__ = ["Runner", "message_name"]
 
@@ -57,7 +59,8 @@ class Runner:
         self._queue = spec.queue
         self._attempts = spec.attempts
         self._ignore = spec.ignore
-        self._call = _onion(spec)
+        self._layers = _onion(spec)
+        self._call = ending_children(self._layers, spec.queue)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
         self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
@@ -74,9 +77,9 @@ class Runner:
     def leave_awaiting(self) -> bool:
         """Leaves layers that are coroutine functions to the caller's event loop, by `run_async` and `run_batch_async`, though
         the handler is plain. Returns whether there are any."""
-        if not isinstance(self._call, Completed):
+        if not isinstance(self._layers, Completed):
             return False
-        self._call = self._call.call
+        self._call = ending_children(self._layers.call, self._queue)
         return True
 
     def run(self, data: bytes) -> Outcome:
@@ -114,15 +117,18 @@ class Runner:
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
+        forks = FORKS[0]
         try:
             if self._takes_context:
                 answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
             else:
                 answer = self._fn(body)
-        except self._ignore:
-            return DROPPED
         except BaseException as exc:
-            return self._raised(exc, record, 1)
+            if FORKS[0] != forks:
+                end_child(self._queue, exc)
+            return DROPPED if isinstance(exc, self._ignore) else self._raised(exc, record, 1)
+        if FORKS[0] != forks:
+            end_child(self._queue, None)
         return None if answer is None or answer is True else outcome_of(answer, self._log)
 
     def judge(self, what: int, data: bytes, value: Any) -> Outcome:
@@ -131,6 +137,8 @@ class Runner:
             return outcome_of(value, self._log)
         if what == UNREADABLE:
             return self.run(data)
+        if what == FORKED:
+            end_child(self._queue, value)
         if isinstance(value, self._ignore):
             return DROPPED
         return self._raised(value, Record(data), 1)
@@ -223,7 +231,7 @@ class Runner:
                 if clock is not None:
                     clock.note_step(began_s)
             if is_awaitable(answer):  # a middleware may answer by itself
-                answer = await within(answer, clock)
+                answer = await within(answer, clock, self._queue)
             return answer, None
         except OverrunError:
             failure = overrun_failure(cast(float, self._spec.timeout_s))

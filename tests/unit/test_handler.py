@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
@@ -815,3 +816,48 @@ def test_a_coroutine_that_raises_when_its_time_is_up_tells_what_it_raised() -> N
             raise RuntimeError("cleaning up") from None
 
     assert run(clean_up, timeout_s=0.01) == Failure("exception", "RuntimeError: cleaning up")
+
+
+def test_work_that_nobody_waits_for_fails_the_message() -> None:
+    """What is to be awaited is no answer, whatever becomes of it; only of what has not begun it is said that nothing has run."""
+
+    async def coroutine() -> bool:
+        return False
+
+    async def async_generator() -> Any:
+        yield 1
+
+    class Awaitable:
+        def __await__(self) -> Any:
+            yield
+
+    def done_future() -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(False)
+        return future
+
+    def failed() -> Any:
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        future.set_exception(ValueError())
+        return future
+
+    made: dict[str, tuple[Callable[[], Any], str]] = {
+        "coroutine": (coroutine, "of which nothing has run"),
+        "async generator": (async_generator, "of which nothing has run"),
+        "task": (lambda: asyncio.get_running_loop().create_task(coroutine()), "for which nobody waits"),
+        "future": (done_future, "for which nobody waits"),
+        "awaitable": (Awaitable, "for which nobody waits"),
+        "future of a thread": (failed, "for which nobody waits"),
+    }
+
+    async def run(make: Callable[[], Any]) -> Outcome:
+        async def handle(message: Any) -> Any:
+            return make()
+
+        runner = Runner(HandlerSpec(handle, "jobs"), BodyCodec(dict), {})
+        return await runner.run_async(encode_record(b"{}", flags=CODEC_JSON))
+
+    for name, (make, said) in made.items():
+        outcome = asyncio.run(run(make))
+        assert isinstance(outcome, Failure), name
+        assert (outcome.reason, said in outcome.error) == ("exception", True), outcome

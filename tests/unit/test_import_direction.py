@@ -108,8 +108,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "consume schedules sideline",
     ),
     "ignis.consumer": (
-        "call_clock handler_form handler_log middleware",
-        "outcome",
+        "forked handler_form handler_log middleware",
+        "call_clock outcome",
         "handler",
         "handler_pattern runner",
         "registered",
