@@ -154,7 +154,6 @@ class Magazine(Generic[M]):
         self._magazines: MagazineStore = store.magazines
         self._next_shard = itertools.count()
         self._shards_lock = threading.Lock()
-        self._registered_shards = shards
         self.registration: Registration | None = None
         """Of the queue whose main magazine this is."""
 
@@ -237,15 +236,12 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            if due_ms is None:
-                self.load_batches(batches, shards)
-            else:
-                self._load_later(batches, due_ms, shards)
+            self.load_batches(batches, shards, due_ms)
             ids += part_ids
         return MessageIds(ids)
 
     def load_batches(
-        self, batches: Sequence[tuple[int, PackedBatch]], shards: int | None = None
+        self, batches: Sequence[tuple[int, PackedBatch]], shards: int | None = None, due_ms: int | None = None
     ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
         """Packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
 
@@ -255,46 +251,42 @@ class Magazine(Generic[M]):
         Args:
             batches: (shard, batch).
             shards: the number that they were routed by; None = `shards`.
+            due_ms: as for `load_many`.
 
         Raises QueueRemovedError and what the store raises.
         """
-        return self._place(
-            batches,
-            self.shards if shards is None else shards,
-            lambda now: self._magazines.load(self.name, now, self.ttl_s),
+        if self.registration is not None:
+            self.registration.check()
+        if shards is None or shards == self.shards:
+            try:
+                if due_ms is None:
+                    return batches, self._magazines.load(self.name, batches, self.ttl_s)
+                return batches, self._load_later(batches, due_ms)
+            except (ConfigError, QueueNotFoundError) as exc:
+                self._look_again(exc, self.shards if shards is None else shards)
+        batches = self.routed(batches)
+        try:
+            if due_ms is None:
+                return batches, self._magazines.load(self.name, batches, self.ttl_s)
+            return batches, self._load_later(batches, due_ms)
+        except QueueNotFoundError as exc:
+            raise self._explained(exc) from exc
+
+    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int) -> list[int]:
+        return self._magazines.load_later(
+            self.name, batches, [[due_ms] * batch.count for _, batch in batches], self.ttl_s
         )
 
-    def _place(
-        self,
-        batches: Sequence[tuple[int, PackedBatch]],
-        shards: int,
-        load: Callable[[Sequence[tuple[int, PackedBatch]]], T],
-    ) -> tuple[Sequence[tuple[int, PackedBatch]], T]:
-        registration = self.registration
-        try:
-            batches = self._check(batches, shards)
-            try:
-                return batches, load(batches)
-            except ConfigError as exc:
-                if not self.follow_shards() and self.shards == shards:
-                    raise
-                log.debug("%s: %s", self.name, exc)
-            batches = self.routed(batches)
-            return batches, load(batches)
-        except QueueNotFoundError as exc:
-            if registration is None:
-                raise
-            raise registration.explain(exc) from exc
+    def _look_again(self, exc: ConfigError | QueueNotFoundError, shards: int) -> None:
+        """After a load was refused: raises why, unless the magazine has another number of shards by now."""
+        if isinstance(exc, QueueNotFoundError):
+            raise self._explained(exc) from exc
+        if not self.follow_shards() and self.shards == shards:
+            raise exc
+        log.debug("%s: %s", self.name, exc)
 
-    def _check(self, batches: Sequence[tuple[int, PackedBatch]], shards: int) -> Sequence[tuple[int, PackedBatch]]:
-        """Before a load: whether the queue is still there, and has the shards that the batches were routed by."""
-        registration = self.registration
-        if registration is not None:
-            registration.check()
-            if registration.shards is not None and registration.shards != self._registered_shards:
-                self._registered_shards = registration.shards
-                self.follow_shards()
-        return batches if shards == self.shards else self.routed(batches)
+    def _explained(self, exc: QueueNotFoundError) -> BaseException:
+        return exc if self.registration is None else self.registration.explain(exc)
 
     def follow_shards(self) -> bool:
         """Takes up the number of shards that the magazine has in the store by now. Returns whether it is another one; false
@@ -318,17 +310,14 @@ class Magazine(Generic[M]):
         shards = self.shards
         return [(to, part) for shard, batch in batches for to, part, _ in route_batch(batch, shards, shard % shards)]
 
-    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int, shards: int) -> None:
-        def load(now: Sequence[tuple[int, PackedBatch]]) -> None:
-            self._magazines.load_later(self.name, now, [[due_ms] * batch.count for _, batch in now], self.ttl_s)
-
-        self._place(batches, shards, load)
-
     def begin_load(
         self, batches: Sequence[tuple[int, PackedBatch]], shards: int, after: PendingLoad | None = None
     ) -> tuple[Sequence[tuple[int, PackedBatch]], PendingLoad] | None:
         """See `BeginsLoads.begin_load`; ``shards`` as for `load_batches`. Also returns the batches as they go."""
-        batches = self._check(batches, shards)
+        if self.registration is not None:
+            self.registration.check()
+        if shards != self.shards:
+            batches = self.routed(batches)
         loading = self._magazines.begin_load(self.name, batches, self.ttl_s, after)
         return None if loading is None else (batches, loading)
 

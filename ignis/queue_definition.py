@@ -88,6 +88,7 @@ class QueueDefinition(Generic[M]):
         if self.spec is not None:
             self.spec.concurrency = min(record.concurrency, self._app.consumer_settings.max_consumers)
         magazines[0].registration = self.registration
+        self.registration.on_shards = magazines[0].follow_shards
         self.magazines = magazines
         self.registration.opened()
         self.unused = False

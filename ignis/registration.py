@@ -31,8 +31,9 @@ class Registration:
         self._due_s = 0.0
         self._found = False
         self.removed = False
-        self.shards: int | None = None
-        """That the queue had at the last look."""
+        self.on_shards: Callable[[], object] = lambda: None
+        """Called when a look finds another number of shards than the one before."""
+        self._shards = 0
 
     def opened(self) -> None:
         """The queue was found in the store, or registered there, just now."""
@@ -53,7 +54,9 @@ class Registration:
                 if queues.tells_removed:
                     record = queues.get(self._name)
                     self.removed = record is None
-                    self.shards = None if record is None else record.shards
+                    if record is not None and record.shards != self._shards:
+                        self._shards = record.shards
+                        self.on_shards()
             except IgnisError:
                 pass  # the load that follows says what is wrong with the store
         if self.removed:
