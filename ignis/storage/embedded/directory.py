@@ -26,6 +26,7 @@ from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owners import Owners
 from ignis.storage.in_flight import Gate
 from ignis.storage.os_errors import store_error, store_errors, without_means
+from ignis.storage.private_directory import check_way
 from ignis.storage.process_identity import Identity, this_process
 
 __all__ = ["Directory", "open_directory", "release_directory"]
@@ -254,8 +255,13 @@ _process = [_Process()]
 
 
 def open_directory(path: Path, options: StoreOptions) -> Directory:
-    """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`."""
-    key = path.resolve()
+    """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`.
+
+    The way is checked as it is given, before its links are resolved: whose link it is shows only there.
+    """
+    with store_errors(f"directory {path}"):
+        check_way(path, "store directory")
+        key = path.resolve()
     on_fork(before=_before_fork, in_parent=_in_parent, in_child=_in_child)
     at_exit(_at_exit)
     process = _process[0]
