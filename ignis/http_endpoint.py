@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ignis.config import shown
 from ignis.errors import ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
@@ -89,10 +90,10 @@ def parse_bind(text: str, *, public: bool = False) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"bind address {text!r} is not HOST:PORT with a port of 0 to 65535")
+        raise ConfigError(f"bind address {shown(text)} is not HOST:PORT with a port of 0 to 65535")
     if not public and not _loopback(host):
         raise ConfigError(
-            f"bind address {text!r} can be reached from outside and asks nobody who he is: say --public-bind"
+            f"bind address {shown(text)} can be reached from outside and asks nobody who he is: say --public-bind"
         )
     return host, int(port)
 

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ignis.config import shown
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
 from ignis.file_lock import FileLock, is_locked
 from ignis.regular_files import read_text
@@ -47,7 +48,7 @@ class RelayDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.is_absolute():
-            raise ConfigError(f"relay directory {str(path)!r} is not absolute; write relay:///dev/shm/ignis")
+            raise ConfigError(f"relay directory {shown(str(path))} is not absolute; write relay:///dev/shm/ignis")
         self.channels = self.path / "channels"
         self.aside = self.path / "aside"
         self.bell = self.path / "bell"
