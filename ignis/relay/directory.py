@@ -21,6 +21,7 @@ from typing import Any
 from ignis.config import shown
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
 from ignis.file_lock import FileLock, is_locked
+from ignis.private_files import open_private
 from ignis.regular_files import read_text
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import make_private
@@ -92,7 +93,7 @@ class RelayDirectory:
     def write_state(self, state: dict[str, Any]) -> None:
         """Replaces the relay's words as a whole. Raises OSError: what was there before is there still."""
         temporary = self._state.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(state, file)

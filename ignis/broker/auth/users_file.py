@@ -20,6 +20,7 @@ from ignis.broker.auth.permissions import Rule
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.private_files import open_private
 from ignis.regular_files import regular_only
 from ignis.storage.private_directory import check_way
 
@@ -171,7 +172,7 @@ def _give(descriptor: int, like: os.stat_result) -> None:
 def _replace(target: Path, data: bytes, like: os.stat_result) -> None:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of an editor that was killed; nobody else has the lock
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
     try:
         with open(descriptor, "wb") as file:
             _give(descriptor, like)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
 from ignis.native.store import Log
+from ignis.private_files import make_directory
 from ignis.process_hooks import at_exit, on_fork
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.atomic_files import sync_directory
@@ -118,7 +119,7 @@ class Directory:
         path = self.path / durability
         with store_errors(str(path)):
             if not path.is_dir():
-                path.mkdir(mode=0o700, exist_ok=True)
+                make_directory(path)
                 sync_directory(self.path)
             check_private(path)
             look_at_segments(path, self.path)
