@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ignis.broker.auth import authenticator, passwords
 from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.peer_certificate import common_name
 from ignis.broker.auth.permissions import FREE, GROUPS, Permissions, Rule
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.throttle import Throttle
@@ -470,6 +471,36 @@ def test_a_user_who_is_guessed_from_everywhere_gets_in_at_once(users: UsersFile,
         assert wrong(users, f"address {n}") is UnauthenticatedError
     assert users.authenticate(Credentials(user="ann", password=SECRET, network="home")).name == "ann"
     assert [wrong(users, "new") for _ in range(3)] == [UnauthenticatedError] * 2 + [TooManyRequestsError]
+
+
+def test_the_log_says_a_whole_second_at_least(
+    users: UsersFile, clock: Clock, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
+    clock.now += 0.75
+    assert wrong(users, "a") is TooManyRequestsError
+    assert "refused for 1 s more" in caplog.text
+
+
+def subject(*names: tuple[str, str]) -> dict[str, object]:
+    """A certificate as the interpreter gives it: one name in each part of the subject."""
+    return {"subject": tuple((one,) for one in names)}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "name"),
+    [
+        (subject(("organizationName", "x"), ("commonName", "ops")), "ops"),
+        ({"subject": ((("organizationName", "x"), ("commonName", "ops")),)}, "ops"),
+        (subject(("commonName", "ops"), ("commonName", "nobody")), ""),
+        (subject(("commonName", "ops"), ("commonName", "ops")), ""),
+        ({"subject": ((("commonName", "ops"), ("commonName", "nobody")),)}, ""),
+        (subject(("organizationName", "ops")), ""),
+        ({}, ""),
+    ],
+)
+def test_a_certificate_names_its_user_with_its_one_common_name(certificate: dict[str, object], name: str) -> None:
+    assert common_name(certificate) == name
 
 
 def test_who_guesses_many_names_has_one_try_at_each(users: UsersFile, clock: Clock, quick: None) -> None:
