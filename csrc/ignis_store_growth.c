@@ -2,9 +2,9 @@
  *
  * A move frees as much as it takes, but later, and in the room that is kept for it. What a failure adds to a message (its reason, the
  * attempts at it) is never freed: if the first messages that move took that room, the last ones could not move at all. So
- * messages grow only as long as the log can hold all that lives, and what it takes to go on: the next segment and the reserve, two
- * checkpoints, what it takes to move each message by itself that shares a batch, and a twelfth of it all, since the fuller segments are, the more
- * has to be written to win back little. That is looked at whether room is short by now or not. Who is refused moves the
+ * messages grow only as long as the log can hold all that lives, and what it takes to go on. That is the next segment and the reserve, two
+ * checkpoints, what it takes to move each message by itself that shares a batch, and a twelfth of it all: the fuller segments are, the more
+ * has to be written to win back little. All that is looked at whether room is short by now or not. Who is refused moves the
  * message without what it may spare. Its counters it may not: a few bytes for each message are let through.
  */
 #include "ignis_store_parts.h"

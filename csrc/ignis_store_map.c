@@ -1,3 +1,6 @@
+#ifdef __linux__
+#define _GNU_SOURCE
+#endif
 #include "ignis_store_io.h"
 
 #include "ignis_region.h"

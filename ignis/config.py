@@ -141,7 +141,7 @@ def check_number(value: object, name: str, low: float = 0, high: float | None = 
     if not math.isfinite(number):
         raise ConfigError(f"{name} = {shown(value)} is not a finite number")
     if above and number <= low:
-        raise ConfigError(f"{name} = {shown(value)} is not above {low:g}")
+        raise ConfigError(f"{name} = {shown(value)} is not above {low:.12g}")
     if number < low or (high is not None and number > high):
         raise ConfigError(f"{name} = {shown(value)} is {_outside(low, high)}")
     return value
@@ -205,7 +205,7 @@ def _float(value: float, name: str) -> float:
 
 
 def _outside(low: float, high: float | None) -> str:
-    return f"below {low:g}" if high is None else f"outside {low:g} to {high:g}"
+    return f"below {low:.12g}" if high is None else f"outside {low:.12g} to {high:.12g}"
 
 
 def _setting(
@@ -247,7 +247,7 @@ class _Settings:
             raise ConfigError(f"{name} = {shown(value)} is not one of {', '.join(choices)}")
         # Asked this way round so that "not a number" is refused too.
         if low is not None and not low <= value <= high:
-            raise ConfigError(f"{name} = {shown(value)} is outside {low:g} to {high:g}")
+            raise ConfigError(f"{name} = {shown(value)} is outside {low:.12g} to {high:.12g}")
         return value
 
 
@@ -345,7 +345,11 @@ class ConsumerSettings(_Settings):
     max_chunk: int = _setting(1_024, "most messages handed to one worker at a time", 1, 65_535)
     max_claim: int = _setting(8_192, "most messages claimed in one call", 1, 1_000_000)
     max_unacked: int = _setting(
-        16_384, "most messages handled and not yet acknowledged; what a killed consumer may repeat", 1, 10_000_000
+        16_384,
+        "messages handled and not yet acknowledged at which it claims no more; with two chunks a worker, what a killed "
+        "consumer may repeat",
+        1,
+        10_000_000,
     )
     max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet accounted for", 1 << 16, 1 << 40)
     worker_start_timeout_s: float = _setting(60, "how long a worker process may take to import its handler", 0.1, 3_600)
@@ -383,7 +387,7 @@ class SweeperSettings(_Settings):
     section: ClassVar[str] = "sweeper"
 
     interval_s: float = _setting(900, "time between passes", 0.1, 86_400)
-    initial_delay_s: float = _setting(600, "wait before the first pass", 0, 86_400)
+    initial_delay_s: float = _setting(600, "wait before the first pass, from the last one of any process", 0, 86_400)
     batch: int = _setting(1_000, "records moved in one transaction", 1, 100_000)
     parallel_queues: int = _setting(64, "queues swept at the same time", 1, 64)
     dead_owners: bool = _setting(True, "also recover at once what a provably dead process held")

@@ -7,6 +7,7 @@ these: the main one and its sideline.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
@@ -14,6 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
 from ignis.errors import (
     ConfigError,
+    IgnisError,
     InvalidMessageError,
     InvalidNameError,
     MessageTooLargeError,
@@ -24,6 +26,7 @@ from ignis.errors import (
 )
 from ignis.message import MAX_HEADERS_BYTES, BodyCodec, Message, encode_key, encode_meta
 from ignis.native import PackedBatch, Record, id_text
+from ignis.native.wire import route_batch
 from ignis.registration import Registration
 from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store
 from ignis.storage.pending_load import PendingLoad
@@ -32,6 +35,9 @@ from ignis.storage.records import group_pointers
 __all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
 
 M = TypeVar("M")
+T = TypeVar("T")
+
+log = logging.getLogger("ignis.magazine")
 
 SIDELINE_SUFFIX = "_SIDELINE"
 """A queue's sideline is the magazine of the queue's name with this behind it."""
@@ -138,6 +144,8 @@ class Magazine(Generic[M]):
         self.name = name
         self.codec = codec
         self.shards = shards
+        """By which messages are routed here; follows the store, see `load_batches`."""
+        self._asked_shards = shards
         self.ttl_s = ttl_s
         self.durability = durability
         self.max_message_bytes = max_message_bytes
@@ -145,6 +153,8 @@ class Magazine(Generic[M]):
         self._store = store
         self._magazines: MagazineStore = store.magazines
         self._next_shard = itertools.count()
+        self._shards_lock = threading.Lock()
+        self._registered_shards = shards
         self.registration: Registration | None = None
         """Of the queue whose main magazine this is."""
 
@@ -157,7 +167,7 @@ class Magazine(Generic[M]):
     def asked_for(self) -> tuple[BodyCodec[M], int, float | None, str, int, int]:
         """What it was made with."""
         return (
-            self.codec, self.shards, self.ttl_s, self.durability, self.max_message_bytes, self.max_headers_bytes,
+            self.codec, self._asked_shards, self.ttl_s, self.durability, self.max_message_bytes, self.max_headers_bytes,
         )  # fmt: skip
 
     def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
@@ -176,16 +186,17 @@ class Magazine(Generic[M]):
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
         meta = encode_meta(headers, self.max_headers_bytes)
+        shards = self.shards
         batches, ids = PackedBatch.pack_bodies(
             [body],
             flags=self.codec.flags,
             keys=None if key is None else [encode_key(key)],
-            shards=self.shards,
-            any_shard=next(self._next_shard) % self.shards,
+            shards=shards,
+            any_shard=next(self._next_shard) % shards,
             metas=[meta] if meta else None,
         )
-        pointer = self.load_batches(batches)[0]
-        return Published(id_text(ids[0]), batches[0][0] if pointer else -1, pointer)
+        placed, (pointer,) = self.load_batches(batches, shards)
+        return Published(id_text(ids[0]), placed[0][0] if pointer else -1, pointer)
 
     def load_many(
         self,
@@ -217,48 +228,109 @@ class Magazine(Generic[M]):
             largest = max(map(len, bodies))
             if largest > limit:
                 raise MessageTooLargeError(largest, limit, "queue.max_message_bytes")
+            shards = self.shards
             batches, part_ids = PackedBatch.pack_bodies(
                 bodies,
                 flags=self.codec.flags,
                 keys=None if keys is None else [encode_key(key) for key in keys[start : start + _CHUNK_BODIES]],
-                shards=self.shards,
-                any_shard=next(self._next_shard) % self.shards,
+                shards=shards,
+                any_shard=next(self._next_shard) % shards,
                 metas=[meta] * len(part) if meta else None,
             )
             if due_ms is None:
-                self.load_batches(batches)
+                self.load_batches(batches, shards)
             else:
-                self._load_later(batches, due_ms)
+                self._load_later(batches, due_ms, shards)
             ids += part_ids
         return MessageIds(ids)
 
-    def load_batches(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[int]:
-        """Packed batches in one transaction; returns the first pointer of each. Raises QueueRemovedError."""
+    def load_batches(
+        self, batches: Sequence[tuple[int, PackedBatch]], shards: int | None = None
+    ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
+        """Packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
+
+        Another process may have given the magazine more shards or fewer. A store that refuses a shard, and the look of the
+        registration, tell: then the messages are routed anew, by their keys and the new number.
+
+        Args:
+            batches: (shard, batch).
+            shards: the number that they were routed by; None = `shards`.
+
+        Raises QueueRemovedError and what the store raises.
+        """
+        return self._place(
+            batches,
+            self.shards if shards is None else shards,
+            lambda now: self._magazines.load(self.name, now, self.ttl_s),
+        )
+
+    def _place(
+        self,
+        batches: Sequence[tuple[int, PackedBatch]],
+        shards: int,
+        load: Callable[[Sequence[tuple[int, PackedBatch]]], T],
+    ) -> tuple[Sequence[tuple[int, PackedBatch]], T]:
         registration = self.registration
-        if registration is None:
-            return self._magazines.load(self.name, batches, self.ttl_s)
-        registration.check()
         try:
-            return self._magazines.load(self.name, batches, self.ttl_s)
+            batches = self._check(batches, shards)
+            try:
+                return batches, load(batches)
+            except ConfigError as exc:
+                if not self.follow_shards() and self.shards == shards:
+                    raise
+                log.debug("%s: %s", self.name, exc)
+            batches = self.routed(batches)
+            return batches, load(batches)
         except QueueNotFoundError as exc:
+            if registration is None:
+                raise
             raise registration.explain(exc) from exc
 
-    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int) -> None:
-        registration, dues_ms = self.registration, [[due_ms] * batch.count for _, batch in batches]
+    def _check(self, batches: Sequence[tuple[int, PackedBatch]], shards: int) -> Sequence[tuple[int, PackedBatch]]:
+        """Before a load: whether the queue is still there, and has the shards that the batches were routed by."""
+        registration = self.registration
         if registration is not None:
             registration.check()
+            if registration.shards is not None and registration.shards != self._registered_shards:
+                self._registered_shards = registration.shards
+                self.follow_shards()
+        return batches if shards == self.shards else self.routed(batches)
+
+    def follow_shards(self) -> bool:
+        """Takes up the number of shards that the magazine has in the store by now. Returns whether it is another one; false
+        where the store does not say."""
         try:
-            self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
-        except QueueNotFoundError as exc:
-            raise exc if registration is None else registration.explain(exc) from exc
+            with self._shards_lock:
+                before, now = self.shards, len(self._magazines.metadata(self.name))
+                self.shards = now
+        except IgnisError:
+            return False
+        if now == before:
+            return False
+        log.warning(
+            "%s has %d shards by now, it had %d: its messages are routed anew, so a key may have gone to another shard",
+            self.name, now, before,
+        )  # fmt: skip
+        return True
+
+    def routed(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[tuple[int, PackedBatch]]:
+        """Batches that were packed for another number of shards, by their keys. Their order is kept."""
+        shards = self.shards
+        return [(to, part) for shard, batch in batches for to, part, _ in route_batch(batch, shards, shard % shards)]
+
+    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int, shards: int) -> None:
+        def load(now: Sequence[tuple[int, PackedBatch]]) -> None:
+            self._magazines.load_later(self.name, now, [[due_ms] * batch.count for _, batch in now], self.ttl_s)
+
+        self._place(batches, shards, load)
 
     def begin_load(
-        self, batches: Sequence[tuple[int, PackedBatch]], after: PendingLoad | None = None
-    ) -> PendingLoad | None:
-        """See `BeginsLoads.begin_load`."""
-        if self.registration is not None:
-            self.registration.check()
-        return self._magazines.begin_load(self.name, batches, self.ttl_s, after)
+        self, batches: Sequence[tuple[int, PackedBatch]], shards: int, after: PendingLoad | None = None
+    ) -> tuple[Sequence[tuple[int, PackedBatch]], PendingLoad] | None:
+        """See `BeginsLoads.begin_load`; ``shards`` as for `load_batches`. Also returns the batches as they go."""
+        batches = self._check(batches, shards)
+        loading = self._magazines.begin_load(self.name, batches, self.ttl_s, after)
+        return None if loading is None else (batches, loading)
 
     def fire(self, limit: int = 1) -> list[Fired[M]]:
         """Claims up to ``limit`` messages; ``[]`` when nothing is pending. The caller now owes each a `delete`,

@@ -15,9 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector as BaseCollector
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+    from prometheus_client.registry import Collector as BaseCollector
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"metrics need a package ({exc.name} is missing): pip install 'ignis-mq[metrics]'", name=exc.name
+    ) from exc
 
 from ignis.figures import CONSUMER, QUEUE, SCHEDULE, SHOVEL, Figure
 from ignis.message import REASONS

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ignis.config import PublisherSettings, check_timeout
-from ignis.errors import ChannelFullError, ClosedError, ForkedHandleError, PublishError, WaitTimeoutError
+from ignis.errors import ChannelFullError, ClosedError, ConfigError, ForkedHandleError, PublishError, WaitTimeoutError
 from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
@@ -40,8 +40,8 @@ _open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
 
 OnPlaced = Callable[[Sequence[tuple[int, PackedBatch]], Sequence[int]], None]
 """Is told the batches of a load and the first pointer of each."""
-_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad]
-"""Messages, their batches, and the load that is under way."""
+_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad, int]
+"""Messages, their batches, the load that is under way, and the number of shards that it was routed by."""
 
 
 class Publisher(Generic[M]):
@@ -87,7 +87,8 @@ class Publisher(Generic[M]):
         self._settings = settings
         self._encode = magazine.codec.encode_checked
         self._flags = magazine.codec.flags
-        self._shards = magazine.shards
+        self._rerouting = False
+        """Whether the number of shards has changed: a message in the ring may have been given its shard before."""
         self._timeout_s = settings.send_timeout_s
         self._outbox = self._open_outbox()
         self._put: Callable[..., Receipt] = self._outbox.send
@@ -151,7 +152,7 @@ class Publisher(Generic[M]):
         self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float
     ) -> Receipt:
         raw_key = encode_key(key)
-        shard = shard_for_key(raw_key, self._shards) if raw_key else ANY_SHARD
+        shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
         meta = b"" if headers is None else self._meta(headers)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
@@ -289,11 +290,14 @@ class Publisher(Generic[M]):
         log_safely(log, logging.CRITICAL, "%s", error, exc_info=exc)
 
     def _flush_until_closed(self, under_way: deque[_Loading]) -> None:
-        outbox, settings, shards = self._drained, self._settings, self._shards
+        outbox, settings = self._drained, self._settings
+        shards = self._magazine.shards
         most = 1 if settings.linger_s else settings.loads_in_flight
         while True:
             if len(under_way) >= most:
                 self._finish(under_way)
+            if shards != self._magazine.shards:
+                shards, self._rerouting = self._magazine.shards, True
             try:
                 count, batches = outbox.drain(
                     settings.max_batch, settings.max_batch_bytes, next(self._turn) % shards, shards,
@@ -304,7 +308,9 @@ class Publisher(Generic[M]):
                     self._finish(under_way)
                 return
             if count:
-                self._load(count, batches, under_way)
+                if self._rerouting:
+                    batches = self._magazine.routed(batches)
+                self._load(count, batches, shards, under_way)
             elif under_way:
                 self._finish(under_way)
                 continue
@@ -319,16 +325,18 @@ class Publisher(Generic[M]):
                 if outbox.settled >= self._awaited and not self._closing:
                     self._hurry.wait(settings.linger_s)
 
-    def _load(self, count: int, batches: list[tuple[int, PackedBatch]], under_way: deque[_Loading]) -> None:
+    def _load(
+        self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[_Loading]
+    ) -> None:
         """Begins a load behind those that are under way; where that is not possible, after they are done."""
         try:
-            loading = self._magazine.begin_load(batches, under_way[-1][2] if under_way else None)
-            if loading is not None:
-                under_way.append((count, batches, loading))
+            begun = self._magazine.begin_load(batches, shards, under_way[-1][2] if under_way else None)
+            if begun is not None:
+                under_way.append((count, *begun, self._magazine.shards))
                 return
             while under_way:
                 self._finish(under_way)
-            firsts = self._magazine.load_batches(batches)
+            batches, firsts = self._magazine.load_batches(batches, shards)
         except BaseException as exc:
             while under_way:
                 self._finish(under_way)
@@ -338,9 +346,14 @@ class Publisher(Generic[M]):
 
     def _finish(self, under_way: deque[_Loading]) -> None:
         """Waits for the oldest load."""
-        count, batches, loading = under_way.popleft()
+        count, batches, loading, shards = under_way.popleft()
         try:
-            firsts = loading.result()
+            try:
+                firsts = loading.result()
+            except ConfigError:
+                if not self._magazine.follow_shards() and self._magazine.shards == shards:
+                    raise
+                batches, firsts = self._magazine.load_batches(batches, shards)
         except BaseException as exc:
             self._refused(count, exc)
         else:

@@ -31,6 +31,8 @@ class Registration:
         self._due_s = 0.0
         self._found = False
         self.removed = False
+        self.shards: int | None = None
+        """That the queue had at the last look."""
 
     def opened(self) -> None:
         """The queue was found in the store, or registered there, just now."""
@@ -48,7 +50,10 @@ class Registration:
             self._due_s = time.monotonic() + self._every_s
             try:
                 queues = self._queues()
-                self.removed = queues.tells_removed and queues.get(self._name) is None
+                if queues.tells_removed:
+                    record = queues.get(self._name)
+                    self.removed = record is None
+                    self.shards = None if record is None else record.shards
             except IgnisError:
                 pass  # the load that follows says what is wrong with the store
         if self.removed:

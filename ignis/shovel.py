@@ -15,6 +15,7 @@ from ignis.config import check_number, check_timeout, check_whole, shown
 from ignis.context import QueueContext
 from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
+from ignis.last_run import due_in_s
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT, Message, returned_record
 from ignis.near_names import meant
@@ -33,6 +34,9 @@ Progress = Callable[[int], None]
 
 BATCH = 1_000
 ONE_SHOT_RETRY_S = 10.0
+SHOVELLED = "shovelled_at_ms"
+"""Where the stored queue keeps when the schedule of any process last made a pass, or was begun."""
+_NOTES_PER_PASS = 4
 _ONCE_OPTIONS = ("dry_run", "limit", "progress", "rate", "where")
 _PACED_BATCH_S = 0.1
 """With a rate, a batch holds what may move in this time: claimed late, so that little is in hand while it waits."""
@@ -177,6 +181,7 @@ class Shovel:
     ) -> ShovelResult:
         """``max_returns``: of the schedule; None = by hand."""
         self._give_back()
+        self._queue().main.follow_shards()  # another process may have given it more: each shard's go back to it
         pending = self._queue().sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else _Pace(rate, self._stop)
@@ -259,12 +264,13 @@ class Shovel:
     # -- the schedule
 
     def start(self) -> None:
-        """Starts the schedule (``shovel_interval_s``; 0 = none). Idempotent."""
+        """Starts the schedule (``shovel_interval_s``; 0 = none). The first pass is due when the interval has passed since the
+        last one of any process. Idempotent."""
         with self._lock:
             if not self._running:
                 self._running = True
                 self._stop.clear()
-                self._plan()
+                self._plan(first=True)
 
     def reschedule(self) -> None:
         """Follows a changed ``shovel_interval_s`` at once: the wait in progress begins anew."""
@@ -283,12 +289,35 @@ class Shovel:
         if once is not None:
             once.join(timeout)
 
-    def _plan(self) -> None:
+    def _plan(self, first: bool = False) -> None:
         """The next pass. Interval 0 = by hand only."""
         self._unplan()
         interval_s = self._queue().settings.shovel_interval_s
         if interval_s:
-            self._timer = timers_of(self._queue().clock).after(interval_s, self._scheduled)
+            due_s = self._first_due_s(interval_s) if first else interval_s
+            self._timer = timers_of(self._queue().clock).after(due_s, self._scheduled)
+
+    def _first_due_s(self, interval_s: float) -> float:
+        try:
+            record = self._queue().store.queues.get(self._name)
+            last_ms = None if record is None else record.extra.get(SHOVELLED)
+            if last_ms is None:
+                self._note_pass(interval_s)  # from here on, for whoever comes when this process is gone
+            return due_in_s(interval_s, None if last_ms is None else last_ms / 1000, self._queue().clock())
+        except IgnisError as exc:
+            log.debug("when %s was shovelled last is not known: %s", self._name, exc)
+            return interval_s
+
+    def _note_pass(self, interval_s: float) -> None:
+        """Stores when it was, for the processes that start later. Not where another's is almost as late: a fleet would write
+        all the time."""
+        queues, now_ms = self._queue().store.queues, int(self._queue().clock() * 1000)
+        record = queues.get(self._name)
+        if (
+            record is not None
+            and not 0 <= now_ms - record.extra.get(SHOVELLED, 0) < interval_s * 1000 / _NOTES_PER_PASS
+        ):
+            queues.update(self._name, lambda one: one.extra.update({SHOVELLED: now_ms}))
 
     def _unplan(self) -> None:
         if self._timer is not None:
@@ -304,6 +333,7 @@ class Shovel:
             result = self.run_scheduled()
             if result.moved:
                 log.info("shovelled %d message(s) of %s", result.moved, self._name)
+            self._note_pass(self._queue().settings.shovel_interval_s)
         except Exception as exc:
             log_safely(log, logging.ERROR, "shovel pass of %s failed", self._name, exc_info=exc)
         finally:

@@ -26,8 +26,8 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     """Checks the embedded store in DIRECTORY while nobody has it open: every file, every checksum.
 
     Nothing is changed without --repair. With it, damaged ranges are copied aside and taken out of the log, damaged
-    checkpoints and what dead processes left are removed, and the store is checked once more. What a damaged range held is
-    lost; a copy of the directory first costs nothing.
+    checkpoints and what dead processes left are removed, and the store is checked once more. What can still be read of a damaged
+    range is kept, the rest is lost; a copy of the directory first costs nothing.
 
     Ends with 0 when the store is sound, 1 when it is not (any more than could be repaired), 3 when there is none, and 4 while
     it is open.

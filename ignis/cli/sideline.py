@@ -44,7 +44,8 @@ def sideline() -> None:
 @common_options
 @pass_state
 def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
-    """Counts what is in QUEUE's sideline by reason, with ages and the most frequent error. What is waiting has come back as
+    """Counts what is in QUEUE's sideline by reason, with the time since the oldest and the newest failure and the most frequent
+    error; --older-than elsewhere goes by that time. What is waiting has come back as
     often as max_returns says, or cannot: only 'ignis sideline shovel' brings it back."""
     with state.store() as store:
         queue_record(store, queue)
@@ -93,8 +94,8 @@ def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int 
 @common_options
 @pass_state
 def show_command(state: State, queue: str, limit: int, reasons: tuple[str, ...], history: bool) -> int:
-    """Shows messages in QUEUE's sideline with the reason and error of each. With --json one document per message, which has
-    the history too.
+    """Shows messages in QUEUE's sideline with the reason and error of each, and its age since it was published. With --json
+    one document per message, which has the history too.
 
     Ends with 5 when there is none.
     """

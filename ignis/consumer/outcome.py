@@ -4,7 +4,7 @@
 | returns ``None`` or ``True``                  | done                          |
 | returns ``False``                             | sideline, ``rejected``        |
 | returns another value                         | done, and said once           |
-| returns work that nobody has done (see below) | sideline, ``exception``       |
+| returns work that nobody awaits (see below)   | sideline, ``exception``       |
 | raises one of ``ignore``                      | dropped                       |
 | raises anything else                          | sideline, ``exception``       |
 | runs for longer than ``timeout_s``            | sideline, ``timeout``         |
@@ -12,11 +12,13 @@
 | (its process dies)                            | sideline, ``crash``           |
 
 A batch handler gets a list and answers for all at once in the same way, or with a list of such answers, one per
-message. A coroutine or a generator that comes back is work that has not run: the message must not be lost for it.
+message. A coroutine, a generator, a future or anything else to be awaited is work whose end nobody waits for: the message
+must not be lost for it.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import time
 from collections.abc import Sequence
@@ -197,15 +199,21 @@ def _meaning(answer: object) -> Outcome | _Nothing:
     if _is_undone(answer):
         if inspect.iscoroutine(answer):
             answer.close()  # it is told here, and Python need not say that nobody awaited it
-        return Failure(
-            REASON_EXCEPTION,
-            f"handler returned a {type_name(answer)}, of which nothing has run: a handler that awaits is 'async def'",
-        )
+        if inspect.iscoroutine(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+            why = "of which nothing has run: a handler that awaits is 'async def'"
+        else:
+            why = "for which nobody waits: await it in the handler, or return its result"
+        return Failure(REASON_EXCEPTION, f"handler returned a {type_name(answer)}, {why}")
     return _NOTHING
 
 
 def _is_undone(answer: object) -> bool:
-    return inspect.isawaitable(answer) or inspect.isgenerator(answer) or inspect.isasyncgen(answer)
+    return (
+        inspect.isawaitable(answer)
+        or inspect.isgenerator(answer)
+        or inspect.isasyncgen(answer)
+        or isinstance(answer, concurrent.futures.Future)
+    )
 
 
 def is_awaitable(answer: object) -> bool:

@@ -10,9 +10,11 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+from ignis.consumer.call_clock import CallClock, OverrunError, within
+from ignis.consumer.forked import end_child, ending_children
 from ignis.consumer.handler import Context, HandlerSpec
 from ignis.consumer.handler_form import takes_context
 from ignis.consumer.middleware import Completed, wrapped
@@ -34,7 +36,8 @@ from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import REASON_TIMEOUT, REASON_UNREADABLE, BodyCodec, Message, as_utf8
 from ignis.native import Record
-from ignis.native.handling import ANSWERED, UNREADABLE, Progress, handle_records
+from ignis.native.handling import ANSWERED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.process_hooks import FORKS
 
 __all__ = ["Runner", "message_name"]
 
@@ -56,7 +59,8 @@ class Runner:
         self._queue = spec.queue
         self._attempts = spec.attempts
         self._ignore = spec.ignore
-        self._call = _onion(spec)
+        self._layers = _onion(spec)
+        self._call = ending_children(self._layers, spec.queue)
         self._fn = spec.fn
         self._takes_context = takes_context(spec.fn)
         self.direct: Callable[[Sequence[bytes], int, int, Progress, float], tuple[int, int, Any, float]] | None = None
@@ -66,15 +70,16 @@ class Runner:
             decode = None if codec.takes_any else codec.decode_checked
             kind = Context if self._takes_context else None
             self.direct = functools.partial(handle_records, spec.fn, decode, kind, spec.queue, resources)
+        self._blocked = [0.0]
         self.cancelling = False
         """Set when the worker itself cancels what runs: only then a cancelled handler has no outcome."""
 
     def leave_awaiting(self) -> bool:
         """Leaves layers that are coroutine functions to the caller's event loop, by `run_async` and `run_batch_async`, though
         the handler is plain. Returns whether there are any."""
-        if not isinstance(self._call, Completed):
+        if not isinstance(self._layers, Completed):
             return False
-        self._call = self._call.call
+        self._call = ending_children(self._layers.call, self._queue)
         return True
 
     def run(self, data: bytes) -> Outcome:
@@ -112,15 +117,18 @@ class Runner:
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
+        forks = FORKS[0]
         try:
             if self._takes_context:
                 answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
             else:
                 answer = self._fn(body)
-        except self._ignore:
-            return DROPPED
         except BaseException as exc:
-            return self._raised(exc, record, 1)
+            if FORKS[0] != forks:
+                end_child(self._queue, exc)
+            return DROPPED if isinstance(exc, self._ignore) else self._raised(exc, record, 1)
+        if FORKS[0] != forks:
+            end_child(self._queue, None)
         return None if answer is None or answer is True else outcome_of(answer, self._log)
 
     def judge(self, what: int, data: bytes, value: Any) -> Outcome:
@@ -129,22 +137,29 @@ class Runner:
             return outcome_of(value, self._log)
         if what == UNREADABLE:
             return self.run(data)
+        if what == FORKED:
+            end_child(self._queue, value)
         if isinstance(value, self._ignore):
             return DROPPED
         return self._raised(value, Record(data), 1)
 
     async def run_async(self, data: bytes) -> Outcome:
-        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``."""
+        """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``, of which the
+        time in which other calls blocked the event loop is no part."""
+        clock = self._clock()
+        began_s = 0.0 if clock is None else clock.now_s()
         try:
             record = Record(data)
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
+        finally:
+            if clock is not None:
+                clock.note_step(began_s)
         context = Context(record, body, self._queue, 1, self._resources)
-        deadline = self._deadline()
         earlier: Sequence[Failed] = ()
         while True:
-            answer, outcome = await self._await(context, deadline, record, 1)
+            answer, outcome = await self._await(context, clock, record, 1)
             if outcome is None:
                 outcome = outcome_of(answer, self._log)
             if not isinstance(outcome, Failure):
@@ -172,12 +187,15 @@ class Runner:
 
     async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
         """`run_batch` for coroutine handlers."""
+        clock = self._clock()
+        began_s = 0.0 if clock is None else clock.now_s()
         outcomes, todo = self._open_batch(records)
-        deadline = self._deadline()
+        if clock is not None:
+            clock.note_step(began_s)
         attempt = 1
         while todo:
             context = self._batch_context(todo, attempt)
-            answer, outcome = await self._await(context, deadline, todo[0].record, len(todo))
+            answer, outcome = await self._await(context, clock, todo[0].record, len(todo))
             answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
             todo = self._close_batch(outcomes, todo, answers, attempt)
             attempt += 1
@@ -197,28 +215,29 @@ class Runner:
         self._log.failed(failure.reason, failure.error, message_name(data))
         return failure
 
-    def _deadline(self) -> float | None:
+    def _clock(self) -> CallClock | None:
         timeout_s = self._spec.timeout_s
-        return None if timeout_s is None else time.monotonic() + timeout_s
+        return None if timeout_s is None else CallClock(self._blocked, timeout_s)
 
     async def _await(
-        self, context: Context, deadline: float | None, record: Record, count: int
+        self, context: Context, clock: CallClock | None, record: Record, count: int
     ) -> tuple[Any, Failure | Dropped | None]:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
-            answer = self._call(context)
+            began_s = 0.0 if clock is None else clock.now_s()
+            try:
+                answer = self._call(context)
+            finally:
+                if clock is not None:
+                    clock.note_step(began_s)
             if is_awaitable(answer):  # a middleware may answer by itself
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                answer = await asyncio.wait_for(_contained(answer), left_s)
-                if type(answer) is _Contained:
-                    raise answer.exc
+                answer = await within(answer, clock, self._queue)
             return answer, None
+        except OverrunError:
+            failure = overrun_failure(cast(float, self._spec.timeout_s))
+            self._log.failed(failure.reason, failure.error, _which(record, count))
+            return None, failure
         except BaseException as exc:
-            # The handler's own time-outs look alike: only ours has waited until the deadline.
-            if isinstance(exc, asyncio.TimeoutError) and deadline is not None and time.monotonic() >= deadline:
-                failure = overrun_failure(cast(float, self._spec.timeout_s))
-                self._log.failed(failure.reason, failure.error, _which(record, count))
-                return None, failure
             if isinstance(exc, self._ignore):
                 return None, DROPPED
             if isinstance(exc, asyncio.CancelledError) and self.cancelling:
@@ -294,17 +313,3 @@ def _which(record: Record, count: int) -> str:
     """The message as the log names it, or the batch by its first."""
     name = f"message {uuid.UUID(bytes=record.id)}"
     return name if count == 1 else f"a batch of {count:,} from {name} on"
-
-
-class _Contained(NamedTuple):
-    """What a task must not end with."""
-
-    exc: BaseException
-
-
-async def _contained(answer: Awaitable[Any]) -> Any:
-    """A task that ends with SystemExit ends its event loop as well."""
-    try:
-        return await answer
-    except (SystemExit, KeyboardInterrupt) as exc:
-        return _Contained(exc)

@@ -24,6 +24,7 @@ from ignis.control.redelivery import set_aside
 from ignis.control.sweep_clock import ClockGuard
 from ignis.errors import ConfigError, IgnisError, LockHeldError, QueueNotFoundError, StaleEpochError
 from ignis.hooks import log_safely
+from ignis.last_run import due_in_s
 from ignis.leader import Leadership
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.stacks import roomy_stacks, start_thread
@@ -38,6 +39,8 @@ __all__ = ["SweepResult", "Sweeper"]
 
 log = logging.getLogger("ignis.control.sweeper")
 
+LAST_SWEEP = "sweep"
+"""Where the stored queue keeps when it was last swept, and under which epoch."""
 _MOST_MOVES = 1_000
 """Transactions of delayed messages that one pass moves in one queue; the rest is for the next."""
 
@@ -142,7 +145,7 @@ class Sweeper:
 
     def _loop(self) -> None:
         """A pass every ``interval_s``, and one at once on taking office: nobody knows when the last one was."""
-        begin_s = due_s = self._clock.monotonic_s() + self._settings.initial_delay_s
+        begin_s = due_s = self._clock.monotonic_s() + self._first_due_s()
         ask_s = min(self._leader.refresh_s, self._settings.interval_s)
         under: Fence | None = None
         self._attempt(self._leader.start)
@@ -163,6 +166,19 @@ class Sweeper:
             self._wake.clear()
             if self._stop.is_set():
                 return
+
+    def _first_due_s(self) -> float:
+        """The initial delay counts from the last pass of any process, or else from when the oldest queue was made: where
+        processes live for less than that, nobody would ever sweep."""
+        delay_s = self._settings.initial_delay_s
+        if not delay_s:
+            return 0.0
+        records = self._attempt(self._store.queues.list)
+        if not records:
+            return delay_s
+        last_ms = max(one.extra.get(LAST_SWEEP, {}).get("at_ms", 0) for one in records)
+        last_ms = last_ms or min(one.created_at_ms for one in records)
+        return due_in_s(delay_s, last_ms / 1000, self._clock())
 
     def _scheduled(self) -> bool:
         try:
@@ -373,6 +389,6 @@ class Sweeper:
                 stored.update({shard: max(pointer, stored.get(shard, 0)) for shard, pointer in reached.items()})
             record.swept_count += one.result.swept
             record.sideline_swept_count += one.result.sideline_swept
-            record.extra["sweep"] = {"epoch": one.fence.epoch, "at_ms": at_ms}
+            record.extra[LAST_SWEEP] = {"epoch": one.fence.epoch, "at_ms": at_ms}
 
         self._store.queues.update(one.main, change, one.fence)

@@ -7,6 +7,7 @@ WENT_ON: int
 ANSWERED: int
 RAISED: int
 UNREADABLE: int
+FORKED: int
 
 @final
 class Progress:

@@ -8,9 +8,12 @@ from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint8_t, uint64_t
 
 from ignis.native.record cimport Record, ign_record, ign_record_decode
-from ignis.native.wait cimport ign_now_ns
+from ignis.native.wait cimport ign_fork_generation, ign_now_ns
 
 include "_errors.pxi"
+
+cdef extern from "ignis_wait.h" nogil:
+    void ign_fork_watch()
 
 cdef extern from *:
     """
@@ -48,6 +51,7 @@ WENT_ON = 0
 ANSWERED = 1
 RAISED = 2
 UNREADABLE = 3
+FORKED = 4
 
 cdef tuple _NOTHING = ()
 
@@ -97,8 +101,11 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
 
     Returns (place, what, value, monotonic time at which that call began): `WENT_ON`: the place is that of the next record, for the time is
     over, ``progress.returning`` was set, or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
-    True, whose call `RAISED` the value, or that is `UNREADABLE` and was not handed to the handler.
+    True, whose call `RAISED` the value, or that is `UNREADABLE` and was not handed to the handler. `FORKED`: this is a child that the
+    call forked off, and the value is what it raised there, or None.
     """
+    ign_fork_watch()
+    cdef unsigned int forks = ign_fork_generation()
     cdef list held = records if type(records) is list else list(records)
     cdef Py_ssize_t count = len(held)
     cdef uint64_t now = ign_now_ns(), until = <uint64_t>(until_s * 1e9)
@@ -128,6 +135,11 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
             arguments[2] = <PyObject *>context
         answer = PyObject_Vectorcall(<PyObject *>fn, &arguments[1], given, NULL)
         body = context = None  # they end with the call
+        if ign_fork_generation() != forks:
+            if answer == NULL:
+                return at, FORKED, ignis_raised(), now / 1e9
+            Py_DECREF(<object>answer)
+            return at, FORKED, None, now / 1e9
         if answer == NULL:
             return at, RAISED, ignis_raised(), now / 1e9
         if answer != Py_None and answer != Py_True:

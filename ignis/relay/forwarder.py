@@ -31,6 +31,7 @@ class Load:
 
     def __init__(self, magazine: Magazine[Any]) -> None:
         self.magazine = magazine
+        self._shards = magazine.shards
         self.held: dict[Inlet, int] = {}
         self.messages = 0
         self.bytes = 0
@@ -51,7 +52,7 @@ class Load:
         if room <= 0 or room_bytes <= 0:
             return 0
         before = inlet.intake.bytes_taken
-        count = inlet.intake.hold(room, room_bytes, self.magazine.shards, inlet.codec)
+        count = inlet.intake.hold(room, room_bytes, self._shards, inlet.codec)
         if count:
             self.held[inlet] = self.held.get(inlet, 0) + count
             self.messages += count
@@ -61,14 +62,14 @@ class Load:
 
     def pack(self, any_shard: int) -> None:
         """Copies what was held since the last call. Raises NativeError: a file was cut meanwhile; the load is void."""
-        shards = self.magazine.shards
+        shards = self._shards
         fresh, self._unpacked = self._unpacked, []
         self._batches += pack([inlet.intake for inlet in fresh], any_shard % shards, shards)
 
     def store(self) -> Exception | None:
         """One transaction of the store, durable on return as the queue says. The error instead, if there is one."""
         try:
-            self.magazine.load_batches(self._batches)
+            self.magazine.load_batches(self._batches, shards=self._shards)
         except Exception as exc:
             return exc
         except BaseException as exc:  # whoever waits for the outcome gets one, whatever it was

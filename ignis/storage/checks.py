@@ -253,7 +253,7 @@ def _check_setting(what: str, name: str, value: Any) -> None:
     if name in _RANGES:
         low, high = _RANGES[name]
         if not low <= value <= high:
-            raise ConfigError(f"{what} = {shorten(value)} is outside {low:g} to {high:g}")
+            raise ConfigError(f"{what} = {shorten(value)} is outside {low:.12g} to {high:.12g}")
     elif name in _CHOICES and value not in _CHOICES[name]:
         raise ConfigError(f"{what} = {shorten(value)} is not one of {', '.join(_CHOICES[name])}")
     elif name == "handler_type" and value:

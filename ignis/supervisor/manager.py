@@ -213,7 +213,9 @@ class Supervisor:
     def _stop(self) -> None:
         self._stops_asked += 1
         if self._stops_asked > 1:
-            log.warning("ending at once: what the processes hold is given back as far as it is known")
+            log.warning(
+                "ending at once: what the processes hold goes to the sideline as abandoned, as far as it is known"
+            )
             self._code = _INTERRUPTED
             for one in self._living:
                 one.kill()

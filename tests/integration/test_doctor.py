@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,40 @@ def test_a_sound_store(directory: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert contents(directory) == before
     assert main(["doctor", f"embedded://{directory}"]) == 0
     assert "sound" in capsys.readouterr().out
+
+
+def _holes(path: Path) -> list[Path]:
+    """Segments whose follower was taken away, the last one aside."""
+    numbers = {parse_name(one.name): one for one in sorted((path / "sync").glob("log-*"))}
+    return [
+        one
+        for name, one in list(numbers.items())[:-1]
+        if name is not None and (name[0], name[1], name[2] + 1) not in numbers
+    ]
+
+
+def test_the_unused_end_before_a_segment_that_was_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is old and still claimed keeps its segment, and those behind it go: nobody says any more where it ended."""
+    path = tmp_path / "store"
+    deadline = time.monotonic() + 120
+    with Ignis(f"embedded://{path}", store=SMALL) as app:
+        queue = app.queue("jobs", bytes, shards=1)
+        kept = 0
+        while not _holes(path) and time.monotonic() < deadline:
+            queue.publish_many([b"x" * 997] * 500)
+            fired = queue.main.fire(500)
+            if kept < 2_000:
+                kept += len(fired)  # left claimed
+            else:
+                queue.main.delete(fired)
+    emptied = _holes(path)
+    assert emptied, "no segment went from the middle of the log"
+    code, document = examine(capsys, path)
+    assert (code, document["sound"], codes(document)) == (0, True, [])
+    # Damage before that end is told as ever.
+    overwrite(emptied[0], SECTOR_BYTES + positions(emptied[0])[1] - positions(emptied[0])[0] + 8, b"\xff\xff")
+    code, document = examine(capsys, path)
+    assert (code, codes(document)) == (1, ["log-damaged"])
 
 
 @pytest.mark.parametrize("place", ["header", "payload", "length"])

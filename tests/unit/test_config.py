@@ -389,3 +389,8 @@ def test_the_variable_with_a_bad_settings_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as told:
             load_file(path, environ={"IGNIS_CONFIG": "/else"})
         assert "IGNIS_CONFIG" not in str(told.value)
+
+
+def test_a_range_is_said_in_whole_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"is outside 2 to 16777216$"):
+        ignis.Ignis(publisher={"capacity": 1})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import inspect
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any
 
 import pytest
@@ -709,3 +710,154 @@ def test_a_coroutine_that_blocked_past_its_time_counts_as_what_it_returned() -> 
         return True
 
     assert run(block, timeout_s=0.001) is None
+
+
+class HandLoop(asyncio.SelectorEventLoop):
+    """Its time goes on only where a handler blocks."""
+
+    now_s = 0.0
+
+    def time(self) -> float:
+        return self.now_s
+
+    def block(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def on(loop: HandLoop, calls: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    try:
+        return loop.run_until_complete(calls())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("at_first", [True, False], ids=["before it awaits", "after it has awaited"])
+@pytest.mark.parametrize("place", range(3))
+def test_the_time_in_which_a_coroutine_blocks_its_loop_is_not_held_against_those_beside_it(
+    place: int, at_first: bool
+) -> None:
+    """Whether they have begun or not, and however often they still await."""
+    loop = HandLoop()
+
+    async def handle(message: Any) -> None:
+        if message["n"] != place:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return
+        if not at_first:
+            await asyncio.sleep(0)
+        loop.block(3)
+
+    async def together() -> list[Outcome]:
+        runner = Runner(spec_of(handle, timeout_s=1), BodyCodec(dict), {})
+        return await asyncio.gather(*(runner.run_async(record(b'{"n": %d}' % n)) for n in range(3)))
+
+    assert on(loop, together) == [None, None, None]
+
+
+def test_the_time_in_which_a_coroutine_blocks_is_its_own() -> None:
+    """One that computes, and lets others run now and then, is cancelled as any."""
+    loop = HandLoop()
+
+    async def compute(message: Any) -> None:
+        while True:
+            loop.block(0.1)
+            await asyncio.sleep(0)
+
+    runner = Runner(spec_of(compute, timeout_s=0.3), BodyCodec(dict), {})
+    assert on(loop, lambda: runner.run_async(record())) == Failure("timeout", "handler ran for more than 0.3 s")
+
+
+def test_what_blocks_before_the_handler_takes_no_time_of_another() -> None:
+    """Such as a large body that is read."""
+    loop = HandLoop()
+
+    async def handle(message: Any) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    class Codec(BodyCodec[dict]):  # type: ignore[type-arg]
+        def decode_checked(self, body: bytes) -> Any:
+            if body == b'{"n": 1}':
+                loop.block(3)
+            return super().decode_checked(body)
+
+    async def together() -> list[Outcome]:
+        runner = Runner(spec_of(handle, timeout_s=1), Codec(dict), {})
+        return await asyncio.gather(*(runner.run_async(record(b'{"n": %d}' % n)) for n in range(3)))
+
+    first, _, last = on(loop, together)
+    assert (first, last) == (None, None)
+
+
+def test_a_batch_that_blocks_its_loop_takes_no_time_of_another() -> None:
+    loop = HandLoop()
+
+    async def handle(messages: Any) -> None:
+        if len(messages) == 1:
+            loop.block(3)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def together() -> Sequence[Sequence[Outcome]]:
+        runner = Runner(spec_of(handle, timeout_s=1, batch_size=10), BodyCodec(dict), {})
+        return await asyncio.gather(*(runner.run_batch_async([record()] * count) for count in (2, 1, 2)))
+
+    first, blocking, last = on(loop, together)
+    assert (first, last) == ([None] * 2, [None] * 2)
+    assert blocking == [Failure("timeout", "handler ran for more than 1 s")]
+
+
+def test_a_coroutine_that_raises_when_its_time_is_up_tells_what_it_raised() -> None:
+    async def clean_up(message: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise RuntimeError("cleaning up") from None
+
+    assert run(clean_up, timeout_s=0.01) == Failure("exception", "RuntimeError: cleaning up")
+
+
+def test_work_that_nobody_waits_for_fails_the_message() -> None:
+    """What is to be awaited is no answer, whatever becomes of it; only of what has not begun it is said that nothing has run."""
+
+    async def coroutine() -> bool:
+        return False
+
+    async def async_generator() -> Any:
+        yield 1
+
+    class Awaitable:
+        def __await__(self) -> Any:
+            yield
+
+    def done_future() -> Any:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(False)
+        return future
+
+    def failed() -> Any:
+        future: concurrent.futures.Future[None] = concurrent.futures.Future()
+        future.set_exception(ValueError())
+        return future
+
+    made: dict[str, tuple[Callable[[], Any], str]] = {
+        "coroutine": (coroutine, "of which nothing has run"),
+        "async generator": (async_generator, "of which nothing has run"),
+        "task": (lambda: asyncio.get_running_loop().create_task(coroutine()), "for which nobody waits"),
+        "future": (done_future, "for which nobody waits"),
+        "awaitable": (Awaitable, "for which nobody waits"),
+        "future of a thread": (failed, "for which nobody waits"),
+    }
+
+    async def run(make: Callable[[], Any]) -> Outcome:
+        async def handle(message: Any) -> Any:
+            return make()
+
+        runner = Runner(HandlerSpec(handle, "jobs"), BodyCodec(dict), {})
+        return await runner.run_async(encode_record(b"{}", flags=CODEC_JSON))
+
+    for name, (make, said) in made.items():
+        outcome = asyncio.run(run(make))
+        assert isinstance(outcome, Failure), name
+        assert (outcome.reason, said in outcome.error) == ("exception", True), outcome

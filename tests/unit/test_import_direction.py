@@ -23,7 +23,7 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history log_limit near_names private_files regular_files "
+            "_version clock errors escaping exit_status history last_run log_limit near_names private_files regular_files "
             "stop_signals urls"
         ),
         "config file_lock hooks main_guard native places process_hooks",
@@ -108,8 +108,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "consume schedules sideline",
     ),
     "ignis.consumer": (
-        "handler_form handler_log middleware",
-        "outcome",
+        "forked handler_form handler_log middleware",
+        "call_clock outcome",
         "handler",
         "handler_pattern runner",
         "registered",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -219,3 +221,9 @@ def test_what_is_no_number_is_not_summed() -> None:
     assert totals.queues()["jobs"]["consumer"] == {"handled": 4, "failed_starts": 6}
     totals.close(2)
     assert totals.queues()["jobs"]["consumer"] == {"handled": 4, "failed_starts": 3}
+
+
+def test_without_its_package_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['prometheus_client'] = None; import ignis.metrics"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert "pip install 'ignis-mq[metrics]'" in ended.stderr.splitlines()[-1]

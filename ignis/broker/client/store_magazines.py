@@ -8,6 +8,7 @@ from typing import Any
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.pending_loads import begin
 from ignis.broker.client.store_calls import StoreCalls
+from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.protocol.payloads import unpack_send_ack
 from ignis.errors import ConfigError, FrameTooLargeError
 from ignis.native import FRAME_HEADER_BYTES, PackedBatch
@@ -90,7 +91,7 @@ class BrokerMagazines(MagazineStore):
         outgoing = store_requests.load_one(magazine, shard, batch, ttl_s)
         gate.enter()
         try:
-            answer = client.exchange_alone(outgoing)
+            answer = exchange_alone(client, outgoing)
         finally:
             gate.leave()
         if answer is None:

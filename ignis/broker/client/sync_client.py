@@ -33,10 +33,9 @@ from ignis.errors import (
     StoreTimeoutError,
 )
 from ignis.native.wire import Outgoing
-from ignis.process_hooks import FORKS
 from ignis.storage.base import FireResult, Pointers
 
-__all__ = ["SyncClient"]
+__all__ = ["SyncClient", "exchange_alone"]
 
 T = TypeVar("T")
 
@@ -100,23 +99,6 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
                 if time.monotonic() + self.settings.retry_wait_s >= deadline:
                     raise
                 time.sleep(self.settings.retry_wait_s)
-
-    def exchange_alone(self, outgoing: Outgoing) -> bytes | None:
-        """The payload of the answer to a request that may not be repeated, on a connection that stands and on which nobody else
-        waits. None when there is none, and when nothing was done: `ask` says why, or does it."""
-        connection = self._connection
-        if connection is None or self._forks != FORKS[0]:
-            return None
-        try:
-            return connection.exchange_alone(outgoing, self.settings.timeout_s)
-        except ConnectionLostError as exc:
-            if self._closed:
-                raise ClosedError("the client is closed") from None
-            if exc.sent:
-                raise
-        except DrainingError:
-            connection.lose("the broker is shutting down")
-        return None
 
     def _connection_for(self, request: ClientRequest[T], timeout_s: float) -> SyncConnection:
         """What was begun on a connection to a broker that is shutting down is ended there, and nowhere else."""
@@ -280,3 +262,21 @@ class SyncClient(ForThreads, ClientBase[SyncSubscription, SyncConnection]):
         except IgnisError:
             if exc is None:
                 raise
+
+
+def exchange_alone(client: SyncClient, outgoing: Outgoing) -> bytes | None:
+    """The payload of the answer to a request that may not be repeated, on a connection that stands and on which nobody else
+    waits. None when there is none, and when nothing was done: `SyncClient.ask` says why, or does it."""
+    connection = client.connection
+    if connection is None or client.forked:
+        return None
+    try:
+        return connection.exchange_alone(outgoing, client.settings.timeout_s)
+    except ConnectionLostError as exc:
+        if client.closed:
+            raise ClosedError("the client is closed") from None
+        if exc.sent:
+            raise
+    except DrainingError:
+        connection.give_notice()  # it stays: over it is acknowledged what is held
+    return None

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from ignis.consumer.forked import end_child
 from ignis.consumer.handler import Failure, HandlerSpec, Outcome, failure_of
 from ignis.consumer.outcome import timed
 from ignis.consumer.pools.base import Chunk, Part, Pool, Sink, Worker, largest_part
 from ignis.consumer.runner import Runner
 from ignis.errors import MessageTooLargeError, WorkerStartError
+from ignis.process_hooks import on_fork
 from ignis.stacks import start_thread
 
 __all__ = ["CoroutinePool", "LoopFeeder"]
@@ -24,6 +26,17 @@ log = logging.getLogger("ignis.workers")
 
 _CANCEL_S = 1.0
 """How long cancelled coroutines have to clean up after themselves."""
+
+
+_running: dict[int, _LoopWorker] = {}
+"""By the thread that runs the loop."""
+
+
+def _in_child() -> None:
+    """A coroutine has forked: the child's copy of the loop must not go on with the others."""
+    worker = _running.get(threading.get_ident())
+    if worker is not None:
+        worker.on_forked()
 
 
 class LoopFeeder(Protocol):
@@ -74,6 +87,8 @@ class _LoopWorker(Worker):
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
+        on_fork(in_child=_in_child)
+        _running[threading.get_ident()] = self
         try:
             while not self._run_loop():
                 pass
@@ -87,6 +102,7 @@ class _LoopWorker(Worker):
         except Exception:
             log.exception("event loop of %s ended", self._spec.queue)  # `check` tells the consumer
         finally:
+            del _running[threading.get_ident()]
             self.loop.close()
             self.ended = True
             if not self.stopping:
@@ -101,6 +117,14 @@ class _LoopWorker(Worker):
             log.error("a task of a handler of %s ended with %s", self._spec.queue, failure_of(exc).error)
             return False
         return self.stopping
+
+    def on_forked(self) -> None:
+        """In the child, in the middle of the coroutine that forked: the loop ends it before anything else runs there."""
+        for handle in getattr(
+            self.loop, "_ready", ()
+        ):  # of asyncio's own loops; what is ready would run in this turn yet
+            handle.cancel()
+        self.loop.call_soon(end_child, self._spec.queue, None)
 
     def submit(self, chunk: Chunk, start: int, stop: int) -> bool:
         part = chunk.part(start, stop)
@@ -277,7 +301,7 @@ class CoroutinePool(Pool):
             self.feeder.attach(worker.loop, worker)  # once it is counted: what is claimed is decided by who is there
 
     def check(self, now_s: float) -> None:
-        """Time-outs are the event loop's (``asyncio.wait_for``). Raises WorkerStartError when the loop has ended by itself."""
+        """Time-outs are the calls' own (`call_clock`). Raises WorkerStartError when the loop has ended by itself."""
         worker = self._worker
         if worker is not None and not worker.stopping and (worker.ended or not worker.thread.is_alive()):
             raise WorkerStartError(self.spec.name, self.spec.queue, "its event loop ended")

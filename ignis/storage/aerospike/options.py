@@ -112,7 +112,7 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     parsed = parse_number(value, f"store option {name}", kind)
     low, high = _RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"store option {name} = {value!r} is outside {low:g} to {high:g}")
+        raise ConfigError(f"store option {name} = {value!r} is outside {low:.12g} to {high:.12g}")
     return parsed
 
 

@@ -331,6 +331,7 @@ def _check_log(
     needed = good[-2:][0].position if good else 0
     _check_missing(report, shown, segments, holding, good[-1] if good else None, control)
     position = holding[0].base if holding else 0
+    bases = {one.base for one in holding}
     for segment in holding:
         if segment.base > position and segment.base > needed:
             start = max(position, needed)
@@ -342,7 +343,10 @@ def _check_log(
                     bytes=segment.base - start,
                 )
             )
-        position = _check_entries(report, shown, segment, max(position, segment.base), segment is holding[-1])
+        # What came behind it was taken away: it ended somewhere before the older checkpoint, and its file says where.
+        last = segment is holding[-1]
+        open_before = 0 if last or segment.limit in bases else needed
+        position = _check_entries(report, shown, segment, max(position, segment.base), last, open_before)
     report.end_position = position
 
 
@@ -384,8 +388,13 @@ def _check_missing(
             report.problems.append(Problem("segment-missing", file, f"it is not there: {why}"))
 
 
-def _check_entries(report: ClassReport, shown: str, segment: Segment, position: int, last: bool) -> int:
-    """Returns where the segment's entries end."""
+def _check_entries(
+    report: ClassReport, shown: str, segment: Segment, position: int, last: bool, open_before: int
+) -> int:
+    """Returns where the segment's entries end.
+
+    ``last``: of the log. ``open_before``: nobody says where it ends, but that it does before this position; 0 = its limit does.
+    """
     while position < segment.limit:
         try:
             entry = segment.entry_at(position)
@@ -396,6 +405,8 @@ def _check_entries(report: ClassReport, shown: str, segment: Segment, position: 
                 report.entries[entry.kind] += 1
                 position = entry.next
                 continue
+            if segment.flushed <= position < open_before and not segment.written_behind(position):
+                return segment.limit  # its unused end
             why = f"position {position:#x} (offset {segment.offset(position)}): nothing was written here"
         behind = segment.search(position, segment.limit)
         if behind is not None:

@@ -49,5 +49,5 @@ def _parsed(name: str, value: Any, kind: type) -> Any:
     parsed = parse_number(value, what, kind)
     low, high = RANGES[name]
     if not low <= parsed <= high:
-        raise ConfigError(f"{what} = {shown(value)} is outside {low:g} to {high:g}")
+        raise ConfigError(f"{what} = {shown(value)} is outside {low:.12g} to {high:.12g}")
     return parsed

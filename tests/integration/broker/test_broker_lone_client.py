@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ignis.broker.client import requests
+from ignis.broker.client import requests, store_magazines
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.store import BrokerStore
 from ignis.broker.client.sync_client import SyncClient
@@ -100,7 +100,7 @@ def outcome(name: str, alone: bool, monkeypatch: pytest.MonkeyPatch, nbytes: int
     answer: Callable[[int, int], bytes | None] = getattr(Scripts, name)
     loads: list[int] = []
     taken: list[bool] = []
-    real = SyncClient.exchange_alone
+    real = store_magazines.exchange_alone
 
     def script(command: int, request_id: int, payload: bytes) -> bytes | None:
         if command != Command.SEND_BATCH:
@@ -108,12 +108,12 @@ def outcome(name: str, alone: bool, monkeypatch: pytest.MonkeyPatch, nbytes: int
         loads.append(request_id)
         return answer(len(loads) - 1, request_id)
 
-    def exchange_alone(self: SyncClient, outgoing: Any) -> bytes | None:
+    def exchange_alone(client: SyncClient, outgoing: Any) -> bytes | None:
         taken.append(True)
-        return real(self, outgoing) if alone else None
+        return real(client, outgoing) if alone else None
 
     with monkeypatch.context() as patched, Puppet(script) as puppet:
-        patched.setattr(SyncClient, "exchange_alone", exchange_alone)
+        patched.setattr(store_magazines, "exchange_alone", exchange_alone)
         with store_of(puppet, timeout_s=0.6 if name == "silent" else WAIT_S) as store:
             one = batch(nbytes)
             got: object
