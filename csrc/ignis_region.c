@@ -191,7 +191,7 @@ int ign_file_create(const char *path, size_t bytes, int (*format)(void *memory, 
     void *p = MAP_FAILED;
     *fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (*fd >= 0) {
-        if (allocate_file(*fd, bytes) == 0)
+        if (fchmod(*fd, 0600) == 0 && allocate_file(*fd, bytes) == 0) /* whatever the umask has taken */
             p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
         if (p != MAP_FAILED) {
             rc = format(p, arg);

@@ -62,7 +62,17 @@ static int os_open(ign_store_io *io, const char *name, bool create, int *file)
     os_io *p = (os_io *)io;
     int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (create ? O_CREAT | O_EXCL : 0);
     *file = openat(p->directory, name, flags, 0600);
-    return *file < 0 ? errno : 0;
+    if (*file < 0)
+        return errno;
+    /* A umask that takes an owner's bit would leave a file that nobody can open again. */
+    if (create && fchmod(*file, 0600) != 0) {
+        int kept = errno;
+        close(*file);
+        (void)unlinkat(p->directory, name, 0);
+        *file = -1;
+        return kept;
+    }
+    return 0;
 }
 
 static void os_close(ign_store_io *io, int file)

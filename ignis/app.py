@@ -25,6 +25,7 @@ from ignis.config import (
     check_queue_name,
     check_text,
     check_timeout,
+    kind_of,
     load_file,
     resolve,
     shown,
@@ -609,5 +610,6 @@ def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} = {shown(value)} is not a mapping")
+        # Not the value: a URL with its password may stand here, or pairs of names and secrets.
+        raise ConfigError(f"{name} is {kind_of(value)} and not a mapping of settings")
     return value

@@ -31,6 +31,7 @@ from typing import Any, ClassVar, TypeVar
 from ignis.errors import ConfigError, InvalidNameError
 from ignis.near_names import meant, near_name
 from ignis.regular_files import check_regular, read_text
+from ignis.urls import masked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -181,12 +182,19 @@ def check_text(value: object, name: str, *, secret: bool = False) -> str:
 
 
 def shown(value: object) -> str:
-    """The value in an error's text: printable, and cut where it is long."""
+    """The value in an error's text: printable, cut where it is long, and without what may be a password (`masked`). What stands
+    in the place of a URL, of store options or of another place for secrets is for `kind_of`."""
     try:
-        text = ascii(value)
+        text = masked(ascii(value))
     except Exception:  # a foreign object's own repr
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
+
+
+def kind_of(value: object) -> str:
+    """What a value is, without a character of it: it may be a secret."""
+    size = f" of length {len(value)}" if isinstance(value, (str, bytes, list, tuple, set, frozenset, dict)) else ""
+    return f"a {type(value).__name__}{size}"
 
 
 def _float(value: float, name: str) -> float:
@@ -705,13 +713,15 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
         path = Path(chosen)
     except TypeError:
         raise ConfigError(f"settings file {shown(chosen)} is not a path") from None
-    where = f"settings file {str(path).encode('utf-8', 'backslashreplace').decode()}"
+    where = f"settings file {masked(str(path).encode('utf-8', 'backslashreplace').decode())}"
     if given is None or given == "":
         where += " (environment variable IGNIS_CONFIG)"
     try:
         data: dict[str, Any] = tomllib.loads(read_text(path))
     except OSError as exc:
-        raise ConfigError(f"{where}: {exc.strerror}") from exc
+        raise ConfigError(
+            f"{where}: {exc.strerror}"
+        ) from None  # the cause shows the path, which may be a URL by mistake
     except ValueError as exc:  # no TOML, no UTF-8, or a path that is none
         raise ConfigError(f"{where}: {exc}") from exc
     known = {cls.section for cls in SECTIONS} | {"url"}

@@ -13,6 +13,8 @@ import os
 import struct
 from pathlib import Path
 
+from ignis.private_files import open_private
+
 __all__ = ["FileLock", "is_locked"]
 
 _TRIES = 100
@@ -37,7 +39,7 @@ class FileLock:
         """The lock, or None when another holds it. Makes the file, mode 0600. Never waits. Raises OSError."""
         target = Path(path)
         for _ in range(_TRIES):
-            descriptor = os.open(target, _FLAGS | os.O_CREAT, 0o600)
+            descriptor = open_private(target, _FLAGS | os.O_CREAT)
             try:
                 taken = _try_lock(descriptor)
                 found = cls(target, descriptor)

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import re
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ignis.config import shown
 from ignis.errors import ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
@@ -59,7 +61,7 @@ def json_reply(status: int, value: object) -> Reply:
 
 
 _MISDIRECTED = json_reply(
-    421, {"error": "the request's Host is not a name of this machine: ask for localhost, or for an address in digits"}
+    421, {"error": "the request's Host is not a name of this machine: ask for localhost, 127.0.0.1 or [::1]"}
 )
 
 
@@ -89,10 +91,10 @@ def parse_bind(text: str, *, public: bool = False) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"bind address {text!r} is not HOST:PORT with a port of 0 to 65535")
+        raise ConfigError(f"bind address {shown(text)} is not HOST:PORT with a port of 0 to 65535")
     if not public and not _loopback(host):
         raise ConfigError(
-            f"bind address {text!r} can be reached from outside and asks nobody who he is: say --public-bind"
+            f"bind address {shown(text)} can be reached from outside and asks nobody who he is: say --public-bind"
         )
     return host, int(port)
 
@@ -106,16 +108,22 @@ def _loopback(host: str) -> bool:
         return False
 
 
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|((?:[a-z0-9_-]+\.)*[a-z0-9_-]+)\.?)(?::[0-9]*)?")
+"""An address of IPv6 in brackets, or a name or an address of IPv4, each with a port or without one; in small letters."""
+
+
 def _names_this_machine(header: str, bound: str) -> bool:
     """Whether the Host of a request is ``localhost``, a name below it, an address in digits, or the bound name. A page that came
-    here by DNS rebinding can have none of them: a browser sends the name that the page was loaded from."""
-    host = header.strip().lower()
-    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    host = host.rstrip(".")
-    if host in ("localhost", bound.lower()) or host.endswith(".localhost"):
+    here by DNS rebinding can have none of them: a browser sends the name that the page was loaded from. What is not just a host
+    and a port, such as a folded header, is none either: others may read it as another name than we do."""
+    parts = _HOST.fullmatch(header.strip(" \t").lower())
+    if parts is None:
+        return False
+    address, name = parts.groups()
+    if name is not None and (name in ("localhost", bound.lower()) or name.endswith(".localhost")):
         return True
     try:
-        ipaddress.ip_address(host)
+        ipaddress.IPv4Address(name) if address is None else ipaddress.IPv6Address(address)
     except ValueError:
         return False
     return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["redacted"]
+__all__ = ["masked", "redacted"]
 
 _HIDDEN = "***"
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*\Z")
@@ -16,6 +16,9 @@ _NO_HOST = frozenset({"embedded", "memory", "relay", "file"})
 """Schemes whose URLs are paths: an ``@`` in one is part of a name."""
 _PLAIN = frozenset({"scope", "events", "create", "tls", "durability", "batch_records", "thread_pool_size"})
 _PLAIN_ENDS = ("_id", "_ms", "_s", "_bytes")
+_CREDENTIALS = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)[^\n]*@|[^\s'"@:/\\]*:\S*@""")
+"""What stands before a host: behind a scheme and slashes, any number and either kind of them, or ``user:password@`` alone."""
+_QUERY = re.compile(r"""(:[/\\]+[^\s?'"]*\?)([^\s'"#]*)(#[^\s'"]*)?""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
 
 
@@ -43,6 +46,17 @@ def redacted(url: object) -> str:
     if question:
         shown += "?" + "&".join(_option(one) for one in query.split("&"))
     return shown + (f"#{_HIDDEN}" if fragment else "")
+
+
+def masked(text: str) -> str:
+    """Text that may hold a URL where none belongs, such as the name of a queue: without ``user:password@``, and in what looks
+    like a URL without values of options that `redacted` would hide. For a URL in its own place take `redacted`."""
+    text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
+    return _QUERY.sub(_masked_query, text)
+
+
+def _masked_query(found: re.Match[str]) -> str:
+    return found[1] + "&".join(map(_option, found[2].split("&"))) + (f"#{_HIDDEN}" if found[3] else "")
 
 
 def _hosts(text: str) -> bool:

@@ -34,6 +34,7 @@ from ignis.cli.worker import sweep, worker
 from ignis.cli.workers import workers
 from ignis.errors import PermissionDeniedError
 from ignis.escaping import escape_uncaught, print_trace
+from ignis.urls import masked
 
 __all__ = ["cli", "main"]
 
@@ -113,7 +114,7 @@ def _usage(exc: click.UsageError, as_json: bool) -> int:
     if no_arguments is not None and isinstance(exc, no_arguments) and not as_json:
         output.remark(exc.format_message())
         return exit_codes.USAGE
-    message = f"{exc.format_message()} (see {where} --help)"
+    message = f"{masked(exc.format_message())} (see {where} --help)"
     output.error(message, code="usage", retryable=False, exit_code=exit_codes.USAGE, as_json=as_json)
     return exit_codes.USAGE
 

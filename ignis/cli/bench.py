@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ignis.app import Ignis
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
 from ignis.errors import ConfigError, IgnisError
+from ignis.private_files import make_temporary
 from ignis.queue import Queue
 
 __all__ = ["bench"]
@@ -55,7 +55,7 @@ def bench(state: State, messages: int, size: int, durability: str, workers: int,
     if state.url is not None:
         raise ConfigError("--url: the bench makes a store of its own and removes it; name a directory with --dir")
     state.log_to_stderr("error")
-    place = Path(tempfile.mkdtemp(prefix="ignis-bench-", dir=directory))
+    place = Path(make_temporary("ignis-bench-", directory))
     try:
         file_system = _file_system(place)
         if durability != "none" and file_system in VOLATILE_FILE_SYSTEMS:

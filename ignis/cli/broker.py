@@ -16,7 +16,7 @@ import click
 from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
-from ignis.config import BrokerSettings, load_file, resolve
+from ignis.config import BrokerSettings, load_file, resolve, shown
 from ignis.errors import ConfigError
 from ignis.stop_signals import stop_signals
 
@@ -118,7 +118,7 @@ def _tls(certificate: str | None, key: str | None, client_ca: str | None) -> ssl
 def _address(bind: str) -> tuple[str, int]:
     host, separator, port = bind.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65_535:
-        raise ConfigError(f"bind = {bind!r} is not HOST:PORT")
+        raise ConfigError(f"bind = {shown(bind)} is not HOST:PORT")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -9,7 +9,10 @@ import click
 
 from ignis.cli import exit_codes, output
 from ignis.cli.state import State, common_options, pass_state
+from ignis.errors import ConfigError
+from ignis.storage import OPENERS
 from ignis.storage.directories import directory_of
+from ignis.urls import redacted
 
 __all__ = ["doctor"]
 
@@ -32,7 +35,11 @@ def doctor(state: State, /, directory: str, repair: bool) -> int:
     from ignis.storage.embedded.check import Alone, check_store
     from ignis.storage.embedded.repair import repair_store
 
-    path = Path(directory_of(urlsplit(directory)) if "://" in directory else directory)
+    scheme, _, rest = directory.partition(":")
+    is_url = rest.startswith(("/", "\\")) or scheme in OPENERS
+    if is_url and scheme != "embedded":
+        raise ConfigError(f"{redacted(directory)} is no directory: write /path/of/it or embedded:///path/of/it")
+    path = Path(directory_of(urlsplit(directory)) if is_url else directory)
     after = None
     with Alone(path):
         report = check_store(path)

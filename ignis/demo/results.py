@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ignis.private_files import open_private
+
 __all__ = ["Entry", "ResultsWriter", "count_entries", "read_entries"]
 
 _LAYOUT = struct.Struct("<QQIhh2sBx4x")
@@ -38,7 +40,7 @@ class ResultsWriter:
 
     def __init__(self, directory: Path) -> None:
         path = directory / f"{os.getpid()}{SUFFIX}"
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def append(self, entry: Entry) -> None:
         packed = _LAYOUT.pack(

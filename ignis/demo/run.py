@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from ignis.demo.settings import COUNT_CANCELLED, QUEUE, QUEUE_SETTINGS
 from ignis.errors import ConfigError, IgnisError
 from ignis.magazine import Magazine
 from ignis.message import Message
+from ignis.private_files import make_temporary
 from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 
@@ -54,7 +54,7 @@ def run_demo(options: Options) -> bool:
 
     Raises ConfigError (data missing, the queue is in use), IgnisError when a worker does not start or work stalls.
     """
-    directory = Path(tempfile.mkdtemp(prefix="ignis-demo-"))
+    directory = Path(make_temporary("ignis-demo-"))
     try:
         with make_progress(quiet=options.json) as progress:
             report = _Demo(options, directory, progress).run()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from ignis.demo.data import data_directory
 from ignis.demo.processes import WorkerProcess
 from ignis.demo.spark_app import QUEUE, RESULTS
 from ignis.errors import IgnisError
+from ignis.private_files import make_temporary
 from ignis.progress import Progress, make_progress
 from ignis.queue import Queue
 from ignis.spark.pipeline import (
@@ -108,7 +108,7 @@ def run_spark_demo(options: Options) -> bool:
 
     Raises ConfigError (data, PySpark or Java missing), IgnisError when a worker does not start or work stalls.
     """
-    directory = Path(tempfile.mkdtemp(prefix="ignis-demo-spark-"))
+    directory = Path(make_temporary("ignis-demo-spark-"))
     try:
         with make_progress(quiet=options.json) as progress:
             outcome = _Demo(options, directory, progress).run()

@@ -18,8 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ignis.config import shown
 from ignis.errors import ConfigError, LockHeldError, StoreUnreachableError
 from ignis.file_lock import FileLock, is_locked
+from ignis.private_files import open_private
 from ignis.regular_files import read_text
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import make_private
@@ -47,7 +49,7 @@ class RelayDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if not self.path.is_absolute():
-            raise ConfigError(f"relay directory {str(path)!r} is not absolute; write relay:///dev/shm/ignis")
+            raise ConfigError(f"relay directory {shown(str(path))} is not absolute; write relay:///dev/shm/ignis")
         self.channels = self.path / "channels"
         self.aside = self.path / "aside"
         self.bell = self.path / "bell"
@@ -91,7 +93,7 @@ class RelayDirectory:
     def write_state(self, state: dict[str, Any]) -> None:
         """Replaces the relay's words as a whole. Raises OSError: what was there before is there still."""
         temporary = self._state.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(state, file)

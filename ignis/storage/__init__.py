@@ -76,6 +76,9 @@ def open_store(
         schemes = ", ".join(dict.fromkeys(scheme.partition("+")[0] for scheme in OPENERS))
         path = "" if parts.scheme else "; a directory is embedded:///a/path or embedded://./a/path"
         raise ConfigError(f"store URL {shown(redacted(url))}: its scheme is not one of {schemes}{path}")
+    if not all("=" in one for one in parts.query.split("&") if one):
+        # Not what stands there: it may be the value of a secret whose name was left out, or the end of one with a mark in it.
+        raise ConfigError(f"store URL {shown(redacted(url))}: an option has no value; write ?name=value&name2=value")
     module, _, function = OPENERS[parts.scheme].partition(":")
     try:
         opener = getattr(importlib.import_module(module), function)

@@ -6,6 +6,7 @@ from urllib.parse import SplitResult, unquote
 
 from ignis.config import check_text
 from ignis.errors import ConfigError
+from ignis.urls import masked
 
 __all__ = ["directory_of"]
 
@@ -23,6 +24,7 @@ def directory_of(parts: SplitResult) -> str:
         raise ConfigError(f"the {scheme} URL names no directory; write {scheme}:///path/of/it")
     if not path.startswith("/") and parts.netloc not in (".", ".."):
         name = path.removeprefix("./")
+        path, name = masked(path), masked(name)
         raise ConfigError(
             f"{scheme} URL: {path!r} is neither absolute nor relative: write {scheme}:///{name} for the directory /{name}, "
             f"or {scheme}://./{name} for {name} below the current directory"

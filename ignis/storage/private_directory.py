@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ignis.errors import ConfigError, StoreUnreachableError
+from ignis.private_files import make_directory
 
 __all__ = ["check_file", "check_way", "make_private", "make_way"]
 
@@ -36,7 +37,7 @@ def make_private(path: Path, what: str) -> None:
     """
     check_way(path.parent, what)
     try:
-        path.mkdir(mode=0o700, parents=False, exist_ok=True)
+        make_directory(path)
         found = path.lstat()
     except FileExistsError:
         raise ConfigError(f"{what} {path} is not a directory") from None
@@ -55,8 +56,8 @@ def make_way(path: Path) -> None:
     those that others could write would be refused by `check_way`. Raises OSError."""
     for one in reversed(path.parents):
         if not one.is_dir():
-            one.mkdir(mode=0o755, exist_ok=True)
-    path.mkdir(mode=0o700, exist_ok=True)
+            make_directory(one, 0o755)
+    make_directory(path)
 
 
 def check_file(path: str | os.PathLike[str], what: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ignis.broker.auth import authenticator, passwords
 from ignis.broker.auth.authenticator import UsersFile
+from ignis.broker.auth.peer_certificate import common_name
 from ignis.broker.auth.permissions import FREE, GROUPS, Permissions, Rule
 from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.throttle import Throttle
@@ -213,16 +214,58 @@ def test_a_file_that_others_may_read_is_refused(path: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="only its owner may read it"):
         load_users(path)
     path.chmod(0o600)
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    with pytest.raises(ConfigError):
-        load_users(link)
     with pytest.raises(ConfigError, match="No such file"):
         load_users(tmp_path / "nowhere")
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
 STRANGER = 65_534
+
+
+def mounted(tmp_path: Path, path: Path) -> Path:
+    """The users file as a mounted secret has it: a link to a link to a directory."""
+    mount = tmp_path / "mount"
+    (mount / "..2026").mkdir(parents=True)
+    mount.chmod(0o1777)
+    path.rename(mount / "..2026" / "users.json")
+    (mount / "..data").symlink_to("..2026")
+    (mount / "users.json").symlink_to("..data/users.json")
+    return mount / "users.json"
+
+
+def test_a_link_is_followed_and_seen_when_it_is_set_elsewhere(path: Path, tmp_path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    link = mounted(tmp_path, path)
+    assert [user.name for user in load_users(link).users] == ["ann"]
+    next_one = tmp_path / "mount" / "..2027"
+    next_one.mkdir()
+    add(next_one / "users.json", User("ben", ["all:*"]))
+    (tmp_path / "mount" / "new").symlink_to("..2027")
+    (tmp_path / "mount" / "new").rename(tmp_path / "mount" / "..data")
+    assert [user.name for user in load_users(link).users] == ["ben"]
+    (tmp_path / "mount" / "..data").unlink()
+    with pytest.raises(ConfigError, match="No such file"):
+        load_users(link)
+
+
+def test_a_link_is_not_changed_into_a_file(path: Path, tmp_path: Path) -> None:
+    add(path, User("ann", ["all:*"]))
+    link = mounted(tmp_path, path)
+    with pytest.raises(ConfigError, match=rf"is a symbolic link.*change {tmp_path}/mount/..2026/users.json instead"):
+        add(link, User("ben", ["all:*"]))
+    assert link.is_symlink()
+    assert [user.name for user in load_users(link).users] == ["ann"]
+
+
+@as_root
+@pytest.mark.parametrize("whose", ["mount/users.json", "mount/..data", "mount/..2026", "mount"])
+def test_a_link_on_whose_way_another_user_has_a_hand_is_refused(path: Path, tmp_path: Path, whose: str) -> None:
+    add(path, User("ann", ["all:*"]))
+    link = mounted(tmp_path, path)
+    os.lchown(tmp_path / whose, STRANGER, STRANGER)
+    for as_owner in (False, True):
+        with pytest.raises(ConfigError, match=rf"{whose} belongs to user {STRANGER}"):
+            load_users(link, as_owner=as_owner)
 
 
 @as_root
@@ -428,6 +471,36 @@ def test_a_user_who_is_guessed_from_everywhere_gets_in_at_once(users: UsersFile,
         assert wrong(users, f"address {n}") is UnauthenticatedError
     assert users.authenticate(Credentials(user="ann", password=SECRET, network="home")).name == "ann"
     assert [wrong(users, "new") for _ in range(3)] == [UnauthenticatedError] * 2 + [TooManyRequestsError]
+
+
+def test_the_log_says_a_whole_second_at_least(
+    users: UsersFile, clock: Clock, quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert [wrong(users, "a") for _ in range(11)] == [UnauthenticatedError] * 11
+    clock.now += 0.75
+    assert wrong(users, "a") is TooManyRequestsError
+    assert "refused for 1 s more" in caplog.text
+
+
+def subject(*names: tuple[str, str]) -> dict[str, object]:
+    """A certificate as the interpreter gives it: one name in each part of the subject."""
+    return {"subject": tuple((one,) for one in names)}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "name"),
+    [
+        (subject(("organizationName", "x"), ("commonName", "ops")), "ops"),
+        ({"subject": ((("organizationName", "x"), ("commonName", "ops")),)}, "ops"),
+        (subject(("commonName", "ops"), ("commonName", "nobody")), ""),
+        (subject(("commonName", "ops"), ("commonName", "ops")), ""),
+        ({"subject": ((("commonName", "ops"), ("commonName", "nobody")),)}, ""),
+        (subject(("organizationName", "ops")), ""),
+        ({}, ""),
+    ],
+)
+def test_a_certificate_names_its_user_with_its_one_common_name(certificate: dict[str, object], name: str) -> None:
+    assert common_name(certificate) == name
 
 
 def test_who_guesses_many_names_has_one_try_at_each(users: UsersFile, clock: Clock, quick: None) -> None:

@@ -212,6 +212,19 @@ def test_unknown_commands_are_refused_one_by_one() -> None:
     assert unpack(frames[0][2], Failure)[0].code == "bad_request"
 
 
+@pytest.mark.parametrize("request_id", [1, 0, -1, -(1 << 63), (1 << 63) - 1])
+def test_the_broker_answers_with_the_id_that_it_was_given(request_id: int) -> None:
+    """Also with one that the client must not take, and twice."""
+    _, broker = pair()
+    for _ in range(2):
+        _, at_once = broker.feed(encode_frame(Command.PING, request_id, b"a") + encode_frame(12_345, request_id, b""))
+        frames, _ = decode_frames(at_once)
+        assert [(command, one) for command, one, _ in frames] == [
+            (Command.PONG, request_id),
+            (Command.ERROR, request_id),
+        ]
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_before_the_handshake(data: bytes) -> None:
     broker = BrokerMachine(AREA, 1 << 20, 8)

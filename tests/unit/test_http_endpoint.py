@@ -81,7 +81,18 @@ def asked_for(port: int, *hosts: str) -> int:
 
 @pytest.mark.parametrize(
     "host",
-    ["localhost", "LocalHost:{port}", "app.localhost", "127.0.0.1:{port}", "[::1]:{port}", "10.1.2.3", "localhost."],
+    [
+        "localhost",
+        "LocalHost:{port}",
+        "app.localhost",
+        "127.0.0.1:{port}",
+        "[::1]:{port}",
+        "10.1.2.3",
+        "localhost.",
+        "a.b.localhost:{port}",
+        "127.0.0.1:",
+        "[::1]",
+    ],
 )
 def test_who_asks_for_this_machine_is_answered(endpoint: HttpEndpoint, host: str) -> None:
     assert asked_for(endpoint.port, host.format(port=endpoint.port)) == 200
@@ -97,6 +108,34 @@ def test_who_asks_for_this_machine_is_answered(endpoint: HttpEndpoint, host: str
         ["localhost", "evil.example"],
         ["evillocalhost"],
         [""],
+        *(
+            [host]
+            for host in (
+                "[::1].evil.example",
+                "[::1]evil.example",
+                "[::1",
+                "[127.0.0.1]",
+                "::1",
+                "127.0.0.1:80:evil.example",
+                "localhost:evil.example",
+                "localhost:80.evil.example",
+                "evil.example/.localhost",
+                "evil.example?.localhost",
+                "evil.example#.localhost",
+                "evil.example@localhost",
+                "evil.example\\.localhost",
+                "evil.example .localhost",
+                "evil.example,.localhost",
+                "evil.example\r\n\t.localhost",
+                "localhost\r\n evil.example",
+                ".localhost",
+                "evil..localhost",
+                "127.1",
+                "2130706433",
+                "0x7f.0.0.1",
+                "localhost:\u0663".encode().decode("latin-1"),
+            )
+        ),
     ],
 )
 def test_a_page_of_a_stranger_is_not(endpoint: HttpEndpoint, hosts: list[str]) -> None:

@@ -23,10 +23,10 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status file_lock history last_run log_limit near_names regular_files "
+            "_version clock errors escaping exit_status history last_run log_limit near_names private_files regular_files "
             "stop_signals urls"
         ),
-        "config hooks main_guard native places process_hooks",
+        "config file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
         "body_codec",
         "message sweep_result upkeep",

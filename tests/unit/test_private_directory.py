@@ -113,6 +113,50 @@ def test_a_link_of_somebody_else_is_refused(tmp_path: Path) -> None:
         check_way(shared / "link" / "store", "place")
 
 
+@as_root
+@pytest.mark.parametrize("door", DOORS)
+def test_each_part_of_the_path_is_judged_as_it_was_given(tmp_path: Path, door: Callable[[Path], None]) -> None:
+    """Where a link ends says nothing of who may set it elsewhere."""
+    shared, others, everybodys, own = (
+        tmp_path / "shared",
+        tmp_path / "others",
+        tmp_path / "everybodys",
+        tmp_path / "own",
+    )
+    for one, mode in ((shared, 0o1777), (others, 0o755), (everybodys, 0o777), (own, 0o700)):
+        one.mkdir()
+        one.chmod(mode)
+        (one / "link").symlink_to(own)
+    os.lchown(shared / "link", STRANGER, STRANGER)
+    os.chown(others, STRANGER, STRANGER)
+    (tmp_path / "mine").symlink_to(shared / "link")
+    refused = {
+        shared / "link" / "a": rf"{shared}/link belongs to user {STRANGER}",
+        others / "link" / "b": rf"{others} belongs to user {STRANGER}",
+        everybodys / "link" / "c": rf"everybody may write {everybodys}",
+        tmp_path / "mine" / "d": rf"{shared}/link belongs to user {STRANGER}",
+        others / ".." / "own" / "e": rf"{others} belongs to user {STRANGER}",
+    }
+    for path, error in refused.items():
+        with pytest.raises(ConfigError, match=error):
+            door(path)
+    assert sorted(one.name for one in own.iterdir()) == ["link"], "nothing is made through a way that is refused"
+    os.lchown(shared / "link", 0, 0)
+    door(shared / "link" / "f")
+
+
+@as_root
+def test_a_store_that_is_open_is_not_opened_again_through_the_link_of_another(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    os.lchown(tmp_path / "link", STRANGER, STRANGER)
+    opened = open_store(f"embedded://{tmp_path}/store")
+    try:
+        with pytest.raises(ConfigError, match=rf"{tmp_path}/link belongs to user {STRANGER}"):
+            open_store(f"embedded://{tmp_path}/link")
+    finally:
+        opened.close(5)
+
+
 def test_a_relative_path_is_looked_at_from_the_root_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unsafe = tmp_path / "unsafe"
     (unsafe / "here").mkdir(parents=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import traceback
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 import ignis
 from ignis.broker.client.address import BrokerAddress
+from ignis.cli import main
 from ignis.cli.state import State
 from ignis.config import LeaderSettings, load_file
 from ignis.errors import ConfigError, IgnisError
 from ignis.storage import open_store
-from ignis.urls import redacted
+from ignis.urls import masked, redacted
 
 SECRET = "s3cr3t"
 
@@ -37,6 +39,14 @@ URLS = [
     f"ignis://[{SECRET}",
     f"user:{SECRET}@host",
     f"ignis:user:{SECRET}@host",
+    f"ignis:/user:{SECRET}@host",
+    f"ignis+tls:/user:{SECRET}@host",
+    f"ignis:\\\\user:{SECRET}@host",
+    f"ignis:///user:{SECRET}@host",
+    f"aerospike:user:{SECRET}@host/ns",
+    f"relay:user:{SECRET}@host",
+    f"embedded:user:{SECRET}@host",
+    f"ignis://host:1?token=x&{SECRET}",
     f"://{SECRET}@x",
     f"{SECRET}=1://x",
     f"aerospike://user:{SECRET}@h1:3000,h2/ns?password={SECRET}",
@@ -73,7 +83,7 @@ def test_what_is_left(url: object, shown: str) -> None:
     assert redacted(url) == shown
 
 
-@pytest.mark.parametrize("url", [url for url in URLS if url != f"ignis://host/?{SECRET}"])  # a name is shown
+@pytest.mark.parametrize("url", URLS)
 def test_errors_and_reprs(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         with pytest.raises(IgnisError) as caught:
@@ -122,3 +132,60 @@ def test_the_driver_of_zookeeper_logs_no_password(caplog: pytest.LogCaptureFixtu
         quiet.log(logging.DEBUG, "Sending request(xid=%s): %s", -4, Auth(0, "digest", f"user:{SECRET}"))
     assert "Sending request(xid=-4): Auth" in caplog.text
     assert SECRET not in caplog.text
+
+
+WRONG_PLACES = [
+    f"ignis://user:{SECRET}@host:1",
+    f"ignis:/user:{SECRET}@host",
+    f"ignis:////user:{SECRET}@host",
+    f"ignis:\\\\user:{SECRET}@host",
+    f"ignis:user:{SECRET}@host",
+    f"user:{SECRET}@host",
+    f"ignis://user:a b{SECRET}@host",
+    f"ignis://user:a/{SECRET}@host?x=y",
+    f"ignis://host?token={SECRET}",
+    f"ignis://host?timeout_s=5&{SECRET}#{SECRET}",
+]
+
+
+@pytest.mark.parametrize("url", WRONG_PLACES)
+def test_a_url_in_the_place_of_something_else(
+    url: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IGNIS_CLIENT_CONNECT_TIMEOUT_S", "0.01")
+    assert SECRET not in masked(url)
+    assert SECRET not in masked(f"before {url!r} behind")
+    store = f"embedded://{tmp_path}/store"
+    for wrong in (
+        lambda: ignis.Ignis(store, client_id=url),
+        lambda: ignis.Ignis(store, config=url),
+        lambda: ignis.Ignis(store, store=cast(Any, url)),
+        lambda: ignis.Ignis(store, leader=cast(Any, url)),
+        lambda: ignis.Ignis(store, store=cast(Any, [("token", SECRET)])),
+        lambda: ignis.Ignis(store, store=cast(Any, (f"token={SECRET}",))),
+        lambda: ignis.Ignis(store).queue(url, dict),
+    ):
+        with pytest.raises(IgnisError) as caught:
+            wrong()
+        assert SECRET not in "".join(traceback.format_exception(caught.value))
+    for arguments in (
+        ["doctor", url],
+        ["--config", url, "queues"],
+        ["-u", store, "publish", url],
+        ["-u", store, "stats", url],
+        ["-u", store, "broker", "--bind", url],
+        ["-u", store, "broker", "--health", url],
+        [url],
+        ["-u", url, "queues"],
+    ):
+        assert main(arguments) != 0
+        shown = capfd.readouterr()
+        assert SECRET not in shown.out + shown.err, arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["queue 'a' of user x@y", "{'mail': 'a@b'}", "/var/lib/a@b", "embedded:///x?create=false", "12:30 and 14:00"],
+)
+def test_what_is_no_secret_is_left(text: str) -> None:
+    assert masked(text) == text

@@ -7,6 +7,7 @@ neither tells which names exist. Nothing here logs a secret.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -106,7 +107,8 @@ class UsersFile:
         if user is None:
             wait_s = self._guesses.wait_s(key)
             if wait_s > 0:
-                self._throttled("login of %s from %s refused for %.0f s more: too many failures", who, where, wait_s)
+                more_s = math.ceil(wait_s)  # never 0: it is refused now
+                self._throttled("login of %s from %s refused for %d s more: too many failures", who, where, more_s)
                 raise TooManyRequestsError(_FREE_FAILURES, _FREE_FAILURES, "failed logins")
             if credentials.by_password:
                 user = self._proved(credentials)

@@ -22,9 +22,6 @@ def keep_alive(sock: Any, idle_s: float) -> None:
 
 
 def common_name(certificate: Any) -> str:
-    """Whom a verified certificate names; empty when nobody."""
-    for part in certificate.get("subject", ()):
-        for name, value in part:
-            if name == "commonName":
-                return str(value)
-    return ""
+    """Whom a verified certificate names; empty when nobody, or several: others may take another one of them for the name."""
+    found = [str(value) for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    return found[0] if len(found) == 1 else ""

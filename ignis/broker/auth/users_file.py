@@ -20,6 +20,7 @@ from ignis.broker.auth.permissions import Rule
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.private_files import open_private
 from ignis.regular_files import regular_only
 from ignis.storage.private_directory import check_way
 
@@ -73,11 +74,18 @@ def load_users(path: str | os.PathLike[str], *, as_owner: bool = False) -> Users
     Args:
         as_owner: for root, who looks at the file of another user and trusts that one: a broker trusts root and its own user.
 
+    A link, such as those of a mounted secret, is followed when it and all that is on its way belong to root or to the user who
+    may own the file.
+
     Raises ConfigError: it is not there, belongs to another user, others may read it or could replace it, or something in it
     makes no sense. The text never has a secret.
     """
     try:
-        descriptor = regular_only(path, os.O_RDONLY | os.O_NOFOLLOW)
+        linked = os.path.islink(path)
+        if linked:  # before anything is opened: another user's link would choose what
+            owner = os.stat(path).st_uid
+            check_way(path, "users file", owners=(owner,) if as_owner and os.geteuid() == 0 else ())
+        descriptor = regular_only(path, os.O_RDONLY | (0 if linked else os.O_NOFOLLOW))
     except OSError as exc:
         raise ConfigError(f"users file {os.fspath(path)}: {exc.strerror}") from exc
     with open(descriptor, "rb") as file:
@@ -121,6 +129,11 @@ def editing(path: str | os.PathLike[str]) -> Iterator[Users]:
     OSError.
     """
     target = Path(path)
+    if target.is_symlink():
+        raise ConfigError(
+            f"users file {target} is a symbolic link, which a change would put a file in the place of: change "
+            f"{os.path.realpath(target)} instead, or what made the link"
+        )
     like = _like(target)
     lock = _lock(target)
     try:
@@ -171,7 +184,7 @@ def _give(descriptor: int, like: os.stat_result) -> None:
 def _replace(target: Path, data: bytes, like: os.stat_result) -> None:
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of an editor that was killed; nobody else has the lock
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
     try:
         with open(descriptor, "wb") as file:
             _give(descriptor, like)

@@ -6,6 +6,7 @@ import ipaddress
 import ssl
 
 from ignis.broker.auth.principal import Authenticator
+from ignis.config import shown
 from ignis.errors import ConfigError
 
 __all__ = ["check_bind", "is_loopback"]
@@ -20,7 +21,7 @@ def check_bind(host: str, authenticator: Authenticator, tls: ssl.SSLContext | No
     ]
     if missing:
         raise ConfigError(
-            f"bind = {host!r} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
+            f"bind = {shown(host)} can be reached from elsewhere, and there is no {' and no '.join(missing)}; "
             "give users (--users) and a certificate (--tls-cert, --tls-key), bind to 127.0.0.1, or allow it (--open)"
         )
 

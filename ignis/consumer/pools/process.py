@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
 import threading
 import time
 import weakref
@@ -38,6 +37,7 @@ from ignis.exit_status import ending
 from ignis.history import parsed
 from ignis.message import REASON_CRASH
 from ignis.native import Channel, process_start_time
+from ignis.private_files import make_temporary
 from ignis.process_hooks import at_exit
 from ignis.stacks import start_thread
 
@@ -265,7 +265,7 @@ class ProcessPool(Pool):
             _remove_leftovers(memory)
         prefix = f"ignis-{os.getpid()}-{_pid_namespace()}-"
         try:
-            self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir=memory if memory.is_dir() else None))
+            self.directory = Path(make_temporary(prefix, memory if memory.is_dir() else None))
         except OSError as exc:
             raise WorkerStartError(spec.name, spec.queue, f"no directory for its channels: {exc.strerror}") from exc
         self._lock = threading.Lock()

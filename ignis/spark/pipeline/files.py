@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ignis.errors import ConfigError, IgnisError
+from ignis.private_files import make_directory
 from ignis.regular_files import regular_only
 from ignis.spark._pyspark import SparkSession
 from ignis.storage.private_directory import check_way
@@ -248,7 +249,7 @@ def _make_private(folder: str) -> None:
         missing.append(folder)
         folder = os.path.dirname(folder)
     for one in reversed(missing):
-        os.mkdir(one, 0o700)
+        make_directory(one)
 
 
 def _flush_tree(top: str) -> None:

@@ -20,6 +20,7 @@ import msgspec
 from ignis.config import check_name
 from ignis.errors import ConfigError, LockHeldError
 from ignis.file_lock import FileLock
+from ignis.private_files import make_directory, open_private
 from ignis.regular_files import read_bytes
 from ignis.spark.pipeline.files import File
 from ignis.storage.private_directory import check_way
@@ -84,7 +85,7 @@ class Runs:
             check_way(self.folder, "folder of the pipeline's records")
             for folder in (*reversed(self.folder.parents), self.folder):
                 if not folder.exists():
-                    folder.mkdir(0o700, exist_ok=True)
+                    make_directory(folder)
         path = self.folder / "lock"
         lock = FileLock.take(path)
         if lock is None:
@@ -156,7 +157,7 @@ class Runs:
             raise LockHeldError(f"{self._lock.path} was removed: another process may run pipeline {self.pipeline!r}")
         path = self.path(run)
         fresh = path.with_suffix(".new")
-        with open(fresh, "wb", opener=_private) as file:
+        with open(fresh, "wb", opener=open_private) as file:
             file.write(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -166,10 +167,6 @@ class Runs:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read(path: Path) -> Run:

@@ -7,6 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from ignis.private_files import open_private
 from ignis.regular_files import read_bytes
 
 __all__ = ["create_whole", "read_or_none", "remove", "sync_directory", "write_whole"]
@@ -44,7 +45,7 @@ def create_whole(path: Path, data: bytes) -> None:
 def _write_beside(path: Path, data: bytes) -> Path:
     """The bytes, on the disk, in a file that no other process or thread uses."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fd = open_private(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         view = memoryview(data)
         while view:

@@ -36,6 +36,7 @@ from ignis.storage.embedded.owners import whole_file
 from ignis.storage.embedded.salvaged import salvaged
 from ignis.storage.os_errors import store_errors
 from ignis.storage.private_directory import check_way
+from ignis.urls import masked
 
 __all__ = ["Alone", "ClassReport", "Problem", "Report", "check_store"]
 
@@ -155,7 +156,7 @@ def check_store(directory: Path) -> Report:
     """
     with store_errors(str(directory)):
         if not directory.is_dir():
-            raise StoreUnreachableError(f"no store at {directory}")
+            raise StoreUnreachableError(f"no store at {masked(str(directory))}")
         _check_owner(directory)
         refuse_former(directory)
         report = Report(str(directory))
@@ -184,7 +185,7 @@ def _check_directory(report: Report, directory: Path, names: list[str], classes:
         check_format(directory)
     except StoreFormatError as exc:
         if not classes and FORMAT_FILE not in names:
-            raise StoreUnreachableError(f"no store at {directory}") from None
+            raise StoreUnreachableError(f"no store at {masked(str(directory))}") from None
         if not classes or _has_version(directory):
             raise  # no store, or one of another version
         report.problems.append(Problem("format", FORMAT_FILE, str(exc)))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ignis.errors import ClosedError, IgnisError, StoreFullError, WaitTimeoutError
 from ignis.native.store import Log
+from ignis.private_files import make_directory
 from ignis.process_hooks import at_exit, on_fork
 from ignis.storage.checks import DURABILITIES
 from ignis.storage.embedded.atomic_files import sync_directory
@@ -26,6 +27,7 @@ from ignis.storage.embedded.options import StoreOptions
 from ignis.storage.embedded.owners import Owners
 from ignis.storage.in_flight import Gate
 from ignis.storage.os_errors import store_error, store_errors, without_means
+from ignis.storage.private_directory import check_way
 from ignis.storage.process_identity import Identity, this_process
 
 __all__ = ["Directory", "open_directory", "release_directory"]
@@ -117,7 +119,7 @@ class Directory:
         path = self.path / durability
         with store_errors(str(path)):
             if not path.is_dir():
-                path.mkdir(mode=0o700, exist_ok=True)
+                make_directory(path)
                 sync_directory(self.path)
             check_private(path)
             look_at_segments(path, self.path)
@@ -254,8 +256,13 @@ _process = [_Process()]
 
 
 def open_directory(path: Path, options: StoreOptions) -> Directory:
-    """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`."""
-    key = path.resolve()
+    """The process's `Directory` of that path, opened when it was not. Pair with `release_directory`.
+
+    The way is checked as it is given, before its links are resolved: whose link it is shows only there.
+    """
+    with store_errors(f"directory {path}"):
+        check_way(path, "store directory")
+        key = path.resolve()
     on_fork(before=_before_fork, in_parent=_in_parent, in_child=_in_child)
     at_exit(_at_exit)
     process = _process[0]

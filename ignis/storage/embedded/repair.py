@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from ignis.native.store import Log
+from ignis.private_files import make_directory, open_private
 from ignis.regular_files import regular_only
 from ignis.storage.embedded.atomic_files import sync_directory, write_whole
 from ignis.storage.embedded.check import ASIDE, ClassReport, Problem, Report
@@ -107,7 +108,8 @@ def _mend_header(path: Path) -> bool:
 
 def _aside(directory: Path, problem: Problem) -> Path:
     place = directory / ASIDE / Path(problem.file).parent
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for one in (directory / ASIDE, place):
+        make_directory(one)
     for made in (place, place.parent, directory):
         sync_directory(made)
     return place
@@ -117,7 +119,7 @@ def _copy_aside(directory: Path, problem: Problem) -> str:
     """The damaged bytes in a file of their own, and beside it why."""
     path, offset, left = directory / problem.file, problem.offset or 0, problem.bytes or 0
     to = _aside(directory, problem) / f"{path.name}@{offset}"
-    with open(path, "rb", opener=regular_only) as source, to.open("wb") as copy:
+    with open(path, "rb", opener=regular_only) as source, open(to, "wb", opener=open_private) as copy:
         source.seek(offset)
         while left > 0 and (piece := source.read(min(_PIECE, left))):
             copy.write(piece)
