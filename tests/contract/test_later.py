@@ -36,7 +36,7 @@ def later(store: Store) -> MagazineStore:
 
 @pytest.fixture
 def now_ms(store: Store) -> Callable[[], int]:
-    return lambda: round(store.now_s() * 1000)
+    return lambda: int(store.now_s() * 1000)  # rounded up it would not be due yet
 
 
 def put(magazines: MagazineStore, shard: int, due_ms: int, *bodies: str, ttl_s: float | None = None) -> int:
