@@ -95,10 +95,10 @@ def test_buffers_in_use_by_class(memory_app: ignis.Ignis, monkeypatch: pytest.Mo
     answers, asked = threading.Event(), threading.Event()
     real = queue.main.load_batches
 
-    def slow(batches: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         asked.set()
         assert answers.wait(WAIT_S)
-        return real(batches)
+        return real(*arguments)
 
     monkeypatch.setattr(queue.main, "load_batches", slow)
     exposition = Exposition(Collector(memory_app.stats))
