@@ -177,7 +177,7 @@ def power_cut(store: Store, path: Path) -> Path:
 
 
 # In `ign_ctl_head` of that version (csrc/ignis_store_control.h).
-_VERSION, _VERSION_AT, _SEALED_AT, _LOCK_AT = 3, 8, 1152, 1216
+_VERSION, _VERSION_AT, _SEALED_AT, _LOCK_AT = 4, 8, 1152, 1216
 
 
 @contextlib.contextmanager
