@@ -51,8 +51,9 @@ def redacted(url: object) -> str:
 def masked(text: str) -> str:
     """Text that may hold a URL where none belongs, such as the name of a queue: without ``user:password@``, and in what looks
     like a URL without values of options that `redacted` would hide. For a URL in its own place take `redacted`."""
-    text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
-    return _QUERY.sub(_masked_query, text)
+    if "@" in text:
+        text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
+    return _QUERY.sub(_masked_query, text) if "?" in text else text
 
 
 def _masked_query(found: re.Match[str]) -> str:
