@@ -75,7 +75,6 @@ _OTHERS_KEYS = re.compile(r"_(?:SHARD_[0-9]+|SHARDS|POINTERS|COUNTERS|SIDELINE)\
 MAX_EXPIRY_S = 365 * 86_400
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _SHOWN_CHARS = 100
-_MASKED_CHARS = 2_000
 _LARGEST = (1 << 63) - 1
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?\s*\Z")
 
@@ -190,7 +189,7 @@ def shown(value: object) -> str:
     except Exception:  # a foreign object's own repr
         text = f"a {type(value).__name__}"
     size = len(text)
-    text = masked(text[:_MASKED_CHARS])  # what it costs grows with the square of what it looks at
+    text = masked(text)
     return text if size <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({size} characters)"
 
 

@@ -18,6 +18,7 @@ _PLAIN = frozenset({"scope", "events", "create", "tls", "durability", "batch_rec
 _PLAIN_ENDS = ("_id", "_ms", "_s", "_bytes")
 _CREDENTIALS = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*:[/\\]+)[^\n]*@|[^\s'"@:/\\]*:\S*@""")
 """What stands before a host: behind a scheme and slashes, any number and either kind of them, or ``user:password@`` alone."""
+_MASKED_CHARS = 2_000
 _QUERY = re.compile(r"""(:[/\\]+[^\s?'"]*\?)([^\s'"#]*)(#[^\s'"]*)?""")
 _SECRET = re.compile(r"pass|pwd|token|secret|credential|auth", re.IGNORECASE)
 
@@ -50,7 +51,10 @@ def redacted(url: object) -> str:
 
 def masked(text: str) -> str:
     """Text that may hold a URL where none belongs, such as the name of a queue: without ``user:password@``, and in what looks
-    like a URL without values of options that `redacted` would hide. For a URL in its own place take `redacted`."""
+    like a URL without values of options that `redacted` would hide. For a URL in its own place take `redacted`. Cut where it is
+    long: what the search costs grows with the square of what it looks at."""
+    if len(text) > _MASKED_CHARS:
+        text = f"{text[:_MASKED_CHARS]}... ({len(text)} characters)"
     if "@" in text:
         text = _CREDENTIALS.sub(lambda found: f"{found[1] or ''}{_HIDDEN}@", text)
     return _QUERY.sub(_masked_query, text) if "?" in text else text
