@@ -18,8 +18,9 @@ cdef class Outbox(SendRing):
     def __cinit__(self, *, capacity: int = 65536, size_classes=None, max_message_bytes: int = 1 << 20):
         cdef ign_region_config config
         cdef int rc
-        # The messages of a batch are held beyond the read position: each needs a slot of its own, and there is no byte ring.
         self._describe(&config, capacity, max_message_bytes, size_classes)
+        # The messages of a batch are held beyond the read position, where a byte ring writes over them: each needs a slot of its own.
+        config.bytering_bytes = 0
         self._allocate()
         rc = ign_channel_heap(self._channel, &config)
         if rc != IGN_OK:
@@ -177,8 +178,8 @@ cdef int take(Outbox self, uint32_t max_messages, size_t max_bytes) noexcept nog
         for i in range(got):
             if self._taken_count == max_messages or (self._taken_count != 0 and total + messages[i].length > max_bytes):
                 break
-            if messages[i].code != IGN_OK:
-                return IGN_E_FOREIGN  # our own memory: cannot happen
+            if messages[i].code != IGN_OK or messages[i].slot == IGN_BYTERING_SLOT:
+                return IGN_E_FOREIGN  # our own memory, and no byte ring in it: cannot happen
             self._taken[self._taken_count].bytes = messages[i].bytes
             self._taken[self._taken_count].length = messages[i].length
             self._taken[self._taken_count].slot = messages[i].slot

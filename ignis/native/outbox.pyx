@@ -25,7 +25,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from ignis.native.channel cimport (
-    IGN_BYTERING_MAX_BYTES, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
+    IGN_BYTERING_MAX_BYTES, IGN_BYTERING_SLOT, IGN_NOTE_REFUSED, IGN_PRODUCER, ign_bytering_size_valid, ign_channel_advance,
     ign_channel_close, ign_channel_collect, ign_channel_create, ign_channel_depth, ign_channel_flush, ign_channel_give_back,
     ign_channel_heap, ign_channel_interrupt, ign_channel_peek, ign_channel_publish, ign_channel_read_pos,
     ign_channel_reserve, ign_channel_set_small, ign_channel_stage, ign_channel_wait_items, ign_channel_wait_progress, ign_channel_wait_space,
