@@ -93,8 +93,7 @@ class _Demo:
             with self._workers():
                 steady = data.flights[: min(int(options.rate * options.steady_s), len(data.flights) // 10)]
                 self._steady(queue, steady)
-                self._full_speed(queue, data.flights[len(steady) :])
-                self._sweep(app)
+                self._full_speed(app, queue, data.flights[len(steady) :])
                 self._await_empty("handling", [queue.main], len(data.flights))
                 sidelined = self._sidelined(queue)
                 shovelled = self._shovel(queue, sum(sidelined.values()), len(data.flights))
@@ -163,7 +162,7 @@ class _Demo:
             phase.done(len(flights))
         self._await_empty("", [queue.main], 0)
 
-    def _full_speed(self, queue: Queue[Flight], flights: Sequence[Flight]) -> None:
+    def _full_speed(self, app: Ignis, queue: Queue[Flight], flights: Sequence[Flight]) -> None:
         kill_at = int(len(flights) * _KILL_AT)
         began = time.monotonic()
         with self.progress.phase("publishing at full speed", len(flights)) as phase:
@@ -174,15 +173,16 @@ class _Demo:
                         send(flight, key=flight.tailnum)
                     phase.done(publisher.sent)
                     if start >= kill_at and not self.killed.pid:
-                        self._kill_one(queue.main, insist=False)
+                        self._kill_one(app, queue.main, insist=False)
                     self._look()
                 publisher.flush()
                 self.publish_s = time.monotonic() - began
             if not self.killed.pid:
-                self._kill_one(queue.main, insist=True)
+                self._kill_one(app, queue.main, insist=True)
 
-    def _kill_one(self, main: Magazine[Flight], *, insist: bool) -> None:
-        """Kills the first worker with SIGKILL while it holds messages; a new one takes its place."""
+    def _kill_one(self, app: Ignis, main: Magazine[Flight], *, insist: bool) -> None:
+        """Kills the first worker with SIGKILL while it holds messages, and has the sweeper take them; a new worker takes its
+        place. One that had just finished what it held is replaced, and another dies later."""
         victim = self.workers[0]
         deadline = time.monotonic() + 5.0
         while not self._held_by(main, victim):
@@ -194,10 +194,12 @@ class _Demo:
         self.memory.look([victim.pid], every_s=0)
         victim.kill()
         self.workers.remove(victim)
-        self.killed = _Killed(victim.pid, self._held_by(main, victim))
-        self.progress.note(
-            f"kill -9 {victim.pid}: it held {self.killed.held:,} messages; another worker takes its place"
-        )
+        held = self._held_by(main, victim)
+        if held or insist:
+            self.killed = _Killed(victim.pid, held)
+            self.progress.note(f"kill -9 {victim.pid}: it held {held:,} messages; another worker takes its place")
+            self._sweep(app)
+        # Behind the sweep: a worker that starts takes what the dead held as well.
         self._start_worker()
 
     def _held_by(self, main: Magazine[Flight], worker: WorkerProcess) -> int:
@@ -209,12 +211,11 @@ class _Demo:
         )
 
     def _sweep(self, app: Ignis) -> None:
-        with self.progress.phase("sweeping up after the killed worker"):
-            sweeper = app.sweeper()
-            try:
-                self.killed.swept = sweeper.run_once([QUEUE]).swept
-            finally:
-                sweeper.stop()
+        sweeper = app.sweeper()
+        try:
+            self.killed.swept = sweeper.run_once([QUEUE]).swept
+        finally:
+            sweeper.stop()
         self.progress.note(f"the sweeper took {self.killed.swept:,} messages from the dead worker into the sideline")
 
     def _await_empty(self, title: str, magazines: Sequence[Magazine[Flight]], total: int) -> None:
