@@ -312,6 +312,12 @@ class QueueSettings(_Settings):
     max_returns: int = _setting(
         5, "how often that schedule brings a failed message back before it waits for a person; 0 = never", 0, 65_535
     )
+    on_expiry: str = _setting(
+        "drop",
+        "where a message goes when its own deadline (expires_in) has passed: drop removes and counts it, sideline keeps it there "
+        "with the reason expired; holds for what is published from now on",
+        choices=("drop", "sideline"),
+    )
     handler_type: str = _setting("", "name of the handler that runs it; default: the function's name")
 
     def __post_init__(self) -> None:

@@ -69,6 +69,7 @@ class ConsumerFigures:
     renew_errors: int = _rises()
     reloaded: int = _rises()
     expired: int = _rises()
+    overdue: int = _rises("ignis_overdue", "Messages dropped here: their deadline had passed when their turn came.")
     timed: int = _rises()
     sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
     """Of `sidelined`: by reason. In ``stats`` as ``sidelined_<reason>``, from the first on."""

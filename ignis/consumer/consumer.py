@@ -22,11 +22,14 @@ from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.handler import Failure, HandlerSpec, check_consumers
 from ignis.consumer.in_hand import InHand
 from ignis.consumer.loop_claims import LoopClaims
-from ignis.consumer.pools import make_pool
+from ignis.consumer.outcome import is_dropped
+from ignis.consumer.pools import Chunk, make_pool
 from ignis.consumer.runner import Runner, message_name
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
+from ignis.message import REASON_EXPIRED
+from ignis.storage.expired_log import ExpiredLog
 from ignis.upkeep import Timer, run_soon, timers_of
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
@@ -67,7 +70,8 @@ class Consumer:
         self.settings = settings
         self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
-        self._lock = threading.Lock()  # over times and the check
+        self._lock = threading.Lock()  # over times, what is overdue, and the check
+        self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
         self._dispatcher = Dispatcher(
@@ -241,9 +245,22 @@ class Consumer:
 
     def on_failed(self, request_id: int, failure: Failure) -> None:
         chunk, index = self._in_hand.locate(request_id)
-        self._acker.add_failed(chunk, index, failure)
+        if failure.reason == REASON_EXPIRED:
+            self._end_expired(chunk, index, failure)
+        else:
+            self._acker.add_failed(chunk, index, failure)
         self._in_hand.forget(chunk, 1)
         self._claims.poke()
+
+    def _end_expired(self, chunk: Chunk, index: int, failure: Failure) -> None:
+        if is_dropped(failure, self._queue.settings.on_expiry):
+            with self._lock:
+                self.counts.overdue += 1
+            self._expired_log.note(self._queue.name, 1)
+            self._acker.add_done(chunk, index, 1)
+        else:
+            self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
+            self._acker.add_failed(chunk, index, failure)
 
     def on_returned(self, first_id: int, count: int) -> None:
         chunk, start = self._in_hand.locate(first_id)

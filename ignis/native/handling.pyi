@@ -8,6 +8,7 @@ ANSWERED: int
 RAISED: int
 UNREADABLE: int
 FORKED: int
+DATED: int
 
 @final
 class Progress:

@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing figures later leader locks pausing registration schedules",
+        "array_queue clearing deadlines figures later leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
         "async_publisher consumer shovel",
