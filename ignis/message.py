@@ -41,6 +41,7 @@ REASON_CRASH = "crash"
 REASON_ABANDONED = "abandoned"
 REASON_CORRUPT = "corrupt"
 REASON_EXPIRED = "expired"
+REASON_CANCELLED = "cancelled"
 REASONS = (
     REASON_REJECTED,
     REASON_EXCEPTION,
@@ -50,8 +51,9 @@ REASONS = (
     REASON_ABANDONED,
     REASON_CORRUPT,
     REASON_EXPIRED,
+    REASON_CANCELLED,
 )
-STAYS = (REASON_CORRUPT, REASON_EXPIRED)
+STAYS = (REASON_CORRUPT, REASON_EXPIRED, REASON_CANCELLED)
 """With one of these the shovel's schedule brings no message back: it would fail again, or nobody wants it any more."""
 
 DEADLINE = b"expires_at_ms"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
+from ignis.cancellation import Cancelled, cancel_message
 from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import QueueSettings, check_whole, shown
 from ignis.consumer import Consumer
@@ -549,6 +550,27 @@ class Queue(Generic[M]):
         self._handling.pause(paused)
 
     # -- removing messages
+
+    def cancel(self, id: Any) -> Cancelled | None:
+        """Cancels the message with that id, wherever it is. Thread-safe.
+
+        Returns where it was, or None where nobody has it: it was handled, or is in the sideline.
+
+        * ``"delayed"``, ``"waiting"``: it is removed, durable on return.
+        * ``"running"``: whoever handles it is told within about two seconds, on this machine or another. A coroutine is
+          cancelled; a thread finds ``ctx.cancelled`` true; a worker process too, and is killed after
+          ``consumer.cancel_grace_s`` (10 s). What breaks off goes to the sideline with the reason ``cancelled``; what ends by
+          itself before is done.
+
+        There is no index of ids: it reads what waits until it has found the message. In a batch nothing is cancelled.
+
+        Raises InvalidMessageError for what is no id, QueueNotFoundError, StoreError.
+        """
+        found = cancel_message(self._app.store(), self.main.name, id)
+        consumer = self.consumer
+        if found == "running" and consumer is not None:
+            consumer.look_for_cancelled()
+        return found
 
     def purge(self, *, in_flight: bool = False, sideline: bool = False) -> Purged:
         """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.

@@ -32,10 +32,12 @@ from ignis.consumer.outcome import (
     overrun_failure,
     stamped,
 )
+from ignis.consumer.work import is_asked
 from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
     DEADLINE,
+    REASON_CANCELLED,
     REASON_EXPIRED,
     REASON_TIMEOUT,
     REASON_UNREADABLE,
@@ -50,6 +52,9 @@ from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress,
 from ignis.process_hooks import FORKS
 
 __all__ = ["Runner", "message_name"]
+
+_FOR_GOOD = (REASON_TIMEOUT, REASON_UNREADABLE, REASON_CANCELLED)
+"""No further call follows at once."""
 
 
 class Runner:
@@ -277,13 +282,16 @@ class Runner:
         except BaseException as exc:
             if isinstance(exc, self._ignore):
                 return None, DROPPED
-            if isinstance(exc, asyncio.CancelledError) and self.cancelling:
-                raise
+            if isinstance(exc, asyncio.CancelledError):
+                if self.cancelling:
+                    raise
+                if is_asked(self._queue, record.id):
+                    return None, Failure(REASON_CANCELLED, "its coroutine was cancelled")
             return None, self._raised(exc, record, context.attempt, count)
 
     @staticmethod
     def _again(outcome: Outcome) -> bool:
-        return isinstance(outcome, Failure) and outcome.reason not in (REASON_TIMEOUT, REASON_UNREADABLE)
+        return isinstance(outcome, Failure) and outcome.reason not in _FOR_GOOD
 
     def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
         outcomes: list[Outcome] = [None] * len(records)

@@ -23,6 +23,7 @@ class Delivery:
     attempt: int
     resources: Mapping[str, Any]
     _items: dict[str, Any] | None
+    _work: Any
     def __init__(self, messages: Any, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]) -> None: ...
 
 def handle_records(
