@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "array_queue clearing figures later leader locks pausing registration schedules",
         "magazine metrics",
         "context publisher",
-        "async_publisher consumer shovel",
+        "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
         "queue",

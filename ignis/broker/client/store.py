@@ -101,6 +101,8 @@ class BrokerStore(Store):
         broker = self.calls.broker
         return 0 if broker is None else broker.message_expiry_s
 
+    asks_clock = True
+
     def now_s(self) -> float:
         """By the clock of the store behind the broker, which is asked: at some moment between this call and its return. A store
         that keeps no delayed messages is not: there it is this machine's wall clock."""
