@@ -168,6 +168,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.spark": (
         "_pyspark offsets",
+        "due_times",
         "ids json_bodies parse_body queue_path",
         "columns publish_task unparsed",
         "read_task sink",
