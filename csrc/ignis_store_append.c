@@ -228,7 +228,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
                        atomic_load_explicit(&head->arena_bytes, memory_order_relaxed) - g->ctl.root->used < room))
         return IGN_E_BUSY;
     /* An opening writes again what is not flushed, and on a full disk there is no room for much. */
-    uint64_t durable = atomic_load_explicit(&head->durable, memory_order_seq_cst);
+    uint64_t durable = ign_ctl_durable(head);
     if (in_pieces && at > durable + UNFLUSHED && !g->at_once) {
         int flushed = ign_store_flush_to(store, g, at);
         if (flushed != IGN_OK)
@@ -255,7 +255,7 @@ int ign_store_append(ign_store *store, ign_generation *g, uint8_t type, uint64_t
         return rc;
     }
     const ign_segment_info info = ign_state_last_segment(&g->ctl)->info;
-    ign_entry_seal(g->stage, type, (uint32_t)payload_bytes, info.salt, at, atomic_load_explicit(&head->durable, memory_order_relaxed));
+    ign_entry_seal(g->stage, type, (uint32_t)payload_bytes, info.salt, at, ign_ctl_durable(head));
     IGN_STEP(io);
     ign_landing_writes(true);
     atomic_store_explicit(&head->written_to, at + size, memory_order_release);
@@ -300,7 +300,7 @@ static bool wants_witness(const ign_generation *g)
 #ifdef IGN_MUTANT_NO_WITNESS
     return false;
 #endif
-    return !ign_store_sealed(g) && atomic_load_explicit(&head->durable, memory_order_seq_cst) == end &&
+    return !ign_store_sealed(g) && ign_ctl_durable(head) == end &&
            atomic_load_explicit(&head->witnessed, memory_order_seq_cst) != end;
 }
 

@@ -202,7 +202,7 @@ static int make_checkpoint(ign_store *store, bool in_memory)
     if (rc != IGN_OK)
         return rc;
     uint64_t generation = g->ctl.head->generation, id = g->ctl.head->store;
-    uint64_t durable = atomic_load_explicit(&g->ctl.head->durable, memory_order_seq_cst);
+    uint64_t durable = ign_ctl_durable(g->ctl.head);
     char scratch[IGN_STORE_NAME_MAX], made[IGN_STORE_NAME_MAX], name[IGN_STORE_NAME_MAX];
     uint64_t random = io->random(io);
     ign_store_file_name(scratch, "tmp-control", generation, random);

@@ -43,7 +43,7 @@ typedef struct ign_ctl_head {
     alignas(64) _Atomic uint32_t sealed; /* a later generation holds, or is being made */
     _Atomic uint32_t ready;              /* the generation's first segment has its name */
     _Atomic uint64_t refused_from;       /* entries from here on were refused, ~0 = none; behind a failed flush */
-    _Atomic uint64_t durable;            /* the log is flushed up to here */
+    _Atomic uint64_t durable;            /* the log is flushed up to here; with IGN_DURABLE_FINAL: and that is all, see ign_ctl_durable */
     _Atomic uint64_t log_number;         /* of the segment that is written */
     alignas(64) _Atomic uint32_t lock;   /* holder: slot + 1, and its incarnation above */
     _Atomic uint32_t lock_waiting;
@@ -70,6 +70,14 @@ typedef struct ign_ctl_head {
     _Atomic uint32_t wake[IGN_STORE_WAKES];
     _Atomic uint32_t wake_waiting[IGN_STORE_WAKES]; /* see ignis_store_wake.c */
 } ign_ctl_head;
+
+/* Set once entries of a generation that has ended are refused: a flush of another process that comes back later counts no more. */
+#define IGN_DURABLE_FINAL ((uint64_t)1 << 63)
+
+static inline uint64_t ign_ctl_durable(const ign_ctl_head *head)
+{
+    return atomic_load_explicit(&head->durable, memory_order_seq_cst) & ~IGN_DURABLE_FINAL;
+}
 
 /* An opening and `ignis doctor` read these of a control file that nobody lives in. */
 _Static_assert(offsetof(ign_ctl_head, ready) == 1156 && offsetof(ign_ctl_head, durable) == 1168 && offsetof(ign_ctl_head, log_number) == 1176,

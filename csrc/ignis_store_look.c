@@ -291,7 +291,7 @@ int ign_store_figures_of(ign_store *store, ign_store_figures *figures)
     const ign_root *root = g->ctl.root;
     *figures = (ign_store_figures){
         .generation = g->ctl.head->generation, .openings = root->openings, .end = root->applied,
-        .durable = atomic_load_explicit(&g->ctl.head->durable, memory_order_seq_cst), .living_bytes = root->living_bytes,
+        .durable = ign_ctl_durable(g->ctl.head), .living_bytes = root->living_bytes,
         .living_records = root->living_records, .damaged_bytes = root->damaged_bytes, .salvaged_records = root->salvaged_records,
         .damaged_records = root->damaged_records, .segments = root->segment_count,
         .state_bytes = root->used,

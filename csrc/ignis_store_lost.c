@@ -41,7 +41,7 @@ ign_known ign_ctl_knows(const ign_ctl *sealed)
         return (ign_known){0};
     return (ign_known){.store = head->store, .generation = head->generation,
                        .number = atomic_load_explicit(&head->log_number, memory_order_seq_cst),
-                       .durable = atomic_load_explicit(&head->durable, memory_order_seq_cst)};
+                       .durable = ign_ctl_durable(head)};
 }
 
 int ign_chain_know(ign_store *store, ign_chain *chain, const ign_known *known)

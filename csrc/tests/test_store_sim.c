@@ -224,6 +224,7 @@ static void put_later(ign_store *store, bool flush)
     next_id += count;
     for (uint32_t i = 0; i < count; i++) {
         model[first + i].sent = true;
+        model[first + i].retiring = model[first + i].left = purges != 0; /* it may be moved in front of what retires all that waits */
         model[first + i].load = first;
         dues[i] = machine.clock + sim_below(sim_below(2) == 0 ? 40 : 4000000);
     }
@@ -857,6 +858,83 @@ static void killed_behind_a_refusal(void)
     }
 }
 
+static bool open_both(ign_store **store, ign_store_io *io)
+{
+    ign_store_mark mark;
+    int rc = ign_store_open(store, io, &options);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc != IGN_OK)
+        return false;
+    rc = ign_store_declare(*store, "m", 1, 0, &magazine, NULL, &mark);
+    if (rc == IGN_OK)
+        rc = ign_store_flush(*store, &mark, true);
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    if (rc != IGN_OK)
+        ign_store_close(*store);
+    return rc == IGN_OK;
+}
+
+/* Flushes what the other has loaded, too, and is stopped in that. */
+static void flush_and_stop(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    _Atomic uint32_t nothing = 0;
+    io->wait(io, &nothing, 0, 300000000ull);
+    if (!open_both(&store, io))
+        return;
+    for (int i = 0; i < 3; i++)
+        load_some(store, true);
+    ign_store_close(store);
+}
+
+/* Loads before the other, and is refused while that is stopped. */
+static void refused_meanwhile(int process, ign_store_io *io)
+{
+    (void)process;
+    ign_store *store;
+    ign_store_mark mark;
+    _Atomic uint32_t nothing = 0;
+    if (!open_both(&store, io))
+        return;
+    uint32_t first = next_id;
+    load_some(store, false);
+    uint32_t end = next_id;
+    int rc = ign_store_mark_now(store, &mark);
+    io->wait(io, &nothing, 0, 1000000000ull);
+    machine.plan.flush_fails = 1000000;
+    if (rc == IGN_OK)
+        rc = ign_store_flush(store, &mark, true);
+    machine.plan.flush_fails = 0;
+    REQUIRE(rc == IGN_OK || allowed(rc));
+    for (uint32_t id = first; id < end; id++) {
+        model[id].refused = rc == IGN_E_FAILED;
+        model[id].doubt = rc != IGN_OK && rc != IGN_E_FAILED;
+        model[id].durable = rc == IGN_OK;
+    }
+    io->wait(io, &nothing, 0, 8000000000ull);
+    ign_store_close(store);
+}
+
+/* A flush that another process began before one was refused, and that comes back behind it, takes nothing of the refusal back. */
+static void refused_beside_a_flush(void)
+{
+    what_now = "refused beside a flush";
+    for (uint64_t at = 1; at <= 200; at++) {
+        begin(1);
+        disk_fails = true;
+        machine.plan.stop_at = at;
+        machine.plan.stop_for = 1500000000ull;
+        sim_start(0, flush_and_stop);
+        sim_start(1, refused_meanwhile);
+        sim_run(2);
+        sim_kill_all();
+        machine.plan = (sim_plan){0};
+        check_now(false);
+        crashes++;
+    }
+}
+
 /* Opens, closes and opens again, and then waits until the other has gone on. */
 static void open_twice(int process, ign_store_io *io)
 {
@@ -949,6 +1027,7 @@ int main(int argc, char **argv)
     run_forked(kill_at_every_step);
     run_forked(kill_beside_a_bystander);
     run_forked(killed_behind_a_refusal);
+    run_forked(refused_beside_a_flush);
     run_forked(stop_at_every_step);
     run_forked(some_seeds);
     printf("%-14s 6 cases\n", "store_sim");
