@@ -28,6 +28,7 @@ __all__ = [
     "encode_meta",
     "expires_at_ms_of",
     "failed_record",
+    "has_deadline",
     "is_readable",
     "returned_record",
     "slim_record",
@@ -56,8 +57,7 @@ REASONS = (
 STAYS = (REASON_CORRUPT, REASON_EXPIRED, REASON_CANCELLED)
 """With one of these the shovel's schedule brings no message back: it would fail again, or nobody wants it any more."""
 
-DEADLINE = b"expires_at_ms"
-"""Stands in the envelope of every message that has a deadline, and in few others: where it does not nobody need read it."""
+_DEADLINE = "expires_at_ms"
 
 MAX_ERROR_CHARS = 2_000
 """An error's text is cut here: a sideline full of tracebacks must not outgrow its messages."""
@@ -104,7 +104,7 @@ def encode_meta(
     meta = _encode_headers(headers, max_bytes)
     if expires_at_ms is None:
         return meta
-    return _meta_encoder.encode({**decode_meta(meta), DEADLINE.decode(): expires_at_ms})
+    return _meta_encoder.encode({_DEADLINE: expires_at_ms, **decode_meta(meta)})
 
 
 def _encode_headers(headers: Mapping[str, Any] | None, max_bytes: int) -> bytes:
@@ -136,9 +136,14 @@ def decode_meta(data: bytes) -> dict[str, Any]:
         raise UnreadableMessageError(f"envelope of {len(data)} bytes is not a MessagePack map: {exc}") from exc
 
 
+def has_deadline(meta: bytes) -> bool:
+    """Whether an envelope may have a deadline: it stands first, so that nobody need read the envelopes of the others."""
+    return meta[1:15] == b"\xadexpires_at_ms"  # behind the byte that says how many entries the map has
+
+
 def expires_at_ms_of(meta: Mapping[str, Any]) -> int | None:
     """The deadline in an envelope, in milliseconds since 1970; None where it has none."""
-    value = meta.get(DEADLINE.decode())
+    value = meta.get(_DEADLINE)
     return value if type(value) is int else None
 
 
@@ -198,7 +203,7 @@ def returned_record(data: bytes, *, counted: bool) -> bytes:
     if counted:
         meta["returns"] = min(returns + 1, _COUNTER_MAX)
     else:
-        expired = meta.get("reason") == REASON_EXPIRED and meta.pop(DEADLINE.decode(), None) is not None
+        expired = meta.get("reason") == REASON_EXPIRED and meta.pop(_DEADLINE, None) is not None
         if meta.pop("returns", None) is None and not expired:
             return data
     try:

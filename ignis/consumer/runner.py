@@ -36,7 +36,6 @@ from ignis.consumer.work import is_asked
 from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
-    DEADLINE,
     REASON_CANCELLED,
     REASON_EXPIRED,
     REASON_TIMEOUT,
@@ -46,6 +45,7 @@ from ignis.message import (
     as_utf8,
     decode_meta,
     expires_at_ms_of,
+    has_deadline,
 )
 from ignis.native import Record
 from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
@@ -247,7 +247,7 @@ class Runner:
     def _expired(self, record: Record) -> Failure | None:
         """The outcome of a message whose deadline has passed before its turn came; None for one that is to be handled."""
         meta = record.meta
-        if DEADLINE not in meta:
+        if not has_deadline(meta):
             return None
         try:
             ends_ms = expires_at_ms_of(decode_meta(meta))

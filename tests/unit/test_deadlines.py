@@ -14,7 +14,7 @@ import pytest
 import ignis
 from ignis.deadlines import Deadline, note_on_expiry
 from ignis.errors import ConfigError
-from ignis.message import encode_meta
+from ignis.message import Message, bare_record, encode_meta, failed_record, has_deadline, returned_record
 from ignis.metrics import Collector, Exposition
 from ignis.native import Record, encode_record
 from ignis.relay.channel_label import Label, record_of, settings_of
@@ -108,6 +108,16 @@ def test_the_limit_of_the_headers_is_about_the_headers() -> None:
     headers = {"a": "x" * 20}
     meta = encode_meta(headers, len(encode_meta(headers)), 1_600_000_000_000)
     assert msgspec.msgpack.decode(meta) == {"headers": headers, "expires_at_ms": 1_600_000_000_000}
+
+
+def test_it_stays_the_first_entry_whatever_is_added() -> None:
+    """Who handles messages looks there, and nowhere else."""
+    record = encode_record(b"a", meta=encode_meta({"a": 1}, expires_at_ms=1_600_000_000_000))
+    for _ in range(3):
+        record = returned_record(failed_record(record, "exception", "E"), counted=True)
+        assert has_deadline(Record(record).meta)
+    assert Message.from_bytes(bare_record(record)).expires_at_ms == 1_600_000_000_000
+    assert has_deadline(Record(bare_record(record)).meta)
 
 
 def plain(queue: ignis.Queue[str], seen: list[Any]) -> None:
@@ -247,9 +257,10 @@ def test_what_is_no_deadline_ends_nothing(memory_app: ignis.Ignis, meta: dict[st
     queue.open()
     record = encode_record(b"a", meta=msgspec.msgpack.encode(meta))
     assert Record(record).meta
-    queue.main.store.load_records("jobs", 0, [record, encode_record(b"b", meta=b"\xc1expires_at_ms")], None)
+    unreadable = [b"\xc1\xadexpires_at_ms\x01", b"\x81\xadexpires_at_ms", b"\x81\xadexpires"]
+    queue.main.store.load_records("jobs", 0, [record, *(encode_record(b"b", meta=one) for one in unreadable)], None)
     drain(queue)
-    assert seen == [b"a", b"b"]
+    assert seen == [b"a", b"b", b"b", b"b"]
 
 
 def test_wrong_settings(memory_app: ignis.Ignis) -> None:
