@@ -112,7 +112,6 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
     ign_fork_watch()
     cdef unsigned int forks = ign_fork_generation()
     cdef list held = records if type(records) is list else list(records)
-    cdef Py_ssize_t count = len(held)
     cdef uint64_t now = ign_now_ns(), until = <uint64_t>(until_s * 1e9)
     cdef PyObject *arguments[3]
     cdef PyObject *answer
@@ -121,7 +120,9 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
     cdef bytes data
     cdef object body, context = None, value
     arguments[0] = NULL
-    while at < count and not progress.returning:
+    if at < 0:
+        raise ValueError(f"there is no record {at}")
+    while at < len(held) and not progress.returning:  # it is the caller's list, which others may shorten
         progress.at_id = first_id + at
         data = held[at]
         if data is None:
