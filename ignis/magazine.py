@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
@@ -30,10 +31,11 @@ from ignis.native import PackedBatch, Record, id_text
 from ignis.native.wire import route_batch
 from ignis.registration import Registration
 from ignis.storage.base import MOST_FRUITLESS, MagazineStore, ShardState, Store
+from ignis.storage.later import LATER_SUFFIX
 from ignis.storage.pending_load import PendingLoad
 from ignis.storage.records import group_pointers
 
-__all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published"]
+__all__ = ["Fired", "Magazine", "MagazineManager", "MessageIds", "Published", "queue_of", "route_with_dues"]
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -48,6 +50,26 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 _CHUNK_BODIES = 8_192
 """The most messages that `Magazine.load_many` stores in one transaction."""
+
+
+def route_with_dues(
+    batches: Sequence[tuple[int, PackedBatch]], dues_ms: Sequence[Sequence[int]], shards: int
+) -> tuple[list[tuple[int, PackedBatch]], list[Sequence[int]]]:
+    """Batches by the keys of their records, each record with its due time: see `Magazine.routed`."""
+    routed: list[tuple[int, PackedBatch]] = []
+    times: list[Sequence[int]] = []
+    for (shard, batch), dues in zip(batches, dues_ms, strict=True):
+        beside = struct.pack(f">{len(dues)}q", *dues)  # they go where their records go
+        for to, part, theirs in route_batch(batch, shards, shard % shards, beside):
+            assert theirs is not None
+            routed.append((to, part))
+            times.append(struct.unpack(f">{part.count}q", theirs))
+    return routed, times
+
+
+def queue_of(magazine: str) -> str:
+    """The queue that a magazine belongs to: its main one, its sideline, or the one in which its delayed messages wait."""
+    return magazine.removesuffix(SIDELINE_SUFFIX).removesuffix(LATER_SUFFIX)
 
 
 class Published(NamedTuple):
@@ -254,7 +276,8 @@ class Magazine(Generic[M]):
                 any_shard=next(self._next_shard) % shards,
                 metas=[meta] * len(part) if meta else None,
             )
-            self.load_batches(batches, shards, due_ms, deadline)
+            dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
+            self.load_batches(batches, shards, dues_ms, deadline)
             ids += part_ids
         return MessageIds(ids)
 
@@ -262,7 +285,7 @@ class Magazine(Generic[M]):
         self,
         batches: Sequence[tuple[int, PackedBatch]],
         shards: int | None = None,
-        due_ms: int | None = None,
+        dues_ms: Sequence[Sequence[int]] | None = None,
         deadline: Deadline | None = None,
     ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
         """Appends packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
@@ -273,7 +296,8 @@ class Magazine(Generic[M]):
         Args:
             batches: (shard, batch).
             shards: the number that they were routed by; None = `shards`.
-            due_ms, deadline: as for `load_many`.
+            dues_ms: a due time for each record of each batch: they wait for it, see `load_many`.
+            deadline: as for `load_many`.
 
         Raises QueueRemovedError and what the store raises.
         """
@@ -282,21 +306,26 @@ class Magazine(Generic[M]):
         ttl_s = self.ttl_s if deadline is None else deadline.ttl_within(self.ttl_s)
         if shards is None or shards == self.shards:
             try:
-                if due_ms is None:
+                if dues_ms is None:  # the way of most, without a call more
                     return batches, self._magazines.load(self.name, batches, ttl_s)
-                return batches, self._load_later(batches, due_ms, ttl_s)
+                return batches, self._load(batches, dues_ms, ttl_s)
             except (ConfigError, QueueNotFoundError) as exc:
                 self._look_again(exc, self.shards if shards is None else shards)
-        batches = self.routed(batches)
+        if dues_ms is None:
+            batches = self.routed(batches)
+        else:
+            batches, dues_ms = route_with_dues(batches, dues_ms, self.shards)
         try:
-            if due_ms is None:
-                return batches, self._magazines.load(self.name, batches, ttl_s)
-            return batches, self._load_later(batches, due_ms, ttl_s)
+            return batches, self._load(batches, dues_ms, ttl_s)
         except QueueNotFoundError as exc:
             raise self._explained(exc) from exc
 
-    def _load_later(self, batches: Sequence[tuple[int, PackedBatch]], due_ms: int, ttl_s: float | None) -> list[int]:
-        return self._magazines.load_later(self.name, batches, [[due_ms] * batch.count for _, batch in batches], ttl_s)
+    def _load(
+        self, batches: Sequence[tuple[int, PackedBatch]], dues_ms: Sequence[Sequence[int]] | None, ttl_s: float | None
+    ) -> list[int]:
+        if dues_ms is None:
+            return self._magazines.load(self.name, batches, ttl_s)
+        return self._magazines.load_later(self.name, batches, dues_ms, ttl_s)
 
     def _look_again(self, exc: ConfigError | QueueNotFoundError, shards: int) -> None:
         """Raises the error of a refused load, unless the magazine has another number of shards by now."""

@@ -19,6 +19,7 @@ from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
 from ignis.deadlines import Deadline, deadline_of
+from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError, QueueNotFoundError
 from ignis.figures import depths
 from ignis.later import Later, due_time_ms
@@ -357,7 +358,7 @@ class Queue(Generic[M]):
         if own is not None:
             return own
         with without_means(f"publisher of queue {self.name!r}"):
-            return Publisher(main, chosen, on_stored=self._stored, on_placed=on_placed)
+            return DelayingPublisher(main, chosen, self._app.store(), on_stored=self._stored, on_placed=on_placed)
 
     # -- handling
 

@@ -376,6 +376,9 @@ class Store(abc.ABC):
     lock_clock: Clock | None = None
     """By which this process judges whether what it holds has ended; None = the machine's, which goes on while it sleeps."""
 
+    asks_clock = False
+    """Whether `now_s` asks somebody else, and so takes its time and may fail."""
+
     def now_s(self) -> float:
         """Seconds since 1970 by the clock that ends what is stored here. Where all users of the store are on one machine
         nobody can set it; elsewhere it is this machine's wall clock."""
