@@ -77,8 +77,8 @@ class Shovel:
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
 
     The schedule brings a message back ``max_returns`` times, each of which is counted in its envelope; then it waits for a
-    person, and so does one whose envelope cannot be counted in. What a person calls, `run_once`, `run_until_done` and
-    `start_once`, brings back whatever fits and begins the count anew.
+    person. So does one whose envelope cannot be counted in, and one that its handler's ``retry`` has given up. What a person
+    calls, `run_once`, `run_until_done` and `start_once`, brings back whatever fits and begins the count anew.
 
     Args:
         name: of the queue.
@@ -475,7 +475,7 @@ def _coming_back(record: bytes | None, where: Where | None, max_returns: int | N
             return record
     try:
         message = Message.from_bytes(record)
-        if message.reason == REASON_CORRUPT or message.returns >= max_returns:
+        if message.reason == REASON_CORRUPT or message.given_up or message.returns >= max_returns:
             return None
         return returned_record(record, counted=True)
     except UnreadableMessageError:

@@ -72,7 +72,7 @@ cdef class Delivery:
         self._messages = messages
         self.body = body
         self.queue = queue
-        self.attempt = attempt
+        self._attempt = attempt
         self.resources = resources
         self._items = None
 
@@ -82,7 +82,6 @@ cdef inline Delivery delivery_of(type kind, bytes data, object body, object queu
     made._messages = Record.__new__(Record, data)
     made.body = body
     made.queue = queue
-    made.attempt = 1
     made.resources = resources
     made._items = None
     return made
