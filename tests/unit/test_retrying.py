@@ -91,11 +91,8 @@ def test_after_the_last_attempt_it_is_in_the_sideline_with_its_history(app: igni
     assert [one.error for one in message.history] == [f"RuntimeError: a at {n}" for n in (1, 2, 3)]
     assert all("in __call__" in one.trace and one.worker and one.took_ms is not None for one in message.history)
     assert (message.given_up, message.headers) == (True, {"of": "mine"})
-    assert (consumed(queue, "retried"), consumed(queue, "sidelined"), consumed(queue, "sidelined_exception")) == (
-        2,
-        1,
-        1,
-    )
+    eventually(lambda: consumed(queue, "sidelined") == 1)  # counted behind the transfer
+    assert (consumed(queue, "retried"), consumed(queue, "sidelined_exception")) == (2, 1)
 
 
 @pytest.mark.parametrize("coroutine", [False, True])
