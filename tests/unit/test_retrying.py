@@ -316,6 +316,25 @@ def test_which_failures(
     assert (message.reason, message.failures, message.given_up) == (reason, calls, True)
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout_s": WAIT_S}, {"batch_size": 2, "batch_wait_s": 1}], ids=str)
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_the_exception_decides_in_every_worker(app: ignis.Ignis, coroutine: bool, options: dict[str, Any]) -> None:
+    queue = app.queue("jobs", str, **ANY)
+
+    def handle(jobs: Any) -> None:
+        raise ValueError if "value" in str(jobs) else KeyError
+
+    async def awaited(jobs: Any) -> None:
+        handle(jobs)
+
+    queue.handler(retry={ValueError: AT_ONCE, LookupError: None}, **options)(awaited if coroutine else handle)
+    app.start()
+    for job, failures in (("value", 3), ("key", 1)):
+        queue.publish(job)
+        (message,) = eventually(lambda job=job: [one for one in sidelined(queue) if one.body == job.encode()])
+        assert message.failures == failures
+
+
 @pytest.mark.parametrize("coroutine", [False, True])
 def test_a_time_out_is_a_timeout_error(app: ignis.Ignis, coroutine: bool) -> None:
     queue = app.queue("jobs", str, **ANY)
