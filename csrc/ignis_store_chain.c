@@ -1,8 +1,8 @@
-/* The files of a directory as one log: which segment holds for which positions, and which checkpoint is the newest.
+/* Reads the files of a directory as one log: which segment holds for which positions, and which checkpoint is the newest.
  *
  * A segment of a higher generation, or of a higher number, takes over from its base on: what stands in older files from
- * there on was never confirmed, or was written again. So files that a process left, which was stopped for years and went on
- * to write, change nothing.
+ * there on was never confirmed, or was written again. So a process that was stopped for years, and then goes on to write into its
+ * old file, changes nothing.
  */
 #include "ignis_store_parts.h"
 
@@ -66,7 +66,7 @@ static int by_age(const void *a, const void *b)
     return x->number < y->number ? -1 : x->number > y->number;
 }
 
-/* A header that cannot be read makes a segment that holds nothing; the gap that it leaves is found by whoever replays. */
+/* Reads a segment's header. IGN_EMPTY: it is not valid, and the segment holds nothing; the replay finds the gap that it leaves. */
 static int read_header(ign_store *store, ign_segment_info *info)
 {
     char name[IGN_STORE_NAME_MAX];
@@ -135,7 +135,7 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
     rc = ign_store_error(rc != 0 ? rc : chain->failed);
     if (rc == IGN_OK)
         rc = sort_segments(store, chain);
-    /* The newest checkpoint that is whole, and whose log still holds. */
+    /* Finds the newest checkpoint that is whole, and whose log still holds. */
     while (rc == IGN_OK && l.checkpoint_count > 0) {
         uint64_t best = 0;
         for (uint64_t i = 1; i < l.checkpoint_count; i++)
@@ -150,7 +150,7 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
                 holds = false;
         int whole = holds ? ign_checkpoint_check(store, generation, position) : IGN_E_CORRUPT;
         if (whole != IGN_OK && whole != IGN_E_CORRUPT)
-            rc = whole; /* no damage: another version, no descriptor, or gone since we looked */
+            rc = whole; /* not damage: another version, no descriptor, or removed since the directory was read */
         if (whole != IGN_OK)
             continue;
         chain->checkpoint = position;
@@ -162,7 +162,7 @@ int ign_chain_read(ign_store *store, ign_chain *chain)
         bool from_start = false;
         for (uint64_t i = 0; i < chain->count; i++)
             from_start = from_start || chain->segments[i].info.base == 0;
-        if (!from_start) { /* no checkpoint is whole, and what came before the log is gone: nothing can be passed over */
+        if (!from_start) { /* no checkpoint is whole, and the beginning of the log is gone: passing it over would leave nothing */
             ign_store_is_lost(store, "", 0, ign_chain_next(chain, 0));
             rc = IGN_E_LOST;
         }
@@ -189,7 +189,7 @@ const ign_chain_segment *ign_chain_at(const ign_chain *chain, uint64_t position)
     return found;
 }
 
-/* Where the next segment behind a position begins; UINT64_MAX: there is none. */
+/* Returns where the next segment behind a position begins; UINT64_MAX: there is none. */
 uint64_t ign_chain_next(const ign_chain *chain, uint64_t position)
 {
     uint64_t next = UINT64_MAX;

@@ -1,8 +1,8 @@
-/* Checkpoints.
+/* Makes and reads checkpoints.
  *
  * A checkpoint is the state as of a position that is flushed: the bytes of the arena behind a header of one sector, in a file
- * of its own, which gets its name when all of it is on the disk. It is made by replaying the log from the checkpoint before, beside the writers
- * and without their lock: the same code as a recovery, so each checkpoint also shows that one would work.
+ * of its own, which gets its name when all of it is on the disk. The log is replayed from the last checkpoint, without the writers' lock.
+ * That is the code of a recovery, so each checkpoint also shows that a recovery would work.
  *
  *   offset size  field                     (the machine's own byte order, which the mark names)
  *        0    8  magic
@@ -51,7 +51,7 @@ static int read_header(ign_store *store, int file, uint64_t generation, uint64_t
     if (rc == 0)
         rc = store->io->read(store->io, file, h, sizeof *h, 0);
     if (rc == 0 && h->magic == __builtin_bswap64(MAGIC) && h->byte_order == __builtin_bswap32(BYTE_ORDER_MARK))
-        return IGN_E_VERSION; /* of a machine of the other byte order; a mark that is neither is damage */
+        return IGN_E_VERSION; /* written by a machine of the other byte order; a mark that is neither is damage */
     if (rc != 0 || h->magic != MAGIC || h->byte_order != BYTE_ORDER_MARK || h->crc != header_crc(h))
         return IGN_E_CORRUPT;
     if (h->version != 1 || h->layout != IGN_CTL_VERSION)
@@ -88,7 +88,7 @@ static int open_checkpoint(ign_store *store, uint64_t generation, uint64_t posit
     char name[IGN_STORE_NAME_MAX];
     ign_store_file_name(name, "checkpoint", generation, position);
     int rc = store->io->open(store->io, name, false, file);
-    if (rc != 0) /* gone: there are newer ones */
+    if (rc != 0) /* removed: there are newer ones */
         return rc == ENOENT ? IGN_E_STALE : ign_store_error(rc);
     rc = read_header(store, *file, generation, position, h);
     if (rc != IGN_OK)
@@ -167,8 +167,8 @@ static void raise_to(ign_ctl *ctl, uint64_t *word, uint64_t value)
         ign_ctl_put(ctl, word, value);
 }
 
-/* The log was damaged since it was applied to the state that all share, and that one lacks nothing: the checkpoint is a copy of it. What
- * was found is counted there. */
+/* Copies the shared state for the checkpoint. The log was damaged since it was applied to that state, which lacks nothing. The damage that was
+ * found is counted there. */
 static int copy_shared(ign_store *store, ign_generation *g, ign_ctl *ctl, uint64_t *position)
 {
     const ign_root found = *ctl->root;
@@ -176,7 +176,7 @@ static int copy_shared(ign_store *store, ign_generation *g, ign_ctl *ctl, uint64
     if (rc != IGN_OK)
         return rc;
     ign_root *root = g->ctl.root;
-    uint64_t behind = *position - found.applied; /* of what is damaged there at the end, nothing says that it was there, but those who live */
+    uint64_t behind = *position - found.applied; /* damaged bytes at the end, of which only living processes know that they were written */
     *position = root->applied;
     rc = ign_store_flush_to(store, g, *position);
     if (rc == IGN_OK)
@@ -193,7 +193,7 @@ static int copy_shared(ign_store *store, ign_generation *g, ign_ctl *ctl, uint64
     return rc;
 }
 
-/* The state at a position that is flushed, in a control that nobody else sees, and then in a checkpoint. */
+/* Makes the state at a position that is flushed, in a control that no other process sees, and writes it as a checkpoint. */
 static int make_checkpoint(ign_store *store, bool in_memory)
 {
     ign_store_io *io = store->io;
@@ -235,12 +235,12 @@ static int make_checkpoint(ign_store *store, bool in_memory)
         rc = ign_store_error(write_image(store, &ctl, file, generation, id));
         io->close(io, file);
     }
-    /* Of a generation that ended meanwhile it may hold what the next one has not. */
+    /* If the generation ended meanwhile, the checkpoint may hold what the next generation does not have. */
     if (rc == IGN_OK && ign_store_sealed(g))
         rc = IGN_E_STALE;
     if (rc == IGN_OK) {
         int linked = io->link_new(io, made, name);
-        if (linked == ENOENT) /* swept: a later generation holds */
+        if (linked == ENOENT) /* removed: a later generation has begun */
             rc = IGN_E_STALE;
         else
             rc = linked == EEXIST ? IGN_OK : ign_store_error(linked == 0 ? io->flush_names(io) : linked);

@@ -7,14 +7,14 @@ enum { PAGE_RUNS = 41, INNER = 1, SHARD_BITS = 16, TIDY_RUNS = 4096, PAGE_COSTS 
 
 /* A place in the tree is an offset, with INNER in it for a node. */
 typedef struct node {
-    uint64_t bit;    /* 0 = the lowest: what differs below */
-    uint64_t prefix; /* the bits above it, which all times below have */
+    uint64_t bit;    /* in which the times of the two children differ; 0 = the lowest */
+    uint64_t prefix; /* the bits above it, the same in all times below */
     uint64_t child[2];
 } node;
 
 typedef struct page {
     uint64_t count;
-    uint64_t next, last; /* of one time: the page behind, and, in the first, the last one (0: itself) */
+    uint64_t next, last; /* pages of one time: the next one, and, in the first, the last one (0: itself) */
     uint64_t runs[PAGE_RUNS][3]; /* ms << SHARD_BITS | shard; first; last */
 } page;
 
@@ -60,7 +60,7 @@ static uint64_t new_page(ign_ctl *ctl)
     return offset;
 }
 
-/* The two below a node: `at` on the side of the time `ms`. */
+/* Makes a node over two: `at` on the side of the time `ms`, `other` on the other side. */
 static uint64_t new_node(ign_ctl *ctl, unsigned bit, uint64_t ms, uint64_t at, uint64_t other)
 {
     uint64_t offset = ign_ctl_alloc(ctl, sizeof(node));
@@ -75,11 +75,11 @@ static uint64_t new_node(ign_ctl *ctl, unsigned bit, uint64_t ms, uint64_t at, u
 
 static void fill(page *p, const uint64_t run[3])
 {
-    memcpy(p->runs[p->count], run, sizeof p->runs[0]); /* of a page that nobody has seen */
+    memcpy(p->runs[p->count], run, sizeof p->runs[0]); /* plainly, since no other process sees this page yet */
     p->count++;
 }
 
-/* A page for a run alone, beside what stands in the slot, whose times differ from its own in `bit` and not above. */
+/* Puts a run into a page of its own beside what is in the slot, whose times differ from the run's in `bit` and not above. */
 static void add_beside(ign_ctl *ctl, uint64_t *slot, unsigned bit, const uint64_t run[3])
 {
     uint64_t made = new_page(ctl);
@@ -91,7 +91,7 @@ static void add_beside(ign_ctl *ctl, uint64_t *slot, unsigned bit, const uint64_
         ign_ctl_put(ctl, slot, above);
 }
 
-/* A full page whose times differ in `bit` becomes two. */
+/* Splits a full page whose times differ in `bit` into two. */
 static void split(ign_ctl *ctl, uint64_t *slot, unsigned bit)
 {
     uint64_t old = *slot, made[2] = {new_page(ctl), new_page(ctl)};
@@ -107,12 +107,12 @@ static void split(ign_ctl *ctl, uint64_t *slot, unsigned bit)
     ign_ctl_free(ctl, old, sizeof *p);
 }
 
-/* A page of one time that is full gets another behind it. */
+/* Adds a run to pages of one time: to the last one, or, when that is full, to another page behind it. */
 static void chain(ign_ctl *ctl, uint64_t first, const uint64_t run[3])
 {
     page *head = page_at(ctl, first), *last = head->last == 0 ? head : page_at(ctl, head->last);
     if (last->count < PAGE_RUNS) {
-        memcpy(last->runs[last->count], run, sizeof last->runs[0]); /* beyond the count: nobody's */
+        memcpy(last->runs[last->count], run, sizeof last->runs[0]); /* plainly: beyond the count nothing is read */
         ign_ctl_put(ctl, &last->count, last->count + 1);
         return;
     }
@@ -124,7 +124,7 @@ static void chain(ign_ctl *ctl, uint64_t first, const uint64_t run[3])
     ign_ctl_put(ctl, &head->last, made);
 }
 
-/* The bits in which the times of a full page differ. */
+/* Returns the bits in which the times of a full page differ. */
 static uint64_t differences(const page *p)
 {
     uint64_t found = 0;
@@ -157,7 +157,7 @@ void ign_due_add(ign_ctl *ctl, ign_due *due, const ign_due_run *added)
         }
         page *p = page_at(ctl, *slot);
         if (p->count < PAGE_RUNS && p->next == 0) {
-            memcpy(p->runs[p->count], run, sizeof p->runs[0]); /* beyond the count: nobody's */
+            memcpy(p->runs[p->count], run, sizeof p->runs[0]); /* plainly: beyond the count nothing is read */
             ign_ctl_put(ctl, &p->count, p->count + 1);
             break;
         }
@@ -231,14 +231,14 @@ typedef struct tidying {
     ign_due *due;
     ign_due_lives *lives;
     void *arg;
-    uint64_t from; /* pages before are not looked at */
-    uint64_t left; /* runs that may still be looked at */
+    uint64_t from; /* pages of earlier times are left out */
+    uint64_t left; /* how many runs it may still look at */
     bool edge;     /* it ends with the first page in which anything lives */
     bool over;
-    uint64_t next; /* behind the times of the page that was looked at last */
+    uint64_t next; /* the time behind those of the last page that it looked at */
 } tidying;
 
-/* What lives of a page stays, in another page. Its offset; 0: nothing does. */
+/* Copies the living runs of a page into another one, if any run is dead. Returns the offset of the page that has them; 0: none lives. */
 static uint64_t tidy_page(ign_ctl *ctl, uint64_t at, tidying *t)
 {
     const page *p = page_at(ctl, at);
@@ -269,7 +269,7 @@ static uint64_t tidy_page(ign_ctl *ctl, uint64_t at, tidying *t)
     return made;
 }
 
-/* A page, and those of the same time behind it. */
+/* Tidies a page, and those of the same time behind it. */
 static void tidy_pages(ign_ctl *ctl, uint64_t *slot, tidying *t)
 {
     for (uint64_t before = 0, at = *slot; at != 0 && !t->over && !ctl->no_room;) {
@@ -316,7 +316,7 @@ static void tidy_below(ign_ctl *ctl, uint64_t *slot, tidying *t)
     ign_ctl_free(ctl, at - INNER, sizeof *n);
 }
 
-/* The earliest time of what stands there, dead or not. */
+/* Returns the earliest time below, of a dead run or a living one. */
 static uint64_t earliest_of(ign_ctl *ctl, uint64_t at)
 {
     uint64_t found = IGN_DUE_NONE;
@@ -345,7 +345,7 @@ void ign_due_tidy(ign_ctl *ctl, ign_due *due, uint64_t died, ign_due_lives *live
         ign_ctl_put(ctl, &due->next, next);
 }
 
-/* Pages that are made anew. Each has a record at least, and so many are looked at. */
+/* Returns the room that tidying may take: for pages made anew, each of which has at least one record, and of which it looks at so many. */
 uint64_t ign_due_tidy_takes(const ign_due *due)
 {
     uint64_t most = TIDY_RUNS / PAGE_COSTS + 4;

@@ -17,7 +17,7 @@
 #endif
 #include <unistd.h>
 
-#if defined(__APPLE__) && !defined(F_OFD_SETLK) /* the kernel has them, its headers do not say so */
+#if defined(__APPLE__) && !defined(F_OFD_SETLK) /* the kernel has them, its headers do not name them */
 #define F_OFD_SETLK 90
 #define F_OFD_GETLK 92
 #endif
@@ -25,7 +25,7 @@
 enum { IGN_STORE_PATH_MAX = 1024 };
 
 typedef struct os_io {
-    ign_store_io io; /* first: the functions get it back */
+    ign_store_io io; /* first, so that the functions can cast its pointer to this struct */
     int directory;
     dev_t device;
     ino_t inode;
@@ -64,7 +64,7 @@ static int os_open(ign_store_io *io, const char *name, bool create, int *file)
     *file = openat(p->directory, name, flags, 0600);
     if (*file < 0)
         return errno;
-    /* A umask that takes an owner's bit would leave a file that nobody can open again. */
+    /* With a umask that takes the owner's bits the file could not be opened again. */
     if (create && fchmod(*file, 0600) != 0) {
         int kept = errno;
         close(*file);
@@ -107,7 +107,7 @@ static int os_read(ign_store_io *io, int file, void *to, size_t bytes, uint64_t 
     return 0;
 }
 
-/* Direct, so that no page of the cache answers for a disk that has gone. A file system that cannot do that is asked to forget the page. */
+/* Reads with O_DIRECT, so that the page cache does not answer for a disk that is gone. A file system without it is asked to drop the page. */
 static int os_probe(ign_store_io *io, const char *name)
 {
     enum { BLOCK = 4096 };
@@ -184,8 +184,8 @@ static int os_flush(ign_store_io *io, int file)
 #else
     if (fdatasync(file) != 0)
         return errno;
-    /* ext4 answers 0 also to who comes just after its journal was aborted, by a failed write or because the device went away, though
-     * nothing more gets to the disk: what a flush says counts only while the file system still takes a write. This one is of no bytes. */
+    /* After ext4 has aborted its journal, for a failed write or a device that is gone, a flush returns 0 though nothing more gets to the
+     * disk. So a flush counts only while the file system still takes a write. This one is of no bytes. */
     return pwrite(file, "", 0, 0) == 0 ? 0 : errno;
 #endif
 }
@@ -277,7 +277,7 @@ static bool os_leads_to(ign_store_io *io, const char *name, const ign_store_iden
     memcpy(path, p->path, length);
     path[length] = '/';
     memcpy(path + length + 1, name, name_bytes);
-    /* With another name it may be found in a directory that was put in the place of ours. */
+    /* A file with a second name may be found in a directory that was put in the place of this one. */
     if (stat(path, &st) != 0 || st.st_nlink != 1 || (uint64_t)st.st_dev != identity->device || (uint64_t)st.st_ino != identity->inode)
         return false;
     *bytes = (uint64_t)st.st_size;

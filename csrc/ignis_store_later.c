@@ -1,4 +1,4 @@
-/* Messages that wait for their time: putting them there, and moving what is due. Looking is in ignis_store_list_later.c. */
+/* Delayed messages: loads them, and moves those that are due. Listing them is in ignis_store_list_later.c. */
 #include "ignis_store_parts.h"
 
 #include "ignis_store_fire.h"
@@ -100,7 +100,7 @@ static bool gather_run(void *arg, const ign_due_run *run)
     return true;
 }
 
-/* IGN_EMPTY: nothing is due. With IGN_OK and nothing found, what is due is gone: the due times are to be tidied. */
+/* Finds what is due. IGN_EMPTY: nothing is. With IGN_OK and nothing found, what was due is gone, and the due times must be tidied. */
 static int gather_due(ign_store *store, uint32_t main, bool at_once, gathering *c)
 {
     IGN_LANDING(store, );
@@ -151,7 +151,7 @@ static int by_pointer(const void *a, const void *b)
     return x->first < y->first ? -1 : x->first > y->first;
 }
 
-/* Is a slice of the same batch as the one before? */
+/* Whether a slice is of the same batch as the one before. */
 static bool of_one_batch(const gathering *c, uint32_t i)
 {
     return i > 0 && c->slices[i - 1].slice.position == c->slices[i].slice.position && c->slices[i - 1].slice.offset == c->slices[i].slice.offset;
@@ -162,8 +162,8 @@ static uint32_t record_end(const uint8_t *batch, uint32_t k)
     return k == 0 ? 0 : ign_get32(batch + IGN_SEGMENT_HEADER_BYTES + (size_t)(k - 1) * IGN_SEGMENT_INDEX_BYTES);
 }
 
-/* The batch that slice `i` is of: all of it, or if little of a large one is wanted, its header and index, and what is wanted of its
- * records, at their places. *opened: it is one. */
+/* Reads the batch of slice `i`. If only a few records of a large batch are wanted, it reads the header, the index and those records, at their
+ * places. *opened: it is a valid batch. */
 static int read_batch(ign_store *store, const gathering *c, uint32_t i, uint8_t *batch, ign_segment *segment, bool *opened)
 {
     const ign_slice *s = &c->slices[i].slice;
@@ -197,7 +197,7 @@ static int read_batch(ign_store *store, const gathering *c, uint32_t i, uint8_t 
     return rc;
 }
 
-/* One batch after the other is read, and what is wanted of it is copied. */
+/* Reads one batch after the other, and copies the wanted records. */
 static int copy_records(ign_store *store, gathering *c, uint8_t **copies)
 {
     uint64_t room = 0, batch_room = 0, at = 0;
@@ -224,7 +224,7 @@ static int copy_records(ign_store *store, gathering *c, uint8_t **copies)
             size_t bytes = 0;
             bool sound = opened && k < segment.count &&
                          ign_segment_get(&segment, k, c->later_number, s->shard, s->first, &record, &bytes) == IGN_OK;
-            /* What is damaged stays so: a check of its own bytes would make it pass for a message. */
+            /* A damaged record keeps a wrong checksum: with that of its own bytes it would count as a message. */
             uint32_t check = ign_crc32c(0, record, bytes) ^ (sound ? 0u : 1u);
             memcpy(*copies + at, &(uint32_t){(uint32_t)bytes}, 4);
             memcpy(*copies + at + 4, &check, 4);
@@ -249,7 +249,7 @@ static uint32_t field(const uint8_t *at)
     return value;
 }
 
-/* Neighbours of one shard that end at the same time become one batch. */
+/* Packs neighbours of one shard that expire at the same time into one batch. */
 static int pack(const gathering *c, packing *made)
 {
     uint64_t room = 0;
@@ -351,7 +351,7 @@ static int build_tidy(ign_store *store, ign_generation *g, void *arg, uint64_t *
     return IGN_OK;
 }
 
-/* IGN_EMPTY: something of it is gone meanwhile. */
+/* Moves what was gathered. IGN_EMPTY: something of it is gone meanwhile. */
 static int move_gathered(ign_store *store, gathering *c, const ign_store_how *how, ign_store_mark *mark)
 {
     packing made = {0};
@@ -405,11 +405,11 @@ static int move_some(ign_store *store, uint32_t main, gathering *c, ign_store_mo
         } else if (c->expired_count == 0) {
             tidy_call call = {.magazine = c->later_number, .ms = c->ms};
             rc = ign_store_commit(store, IGN_ENTRY_RETIRE, build_tidy, &call, how, mark);
-            rc = rc == IGN_OK ? IGN_EMPTY : rc; /* and look again */
+            rc = rc == IGN_OK ? IGN_EMPTY : rc; /* look again */
             i -= rc == IGN_EMPTY && ++tidied < MOST_TIDIES ? 1 : 0;
         }
     }
-    return rc == IGN_EMPTY ? IGN_OK : rc; /* others were quicker each time: what is due is theirs */
+    return rc == IGN_EMPTY ? IGN_OK : rc; /* others were quicker each time, and moved what was due */
 }
 
 int ign_store_move_due(ign_store *store, uint32_t main, uint64_t ms, uint64_t limit, uint64_t max_bytes, ign_store_moved *result,

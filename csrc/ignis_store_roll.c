@@ -1,5 +1,5 @@
-/* From one segment to the next. A segment that is laid out has its size and room on the disk, and a name that nobody takes for a segment's;
- * the roll links it to its own.
+/* Begins the next segment. A segment that is laid out has its size, its room on the disk, and a name that no segment has; the roll links it to
+ * the segment's name.
  */
 #include "ignis_store_parts.h"
 
@@ -7,8 +7,8 @@
 
 enum { UNIT = IGN_AHEAD_UNIT };
 
-/* The segment is full, or one was begun behind it that the state does not know: its header would take over the log from
- * where it begins, so another one must take over from that. */
+/* Whether the log must go on in another segment. The last one is full, or one was begun behind it that the state does not know. The header of
+ * that one would take over the log from where it begins, so another one must take over from it. */
 bool ign_store_must_roll(ign_generation *g, uint64_t size)
 {
     const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
@@ -19,7 +19,8 @@ bool ign_store_must_roll(ign_generation *g, uint64_t size)
            atomic_load_explicit(&g->ctl.head->next_number, memory_order_relaxed) != last->number + 1;
 }
 
-/* What is laid out gets its name: 0, an errno; ENOENT: there is none. It is taken first: no file becomes two segments. *bytes: its size. */
+/* Gives what is laid out its name. 0 or an errno; ENOENT: nothing is laid out. It is taken out first, so that no file becomes two segments.
+ * *bytes: its size. */
 static int take(ign_store *store, ign_generation *g, _Atomic uint64_t *from, const char *name, uint64_t *bytes)
 {
     ign_store_io *io = store->io;
@@ -35,7 +36,7 @@ static int take(ign_store *store, ign_generation *g, _Atomic uint64_t *from, con
     return rc;
 }
 
-/* Another segment, in the open transaction. The one before it is flushed: only the newest is ever not. */
+/* Begins another segment, in the open transaction. It flushes the one before it: only the newest is ever not flushed. */
 int ign_store_roll(ign_store *store, ign_generation *g, uint64_t size)
 {
     ign_store_io *io = store->io;
@@ -52,7 +53,7 @@ int ign_store_roll(ign_store *store, ign_generation *g, uint64_t size)
     char name[IGN_STORE_NAME_MAX];
     uint8_t sector[IGN_LOG_SECTOR];
     int file;
-    /* No number is used twice, though a roll fails or its writer dies: somebody may have the file open. And once there may be
+    /* No number is used twice, even when a roll fails or its writer dies: a process may have the file open. And once there may be
      * a file that begins here, the log does not go on in the one before: see above. */
     made.number = atomic_fetch_add_explicit(&head->next_number, 1, memory_order_relaxed);
     IGN_STEP(io);

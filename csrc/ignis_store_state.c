@@ -40,7 +40,7 @@ ign_due *ign_state_due(ign_ctl *ctl, const ign_magazine *magazine)
     return later == NULL || (later->durability & IGN_MAGAZINE_IS_LATER) == 0 ? NULL : due_behind(later);
 }
 
-/* The table of numbers has room for this one. */
+/* Returns the place of a number in the table of numbers, which grows if it must. */
 static uint64_t *number_slot(ign_ctl *ctl, uint64_t number)
 {
     uint64_t had = ctl->root->by_id_count;
@@ -108,7 +108,7 @@ static void drop_magazine(ign_ctl *ctl, ign_magazine *magazine)
     ign_map_remove(ctl, record);
 }
 
-/* With a magazine goes its later one. */
+/* Drops a magazine together with its later one. */
 static void drop_both(ign_ctl *ctl, ign_magazine *magazine)
 {
     uint32_t number = IGN_MAGAZINE_OTHER(magazine);
@@ -205,7 +205,7 @@ void ign_state_add_segment(ign_ctl *ctl, const ign_segment_info *segment)
         ign_ctl_put(ctl, &root->segment_capacity, capacity);
     }
     ign_state_segment *slot = (ign_state_segment *)ign_ctl_at(ctl, root->segments) + root->segment_count;
-    *slot = (ign_state_segment){.info = *segment}; /* beyond the count: nobody's */
+    *slot = (ign_state_segment){.info = *segment}; /* plainly: beyond the count nothing is read */
     ign_ctl_put(ctl, &root->segment_count, root->segment_count + 1);
 }
 
@@ -243,7 +243,7 @@ static bool run_lives(ign_ctl *ctl, void *arg, const ign_due_run *run)
     return shard != NULL && ign_state_living(ctl, shard, run->first, run->last) != 0;
 }
 
-/* So many records of a magazine died. */
+/* Notes in the due times that so many records of a later magazine died, and tidies them. */
 static void note_died(ign_ctl *ctl, ign_magazine *magazine, uint64_t died, bool tidy)
 {
     if ((magazine->durability & IGN_MAGAZINE_IS_LATER) == 0 || (died == 0 && !tidy))
@@ -278,7 +278,7 @@ static int apply_transfer(ign_ctl *ctl, const ign_entry *entry)
     return rc != IGN_OK ? rc : apply_retire(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads);
 }
 
-/* CLAIM and RENEW begin alike. */
+/* Applies CLAIM and RENEW, whose payloads begin alike. */
 static int apply_claims(ign_ctl *ctl, const uint8_t *p, uint64_t bytes, bool renew)
 {
     ign_magazine *magazine = bytes < 24 ? NULL : ign_state_magazine(ctl, ign_get32(p));
@@ -313,7 +313,7 @@ static int apply_claimed(ign_ctl *ctl, const ign_entry *entry)
     return rc != IGN_OK ? rc : apply_claims(ctl, entry->payload + 8 + loads, entry->payload_bytes - 8 - loads, false);
 }
 
-/* Runs of a later magazine, in which nothing waits for its turn. */
+/* Expires runs anywhere in a later magazine, where nothing has to wait for what is before it. */
 static int expire_anywhere(ign_ctl *ctl, ign_magazine *magazine, const uint8_t *p, uint64_t bytes)
 {
     uint32_t runs = ign_get32(p + 4);
@@ -413,7 +413,7 @@ static int apply_open(ign_ctl *ctl, const uint8_t *p, uint64_t bytes)
 #ifdef IGN_MUTANT_NO_JUMP
     jump = 0;
 #endif
-    /* A magazine that was declared and lost had pointers too. */
+    /* Also for magazines to come: one that was declared and lost had given out pointers too. */
 #ifndef IGN_MUTANT_LOST_MAGAZINE
     if (anything)
         ign_ctl_put(ctl, &ctl->root->first_pointer, leap(ctl->root->first_pointer, jump));

@@ -1,11 +1,11 @@
-/* What the disk refuses to read of a segment.
+/* Reads segments of which the disk refuses a part.
  *
- * Bytes count as damaged only where that is certain: the file ends before them, or they were refused again and again while the disk gave
- * other bytes between the refusals, past what the machine keeps in memory. A disk that has gone as a whole gives nothing. There whoever reads
- * gets its error, and what was asked for is asked for again. In the place of what cannot be read are ones, for which no checksum holds.
+ * Bytes count as damaged only where that is certain: the file ends before them, or they were refused again and again while the disk itself,
+ * past the page cache, gave other bytes between the refusals. A disk that is gone gives nothing: then the call gets the error, and can be made
+ * again. Bytes that cannot be read are filled with ones, for which no checksum holds.
  *
- * A sector that is refused today may be read tomorrow. So before anybody is told that a message in it is damaged, the segment's file gets a
- * second name, `damaged-log-`: when all in it is retired its first name goes, and the bytes stay.
+ * A sector that is refused today may be read tomorrow. So before a message in it is reported as damaged, the segment's file gets a
+ * second name, `damaged-log-`: when all in it is retired its first name is removed, and the bytes stay.
  */
 #include "ignis_store_log.h"
 
@@ -29,7 +29,7 @@ static void look_at(void *arg, const char *name)
         strcpy(found->names[found->count++], name);
 }
 
-/* The first bytes of a file, from the disk itself where the machine can do that. */
+/* Reads the first bytes of a file, from the disk itself where the machine can do that. */
 static int probe(ign_store_io *io, const char *name)
 {
     if (io->probe != NULL)
@@ -43,7 +43,7 @@ static int probe(ign_store_io *io, const char *name)
     return rc;
 }
 
-/* Does the disk give other bytes than those at `at` of that file? 0 or an errno. */
+/* Checks that the disk gives other bytes than those at `at` of that file. 0 or an errno. */
 static int gives_others(ign_store_io *io, const char *name, uint64_t at)
 {
 #ifdef IGN_MUTANT_NO_PROBE
@@ -58,7 +58,7 @@ static int gives_others(ign_store_io *io, const char *name, uint64_t at)
     return rc;
 }
 
-/* A part of a block that was refused. 0: *refused says whether it still is; an errno: it cannot be told. */
+/* Reads a refused part of a block again. 0: *refused says whether it is still refused; an errno: that cannot be told. */
 static int read_again(ign_store_io *io, const char *name, int file, uint8_t *to, uint64_t bytes, uint64_t at, bool patient, bool *refused)
 {
     int rc = gives_others(io, name, at);
@@ -73,7 +73,7 @@ static int read_again(ign_store_io *io, const char *name, int file, uint8_t *to,
     return rc;
 }
 
-/* 0 or an errno; ENOENT: the file has no name any more. */
+/* Gives a segment's file its second name. 0 or an errno; ENOENT: the file has no name any more. */
 static int keep(ign_store_io *io, const char *name, uint64_t generation, uint64_t number)
 {
 #ifdef IGN_MUTANT_NOT_KEPT

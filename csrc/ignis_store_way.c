@@ -1,25 +1,25 @@
-/* May an entry be written? What has to be laid out for it, and who goes on when the disk has no more room. */
+/* Decides whether an entry may be written, what has to be laid out for it, and which calls go on when the disk has no more room. */
 #include "ignis_store_parts.h"
 
 #include <errno.h>
 
-/* More than the first eighth of the segment would be written. */
+/* Whether more than the first eighth of the segment would be written. */
 static bool is_begun(ign_generation *g, uint64_t size)
 {
     const ign_segment_info *last = &ign_state_last_segment(&g->ctl)->info;
     return g->ctl.root->applied + size > last->base + last->size / 8;
 }
 
-/* Bytes of entries that fit into what a word says is laid out. A roll that fails is to be avoided: behind one the log goes on only with
- * another segment. */
+/* Returns the bytes of entries that fit into what a word says is laid out. A roll must not fail if that can be avoided: behind a failed one
+ * the log goes on only with another segment. */
 static uint64_t fits(_Atomic uint64_t *word)
 {
     uint64_t bytes = ign_ahead_bytes(atomic_load_explicit(word, memory_order_seq_cst));
     return bytes < IGN_LOG_SECTOR ? 0 : bytes - IGN_LOG_SECTOR;
 }
 
-/* Bytes of entries for which there is room in that much of the newest segment and in what is laid out: an entry is in one segment, so at the
- * end of each some stays empty. */
+/* Returns the bytes of entries that fit into that much of the newest segment and into what is laid out. An entry is in one segment, so some
+ * room at the end of each stays empty. */
 static uint64_t room_in(ign_generation *g, uint64_t left, uint64_t ahead, uint64_t kept)
 {
     uint64_t largest = atomic_load_explicit(&g->ctl.head->largest, memory_order_relaxed), room = 0, most = 0, parts[3] = {left, ahead, kept};
@@ -42,8 +42,8 @@ uint64_t ign_store_left(ign_generation *g)
     return room_in(g, left_in_newest(g), fits(&g->ctl.head->ahead), fits(&g->ctl.head->reserve));
 }
 
-/* No room for more segments. Compaction goes on in what is left, and others as long as the segment that is emptied most cheaply fits behind
- * them. */
+/* Decides without room for more segments: IGN_OK or IGN_E_NO_ROOM. Compaction may use what is left, and loads may not. Others may while the
+ * cheapest segment can still be emptied behind them. */
 static int make_do(ign_generation *g, uint64_t size, ign_store_weight weight)
 {
     ign_ctl_head *head = g->ctl.head;
@@ -74,8 +74,8 @@ bool ign_store_has_way(ign_generation *g, uint64_t size, ign_store_weight weight
     return ign_ahead_is_laid(&head->reserve) && (weight != IGN_WEIGHT_LOAD || ign_ahead_is_laid(&head->ahead));
 }
 
-/* While maintenance is at work, room may be wanting for a moment only: it lays out what the call looks for, or has made a checkpoint's copy
- * that it gives back. Loads are refused once it is noted that room is short, so that is not noted then, unless it was waited for already. */
+/* Notes that room is short, after which loads are refused. While maintenance is at work room may be lacking only for a moment: it lays out what
+ * the call needs, or a checkpoint's copy has the room and returns it. Then nothing is noted, unless the call has already waited for that. */
 void ign_store_note_no_room(ign_generation *g, ign_store_weight weight, bool goes)
 {
     ign_ctl_head *head = g->ctl.head;
@@ -98,9 +98,9 @@ int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_s
     if (ign_store_has_way(g, size, weight))
         return IGN_OK;
     if (was_short != 0 && weight != IGN_WEIGHT_LOAD && make_do(g, size, weight) == IGN_OK)
-        return IGN_OK; /* what room there is, is for maintenance to find */
+        return IGN_OK; /* maintenance looks for more room, not this call */
     if (was_short != 0 && weight == IGN_WEIGHT_OTHER) {
-        /* A checkpoint comes first: without it no segment goes. */
+        /* A checkpoint's room comes first: without a checkpoint no segment is removed. */
         bool kept = atomic_load_explicit(&head->spare_bytes, memory_order_seq_cst) >= g->ctl.root->used;
         int laid = kept ? ign_store_lay_into(store, g, &head->reserve, ign_store_reserve_bytes(store, g), false) : ign_store_error(ENOSPC);
         if (laid >= 0 && rolls)
@@ -114,7 +114,7 @@ int ign_store_make_way(ign_store *store, ign_generation *g, uint64_t size, ign_s
         errno = laid < 0 ? error : ENOSPC;
         return IGN_E_NO_ROOM;
     }
-    int rc = was_short != 0 && weight == IGN_WEIGHT_LOAD ? ign_store_error(ENOSPC) : IGN_OK; /* until maintenance has found room for all */
+    int rc = was_short != 0 && weight == IGN_WEIGHT_LOAD ? ign_store_error(ENOSPC) : IGN_OK; /* until maintenance has all the room again */
     if (rc == IGN_OK && weight == IGN_WEIGHT_LOAD && rolls)
         rc = ign_store_keep_spare(store, g, ign_store_spare_bytes(g, ign_store_log_bytes(g) + bytes));
     if (rc >= 0)

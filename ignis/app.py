@@ -66,7 +66,7 @@ def _figures_of(queue: Queue[Any]) -> dict[str, Any]:
 
 
 class Ignis:
-    """An application on one store: makes its queues, and starts and stops what works on them.
+    """An application on one store. It makes queues, and starts and stops what works on them.
 
     Thread-safe. Nothing is opened before first use.
 
@@ -77,17 +77,17 @@ class Ignis:
     1
 
     Args:
-        url: ``embedded:///path``, ``memory://``; default: the argument, then ``IGNIS_URL``, then ``url`` of the file.
-        client_id: the application's name; queues of different applications on one store do not meet.
+        url: the store, such as ``embedded:///path`` or ``memory://``; default ``IGNIS_URL``, then ``url`` of the settings file.
+        client_id: the application's name; applications on one store do not see each other's queues.
         farm_id: the name of the farm: the deployment, such as a data centre.
-        config: path of a TOML settings file (default ``IGNIS_CONFIG``).
+        config: path of a TOML settings file; default ``IGNIS_CONFIG``.
         resources: a mapping that every handler finds as ``ctx.resources``.
         consumer, sweeper, refresher, publisher, leader, schedules: settings of these components (see ``docs/settings.md``).
         store: options of the store, e.g. ``{"sync_interval_ms": 200}``.
-        clock: seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an `ignis.testing.ManualClock`,
-            by which then go the memory store, locks and schedules too.
+        clock: a function that gives seconds since the epoch, for the sweeper's thresholds and the expiry of queues; or an
+            `ignis.testing.ManualClock`, which then also drives the memory store, locks and schedules.
 
-    Not usable in a child after ``fork`` (ForkedHandleError): make a new one there.
+    In a child after ``fork`` every call raises ForkedHandleError: make a new object there.
     """
 
     def __init__(
@@ -128,7 +128,9 @@ class Ignis:
         schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)
         self.hooks = Hooks()
         self.leader_settings = resolve(LeaderSettings, leader, self.file)
-        resolve(PublisherSettings, publisher, self.file)  # said here, not by the first publisher
+        resolve(
+            PublisherSettings, publisher, self.file
+        )  # so that a bad value is refused here, not by the first publisher
         self._publisher_given = dict(publisher)
         self.store_options: dict[Any, Any] = dict(store)
         for name in self.store_options:
@@ -141,7 +143,7 @@ class Ignis:
                 self.url, self._url_source, self.client_id, self.farm_id, self.store_options, self.clock
             )
         )
-        # Held by who starts or closes, and waited for by nobody who holds the lock of a queue.
+        # Taken to start and to close. A thread that holds the lock of a queue never waits for it.
         self._lock = threading.RLock()
         self._sweeper: Sweeper | None = None
         self._deciders: Deciders | None = None
@@ -160,7 +162,7 @@ class Ignis:
             self._lock,
         )
         self.schedules = self._scheduling.stored
-        """What is stored to be published by the clock."""
+        """The stored schedules: messages that are published by the clock."""
         self.refresher = Refresher(
             self._table,
             lambda: self.store,
@@ -212,7 +214,7 @@ class Ignis:
 
     @property
     def magazines(self) -> MagazineManager:
-        """The magazines of the store. Opens it, and raises as `store` does."""
+        """The magazines of the store. Opens the store, and raises as `store` does."""
         return self._opened.magazines
 
     @overload
@@ -220,12 +222,12 @@ class Ignis:
     @overload
     def queue(self, name: str, type: None = None, **settings: Any) -> Queue[Any]: ...
     def queue(self, name: str, type: Any = None, **settings: Any) -> Queue[Any]:
-        """The queue of that name; the same object for the same name.
+        """Returns the queue of that name, always the same object for the same name.
 
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
             type: of its messages: ``bytes``, ``str``, ``dict``, a ``msgspec.Struct``, a dataclass, a pydantic model, ...;
-                None = any JSON value, or what the stored queue has.
+                None = any JSON value, or the type of the stored queue.
             settings: any of ``[queue]`` in ``docs/settings.md``: ``shards``, ``message_expiry="2d"``,
                 ``stuck_after="20m"``, ``durability``, ...
 
@@ -241,21 +243,21 @@ class Ignis:
 
     @property
     def templates(self) -> Sequence[HandlerTemplate]:
-        """The handlers that were registered with `handler`."""
+        """The handlers that `handler` registered for queues found in the store."""
         return self._table.templates
 
     def remove_queue(self, name: str, *, force: bool = False) -> None:
         """Removes a queue from the store: settings, messages and sideline. Durable on return. Thread-safe.
 
-        Its consumer here is stopped. In other processes consumers end within the refresher's ``watch_s``. Whoever still
-        publishes gets QueueRemovedError, by every way and at once, until `Queue.open` is called there or the queue is made
-        again; nothing is acknowledged that nobody will handle. ``app.queue(name)`` gives a new object here, whose first use
-        makes the queue anew.
+        Its consumer here is stopped; in other processes consumers end within ``refresher.watch_s``. From then on every
+        publish raises QueueRemovedError at once, until `Queue.open` is called there or the queue is made again. So no
+        message is acknowledged that nobody will handle. ``app.queue(name)`` gives a new object here, whose first use makes
+        the queue anew.
 
         Args:
             name: of the queue.
-            force: also when it holds messages, claimed ones included. Handlers that run go on, and what becomes of their
-                messages is not stored.
+            force: also when it holds messages, claimed ones included. Handlers that run go on; their outcomes are not
+                stored.
 
         Raises:
             QueueNotFoundError: there is none. QueueNotEmptyError: it holds messages; nothing has changed.
@@ -292,23 +294,24 @@ class Ignis:
         max_headers_bytes: int | None = None,
         strict: bool = True,
     ) -> Magazine[Any]:
-        """The raw magazine of that name: load, fire, reload, delete, peek, metadata.
+        """Returns the raw magazine of that name, with load, fire, reload, delete, peek and metadata.
 
         Args:
-            name: of a queue: its main magazine; with ``_SIDELINE`` behind it, its sideline, which nobody loads by hand; any
-                other: one of its own.
-            type, codec, strict: as for `queue`; of a queue that is stored, what the queue has.
-            shards, durability: None = those of the magazine as it is stored, of the queue of that name, or 32 and ``sync``.
-            ttl_s: of what is loaded, in seconds, at most 365 days; None = never expires; ``"queue"``: as the
-                queue's ``message_expiry`` says, and for a magazine without a queue what a new queue of this store gets: on the
-                embedded store never.
+            name: a queue's name for its main magazine; with ``_SIDELINE`` behind it for its sideline, which refuses loads; any
+                other name for a magazine without a queue.
+            type, codec, strict: as for `queue`; None and ``auto`` take those of the stored queue.
+            shards: None = those of the stored magazine, else of the queue of that name, else 32.
+            durability: None = that of the queue of that name, else ``sync``.
+            ttl_s: the time to live of loaded messages in seconds, at most 365 days; None = they never expire. ``"queue"`` =
+                the queue's ``message_expiry``, and without a queue that of a new queue of this store (embedded: never).
             max_message_bytes, max_headers_bytes: limits of one message's body and headers; None = the queue's, or 1 MiB and
                 16 KiB.
 
         Raises:
-            ConfigError, InvalidNameError: nothing has changed. QueueMismatchError: the magazine exists with other shards,
-            and keeps them, or with another durability; or the queue has another codec or type, or lower limits, so that its
-            consumers could not read what is loaded. QueueNotFoundError: the sideline of a queue that is not stored.
+            ConfigError, InvalidNameError: nothing has changed.
+            QueueMismatchError: the magazine exists with other shards, and keeps them, or with another durability. Or the
+                queue has another codec or type, or lower limits, so that its consumers could not read what is loaded.
+            QueueNotFoundError: the sideline of a queue that is not stored.
             StoreFormatError: its entry in the store is damaged.
         """
         return self._raw_magazines.get(
@@ -317,9 +320,11 @@ class Ignis:
         )  # fmt: skip
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: ``layer(ctx, call_next)`` around every handler; the first registered is the outermost. A coroutine
-        function fits around every handler; a plain function is refused, here or where a handler is registered, around one
-        that is a coroutine function. Raises ConfigError, also while handlers run: their workers would not know of the layer."""
+        """Decorator: adds ``layer(ctx, call_next)`` around every handler; the first registered is the outermost.
+
+        A coroutine function fits around every handler, a plain function only around plain ones: elsewhere it is refused, here
+        or when the handler is registered. Raises ConfigError, also while handlers run: their workers would not know of the
+        layer."""
         check_callable(layer, "middleware", "ctx, call_next")
         for queue in self.queues():
             queue.check_not_running(layer)
@@ -337,11 +342,11 @@ class Ignis:
         Args:
             pattern: of queue names, as in a shell: ``orders.*``; empty = none.
             type: of the messages, see `queue`.
-            handler_type: takes queues that name this handler type too (default: the function's name).
+            handler_type: also takes queues that name this handler type; default: the function's name.
             options: see ``queue.handler``; without ``concurrency`` each queue's stored one counts.
 
-        What several fit is taken by the first registered; a queue with a handler of its own keeps that. Found by
-        the refresher while the application runs.
+        The refresher finds the queues while the application runs. When several handlers fit a queue, the first
+        registered gets it. A queue with a handler of its own keeps that one.
         """
 
         check_text(pattern, "pattern")
@@ -376,25 +381,25 @@ class Ignis:
             take_back(self.store, name)
 
     def after_publish(self, fn: AfterPublish) -> AfterPublish:
-        """Decorator: ``fn(queue, count)`` after so many messages became durable, in the thread that stored them. What it
-        raises is logged."""
+        """Decorator: calls ``fn(queue, count)`` after ``count`` messages became durable, in the thread that stored them. An
+        exception that it raises is logged."""
         check_callable(fn, "after_publish", "queue, count")
         self.hooks.add_after_publish(fn)
         return fn
 
     def after_handling(self, fn: AfterHandling) -> AfterHandling:
-        """Decorator: ``fn(queue, handled, sidelined)`` after a batch of acknowledgements was stored. What it raises is
-        logged."""
+        """Decorator: calls ``fn(queue, handled, sidelined)`` after a batch of acknowledgements was stored. An exception that it
+        raises is logged."""
         check_callable(fn, "after_handling", "queue, handled, sidelined")
         self.hooks.add_after_handling(fn)
         return fn
 
     def publisher_settings(self, given: Mapping[str, Any]) -> PublisherSettings:
-        """The settings of a publisher that was asked for with these. Raises ConfigError."""
+        """The settings of a publisher for which ``given`` was asked. Raises ConfigError."""
         return resolve(PublisherSettings, {**self._publisher_given, **given}, self.file)
 
     def sweeper(self) -> Sweeper:
-        """The sweeper of this store; sweeps only while this instance leads."""
+        """Returns the sweeper of this store. It sweeps only while this instance leads."""
         with self._lock:
             if self._sweeper is None:
                 self._sweeper = Sweeper(self.store, self.leader("sweeper"), self.sweeper_settings, self.clock)
@@ -415,10 +420,10 @@ class Ignis:
         timezone: str = "UTC",
         missed: Literal["skip", "once", "all"] = "once",
     ) -> None:
-        """Declares a schedule: the message is published at each of its ticks, once each, by the instance that leads.
+        """Declares a schedule: the instance that leads publishes the message once at each of its ticks.
 
-        It is stored by `start`. What an operator changes there since then stays until the code asks for something else.
-        ``app.schedules`` lists, changes, pauses and removes what is stored, and `Schedules.add` stores one at once.
+        `start` stores it. What an operator changes in the store stays until the code declares something else.
+        ``app.schedules`` lists, changes, pauses and removes stored schedules; `Schedules.add` stores one at once.
 
         >>> from ignis import Ignis
         >>> with Ignis("memory://") as app:
@@ -429,13 +434,13 @@ class Ignis:
 
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
-            queue: where the messages go.
+            queue: where the messages go: a queue or its name.
             message: of the queue's type.
-            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``.
-            every: seconds, or a duration such as ``"5m"``; at least 0.1 s. Give ``cron`` or ``every``.
+            cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``. Give ``cron`` or ``every``.
+            every: the time between ticks: seconds, or a duration such as ``"5m"``; 0.1 s to 365 days.
             timezone: of ``cron``, such as ``"Europe/Berlin"``.
-            missed: what becomes of ticks that nobody fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once`` fires
-                the newest in place of all that are due, ``all`` fires each.
+            missed: what happens to ticks that were not fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once``
+                fires the newest in place of all that are due, ``all`` fires each.
 
         Raises ConfigError, InvalidNameError.
         """
@@ -444,11 +449,11 @@ class Ignis:
         )
 
     def scheduler(self) -> Scheduler:
-        """What fires the schedules of this store; it does only while this instance leads the scope ``schedules``."""
+        """Returns the scheduler, which fires the schedules of this store while this instance leads the scope ``schedules``."""
         return self._scheduling.scheduler()
 
     def leader(self, scope: str = "sweeper") -> Leadership:
-        """This instance's candidate to lead a scope; the same object for the same scope. Raises ConfigError."""
+        """Returns this instance's candidate to lead a scope, the same object for the same scope. Raises ConfigError."""
         check_name(scope, "scope")
         with self._lock:
             if self._deciders is None:
@@ -458,27 +463,30 @@ class Ignis:
     # -- life
 
     def start(self, queues: Iterable[str] | None = None) -> None:
-        """Starts consumers and shovels of the queues that have a handler (or of those named), the sweeper and the
-        refresher. Returns at once, but for handlers with ``pool="process"``: it waits until one worker process of each has
-        imported its module (``consumer.worker_start_timeout_s``).
+        """Starts consumers and shovels of the queues that have a handler (or of those named), the sweeper and the refresher.
 
-        Raises ConfigError when there is nothing to run or a named queue has no handler; WorkerStartError when no worker
-        process of a handler can start; MainGuardError in a script that a worker process runs again and in a module that
-        ``ignis worker`` imports; StoreUnreachableError where memory, descriptors or threads are lacking. Then nothing runs, and
-        nothing was claimed.
+        Returns at once, except with handlers of ``pool="process"``: it then waits until one worker process of each has
+        imported its module, at most ``consumer.worker_start_timeout_s``.
+
+        Raises (then nothing runs, and nothing was claimed):
+            ConfigError: there is nothing to run, or a named queue has no handler.
+            WorkerStartError: no worker process of a handler can start.
+            MainGuardError: called in a script that a worker process runs again, or in a module that ``ignis worker`` imports.
+            StoreUnreachableError: memory, descriptors or threads are lacking.
         """
         self._running.start(queues)
 
     def refresh(self) -> RefreshResult:
-        """A pass of the refresher now: discovers, expires, reconciles. Raises the store's error when it cannot be asked."""
+        """Makes a pass of the refresher now: discovers, expires and reconciles queues. Raises the store's error when the store
+        cannot be asked."""
         return self.refresher.run_once()
 
     def pause(self) -> None:
-        """Stops claiming on all queues here, those found later included; what was claimed is finished. See `quiet`."""
+        """Stops claiming on all queues of this process, those found later included; what was claimed is finished. See `quiet`."""
         self._running.pause()
 
     def resume(self) -> None:
-        """Claims again after `pause`."""
+        """Starts claiming again after `pause`."""
         self._running.resume()
 
     @property
@@ -488,33 +496,34 @@ class Ignis:
 
     @property
     def ready(self) -> bool:
-        """Everything that `start` starts runs."""
+        """Whether everything that `start` starts runs."""
         return self._running.ready
 
     @property
     def drained(self) -> bool:
-        """Nothing was left claimed by the last `stop`."""
+        """Whether the last `stop` left nothing claimed."""
         return self._running.drained
 
     @property
     def quiet(self) -> bool:
-        """Paused, with nothing claimed and every outcome stored: this instance may go without touching any message."""
+        """Whether it is paused with nothing claimed and every outcome stored, so that it may end without touching a message."""
         return self._running.quiet
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are
-        stored. Returns True when nothing was left claimed. Idempotent. Not to be called by a handler, which would wait
-        for itself: see `request_stop`.
+        """Stops gracefully: running handlers finish, what was claimed and not started goes back, acknowledgements are stored.
+
+        ``timeout``: seconds for the handlers; None = ``consumer.stop_timeout_s``. Returns True when nothing was left claimed.
+        Idempotent. A handler that called it would wait for itself: it calls `request_stop`.
         """
         return self._running.stop(timeout)
 
     def run(self, queues: Iterable[str] | None = None, *, stop_timeout: float | None = None) -> None:
-        """`start`, then blocks until SIGTERM, SIGINT or SIGHUP, `request_stop`, or a `stop` or `close` by another thread; then
-        `stop`.
+        """Calls `start`, blocks, and calls `stop` after SIGTERM, SIGINT, SIGHUP or `request_stop`. A `stop` or `close` by another
+        thread also ends it.
 
-        A second SIGTERM or SIGINT ends the process at once with status 130: what was claimed is left to the sweeper.
-        SIGHUP, which a terminal sends at its end, often twice, only asks to stop; one that was ignored at the start, as
-        ``nohup`` does, stays ignored.
+        A second SIGTERM or SIGINT ends the process at once with status 130: what was claimed is left to the sweeper. Any
+        number of SIGHUPs only ask to stop, since a terminal often sends two at its end. A SIGHUP that was ignored at the
+        start, as with ``nohup``, stays ignored.
 
         Raises the error of a consumer that failed (the store broke), after stopping the others.
         """
@@ -526,7 +535,7 @@ class Ignis:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not stopped since."""
+        """Whether the application was started and not stopped since."""
         return self._running.running
 
     @property
@@ -535,9 +544,10 @@ class Ignis:
         return self._opened.opened is not None
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the store, of every queue of this process, of the schedules, what the refresher knows of all queues, and of
-        the sweeper, the scheduler and the part in elections, once there are any. Of queues that it may only publish to, over a
-        broker or a relay, those that this process counted."""
+        """Figures of the store, of every queue of this process, of the schedules, and what the refresher knows of all queues.
+
+        Once they are used, also of the sweeper, the scheduler and the candidates to lead. A queue that this process may only
+        publish to, over a broker or a relay, has the figures that this process counted."""
         states = self.refresher.states
         figures: dict[str, Any] = {
             "store": self.store.stats(),
@@ -557,11 +567,11 @@ class Ignis:
         """Stops, stores what publishers still hold, then closes the store. Idempotent. Thread-safe.
 
         ``timeout``: seconds for the stop, and as many for the publishers; None = ``consumer.stop_timeout_s`` and each publisher's
-        ``close_timeout_s``. What could not be stored is logged, and its receipts say why.
+        ``close_timeout_s``. Messages that could not be stored are logged, and their receipts say why.
 
-        What was registered stays: queues, handlers, middleware and hooks work again with the next use or `start`, which
-        open the store anew. Queues that were found in the store are found again. Publishers, locks and magazines of before are
-        closed for good. With ``memory://``, which has no name, the content is gone.
+        Queues, handlers, middleware and hooks stay registered: the next use or `start` opens the store anew, and they work
+        again. Queues that were found in the store are found again. Publishers, locks and magazines made before stay closed.
+        The content of ``memory://``, which has no name, is gone.
         """
         if timeout is not None:
             check_timeout(timeout)
@@ -571,7 +581,7 @@ class Ignis:
             queue.close_awaited(timeout)
         open_ = self._opened.opened
         if open_ is not None:
-            # Not under the lock: a hook that is told of what was stored may want a queue of this application.
+            # Not under the lock: a hook that is called for stored messages may ask for a queue of this application.
             end_publishers(open_.magazines, timeout)
         with self._lock:
             store = self._opened.take()
@@ -588,7 +598,7 @@ class Ignis:
                 store.close()
 
     def close_quietly(self) -> None:
-        """`close` for a process that ends anyway."""
+        """Calls `close` and suppresses its errors, for a process that ends anyway."""
         with contextlib.suppress(IgnisError, OSError):
             self.close()
 
@@ -616,6 +626,6 @@ def _mapping(value: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        # Not the value: a URL with its password may stand here, or pairs of names and secrets.
+        # Without the value: it may be a URL with its password, or pairs of names and secrets.
         raise ConfigError(f"{name} is {kind_of(value)} and not a mapping of settings")
     return value

@@ -96,17 +96,17 @@ def parse_duration_s(value: object, name: str) -> float:
 
 
 def check_name(name: object, what: str = "queue") -> str:
-    """Returns the name, or raises InvalidNameError. Names reach file systems, metrics and other stores' keys."""
+    """Returns the name, or raises InvalidNameError. Names become file names, labels of metrics and keys of stores."""
     if not isinstance(name, str) or NAME_PATTERN.match(name) is None:
         raise InvalidNameError(f"{what} name {shown(name)} does not match [A-Za-z0-9._-]{{1,128}}, or is . or ..")
-    return str.__str__(name)  # of a class of its own a record could not be stored
+    return str.__str__(name)  # a plain str: a record with a subclass of it could not be stored
 
 
 def check_queue_name(name: object, what: str = "queue") -> str:
-    """`check_name` for a queue or a magazine of its own. Raises InvalidNameError for a name whose keys another's would have.
+    """`check_name` for a queue or a magazine without one. Raises InvalidNameError for a name that is a key of another queue.
 
     A store makes keys from names: ``jobs_SHARD_1_POINTERS`` are the pointers of shard 1 of ``jobs``. So a name must not end
-    like the keys of one: ``_SHARD_<number>``, ``_SHARDS``, ``_POINTERS``, ``_COUNTERS``, ``_SIDELINE``.
+    like such a key: in ``_SHARD_<number>``, ``_SHARDS``, ``_POINTERS``, ``_COUNTERS`` or ``_SIDELINE``.
     """
     checked = check_name(name, what)
     ending = _OTHERS_KEYS.search(checked)
@@ -117,11 +117,11 @@ def check_queue_name(name: object, what: str = "queue") -> str:
 
 
 def check_whole(value: object, name: str, low: int, high: int | None = None) -> int:
-    """Returns the whole number, or raises ConfigError naming ``name``. A bool, a float and text are none."""
+    """Returns the whole number, or raises ConfigError naming ``name``. A bool, a float and text are refused."""
     try:
         if isinstance(value, bool):
             raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type] # whatever it is
+        number = operator.index(value)  # type: ignore[arg-type] # refuses what has no index
     except TypeError:
         raise ConfigError(f"{name} = {shown(value)} is not a whole number") from None
     if high is None:
@@ -149,7 +149,7 @@ def check_number(value: object, name: str, low: float = 0, high: float | None = 
 
 
 def parse_number(value: object, name: str, kind: type) -> float:
-    """An int or float, from a number or, as URLs and the environment have them, from text. Raises ConfigError."""
+    """Returns an int or float, from a number or from text, as URLs and the environment have it. Raises ConfigError."""
     if not isinstance(value, str):
         return check_whole(value, name, -_LARGEST) if kind is int else check_number(value, name, -math.inf)
     try:
@@ -159,16 +159,16 @@ def parse_number(value: object, name: str, kind: type) -> float:
 
 
 def check_timeout(value: object, name: str = "timeout") -> float:
-    """Returns the seconds, 0 or more; what is over a year, such as infinity, is a year. Raises ConfigError."""
+    """Returns the seconds, 0 or more; more than a year, such as infinity, becomes a year. Raises ConfigError."""
     if isinstance(value, float) and value == math.inf:
         return MAX_EXPIRY_S
     return min(check_number(value, name), MAX_EXPIRY_S)
 
 
 def check_text(value: object, name: str, *, secret: bool = False) -> str:
-    """Returns the text, or raises ConfigError: it must be UTF-8 and have no NUL, for it goes into stores and system calls.
+    """Returns the text, or raises ConfigError. It must be UTF-8 and have no NUL, as it goes into stores and system calls.
 
-    ``secret``: the value may have a password in it and is not in the error.
+    ``secret``: the value may contain a password and is left out of the error.
     """
     given = name if secret else f"{name} = {shown(value)}"
     if not isinstance(value, str):
@@ -183,8 +183,9 @@ def check_text(value: object, name: str, *, secret: bool = False) -> str:
 
 
 def shown(value: object) -> str:
-    """The value in an error's text: printable, cut where it is long, and without what may be a password (`masked`). What stands
-    in the place of a URL, of store options or of another place for secrets is for `kind_of`."""
+    """Returns the value for an error's text: printable, cut where it is long, and without what may be a password (`masked`).
+
+    Use `kind_of` where a URL, store options or other secrets are expected."""
     try:
         text = ascii(value)
     except Exception:  # a foreign object's own repr
@@ -195,7 +196,7 @@ def shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, without a character of it: it may be a secret."""
+    """Returns the type and length of a value without a character of it, since it may be a secret."""
     size = f" of length {len(value)}" if isinstance(value, (str, bytes, list, tuple, set, frozenset, dict)) else ""
     return f"a {type(value).__name__}{size}"
 
@@ -219,7 +220,7 @@ def _setting(
     choices: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """``secret``: left out of the repr."""
+    """A setting's field: what it does, its range or choices. ``secret``: left out of the repr."""
     metadata = {"does": does, "low": low, "high": high, "choices": choices}
     return field(default=default, repr=not secret, metadata=metadata)
 
@@ -250,7 +251,7 @@ class _Settings:
         low, high, choices = spec.metadata["low"], spec.metadata["high"], spec.metadata["choices"]
         if choices and value not in choices:
             raise ConfigError(f"{name} = {shown(value)} is not one of {', '.join(choices)}")
-        # Asked this way round so that "not a number" is refused too.
+        # Written so that NaN, for which every comparison is false, is refused too.
         if low is not None and not low <= value <= high:
             raise ConfigError(f"{name} = {shown(value)} is outside {low:.12g} to {high:.12g}")
         return value
@@ -260,7 +261,7 @@ _KINDS: dict[type, str] = {int: "a whole number", float: "a number", str: "text"
 
 
 def parse_bool(value: object, name: str) -> bool:
-    """A truth value, from one or from text. Raises ConfigError."""
+    """Returns a bool, from one or from text: 1, true, yes, on, 0, false, no, off. Raises ConfigError."""
     if isinstance(value, bool):
         return value
     text = value.strip().lower() if isinstance(value, str) else ""
@@ -273,7 +274,7 @@ def parse_bool(value: object, name: str) -> bool:
 
 @dataclass(frozen=True)
 class QueueSettings(_Settings):
-    """One queue. Stored with it, so that every process that opens the queue agrees."""
+    """Settings of one queue. They are stored with it, so that every process that opens the queue has the same."""
 
     section: ClassVar[str] = "queue"
     named: ClassVar[bool] = True
@@ -281,17 +282,15 @@ class QueueSettings(_Settings):
     shards: int = _setting(32, "independent FIFO sequences; more allow more parallel claims", 1, 512)
     message_expiry_s: float = _setting(
         0,
-        "a message that waited longer, in the sideline too, is dropped, counted and warned of; 0 = never; a new queue on "
-        "Aerospike has 172,800 unless it is chosen",
+        "a message that waited longer, also in the sideline, is dropped, counted, and a warning is logged; 0 = never; a new "
+        "queue on Aerospike has 172,800 unless it is set",
         0,
         MAX_EXPIRY_S,
     )
     queue_expiry_s: float = _setting(
         172_800, "an unused queue is deactivated after this; at least message_expiry_s", 1, MAX_EXPIRY_S
     )
-    stuck_after_s: float = _setting(
-        1_200, "a claim that nobody renewed for so long is taken for abandoned", 300, 18_000
-    )
+    stuck_after_s: float = _setting(1_200, "a claim that nobody renewed for this long counts as abandoned", 300, 18_000)
     durability: str = _setting(
         "sync",
         "sync survives a power cut; interval loses at most the store's interval; none leaves it to the OS",
@@ -308,16 +307,16 @@ class QueueSettings(_Settings):
     )
     strict: bool = _setting(
         True,
-        "a message is read back before it is published; what a consumer could not read, or not as it was, is refused",
+        "a message is read back before it is published, and refused when a consumer could not read it or would get another value",
     )
     shovel_interval_s: float = _setting(
         600, "how often the sideline goes back to the main magazine; 0 = only by hand", 0, 86_400
     )
     shovel_concurrency: int = _setting(4, "parallel shovel workers", 1, 50)
     max_returns: int = _setting(
-        5, "so often a failed message comes back by that schedule, then it waits for a person; 0 = never", 0, 65_535
+        5, "how often that schedule brings a failed message back before it waits for a person; 0 = never", 0, 65_535
     )
-    handler_type: str = _setting("", "name of the handler that is to run it; default: the function's name")
+    handler_type: str = _setting("", "name of the handler that runs it; default: the function's name")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -325,15 +324,15 @@ class QueueSettings(_Settings):
             raise ConfigError(f"queue.message_expiry_s = {self.message_expiry_s:g} is neither 0 (never) nor at least 1")
         if self.queue_expiry_s < self.message_expiry_s:
             raise ConfigError(
-                f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}: a queue "
-                "that nobody uses would end before its messages do; give a queue_expiry of at least "
+                f"queue.queue_expiry_s = {self.queue_expiry_s:g} is below message_expiry_s = {self.message_expiry_s:g}: an "
+                "unused queue would expire before its messages do; give a queue_expiry of at least "
                 f"{self.message_expiry_s:g} s too"
             )
 
 
 @dataclass(frozen=True)
 class ConsumerSettings(_Settings):
-    """Fetching, dispatching and acknowledging, per queue and process."""
+    """Settings of a consumer: claiming, dispatching and acknowledging, per queue and process."""
 
     section: ClassVar[str] = "consumer"
 
@@ -342,8 +341,8 @@ class ConsumerSettings(_Settings):
     idle_poll_s: float = _setting(1.0, "longest wait between looks at an empty queue", 0.001, 1.0)
     spin_us: int = _setting(
         0,
-        "how long who claims looks at an empty queue before it sleeps: a message is handled sooner, a core is busy; an event "
-        "loop runs its tasks meanwhile; on the embedded store, which looks for 20 in any case, and the engine store",
+        "how long a consumer polls an empty queue of the embedded store before it sleeps: a message is handled sooner, a core "
+        "is busy; an event loop runs its tasks meanwhile",
         0,
         100_000,
     )
@@ -352,12 +351,12 @@ class ConsumerSettings(_Settings):
     max_claim: int = _setting(8_192, "most messages claimed in one call", 1, 1_000_000)
     max_unacked: int = _setting(
         16_384,
-        "messages handled and not yet acknowledged at which it claims no more; with two chunks a worker, what a killed "
-        "consumer may repeat",
+        "messages handled and not yet acknowledged at which it stops claiming; with two chunks for each worker, these are what "
+        "a killed consumer may repeat",
         1,
         10_000_000,
     )
-    max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet accounted for", 1 << 16, 1 << 40)
+    max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet acknowledged", 1 << 16, 1 << 40)
     worker_start_timeout_s: float = _setting(60, "how long a worker process may take to import its handler", 0.1, 3_600)
     stop_timeout_s: float = _setting(30, "how long a graceful stop waits for running handlers", 0, 86_400)
     ack_linger_s: float = _setting(0.002, "how long acknowledgements gather before one transaction takes them", 0, 1)
@@ -390,7 +389,7 @@ class RetrySettings(_Settings):
 
 @dataclass(frozen=True)
 class PublisherSettings(_Settings):
-    """The buffered publisher."""
+    """Settings of the buffered publisher."""
 
     section: ClassVar[str] = "publisher"
 
@@ -410,7 +409,7 @@ class PublisherSettings(_Settings):
 
 @dataclass(frozen=True)
 class SweeperSettings(_Settings):
-    """The sweeper, one active instance per store."""
+    """Settings of the sweeper, of which one instance per store is active."""
 
     section: ClassVar[str] = "sweeper"
 
@@ -423,16 +422,16 @@ class SweeperSettings(_Settings):
 
 @dataclass(frozen=True)
 class RefresherSettings(_Settings):
-    """The refresher, on every instance: follows what others change in the store."""
+    """Settings of the refresher, which follows on every instance what others change in the store."""
 
     section: ClassVar[str] = "refresher"
 
     interval_s: float = _setting(300, "time between looks at all queues of the store", 0.01, 86_400)
-    initial_delay_s: float = _setting(60, "wait before the first of these", 0, 86_400)
+    initial_delay_s: float = _setting(60, "wait before the first such look", 0, 86_400)
     watch_s: float = _setting(
         5,
-        "time between looks at the queues that run here, and whether those that are published to are still there; "
-        "0 = only with all queues",
+        "time between looks at the queues that this process runs, and at whether those it publishes to still exist; "
+        "0 = only together with all queues",
         0,
         3_600,
     )
@@ -440,13 +439,13 @@ class RefresherSettings(_Settings):
 
 @dataclass(frozen=True)
 class SchedulesSettings(_Settings):
-    """What fires schedules, one active instance per store. See schedules.md."""
+    """Settings of the scheduler, of which one instance per store is active. See schedules.md."""
 
     section: ClassVar[str] = "schedules"
 
     look_s: float = _setting(
         10,
-        "time within which the leader sees what another process changed, and within which another instance takes over; six "
+        "time within which the leader sees a change by another process, and within which another instance takes over; six "
         "times as long where no schedule is known",
         0.05,
         3_600,
@@ -456,27 +455,27 @@ class SchedulesSettings(_Settings):
 
 @dataclass(frozen=True)
 class LeaderSettings(_Settings):
-    """Who runs what only one instance may run: the sweeper first of all. See leader.md."""
+    """Settings of the election: which instance runs what only one may run, above all the sweeper. See leader.md."""
 
     section: ClassVar[str] = "leader"
 
     kind: str = _setting(
         "auto",
-        "who decides; auto: zookeeper where it is set, else file where all users share a directory, else lease",
+        "how the leader is elected; auto: zookeeper where it is set, else file where all instances share a directory, else lease",
         choices=("auto", "file", "lease", "zookeeper"),
     )
     zookeeper: str = _setting(
         "", "zk://host:2181,host2:2181/chroot; user:password@ before the hosts for digest permissions", secret=True
     )
-    refresh_s: float = _setting(30, "how often leadership and assignments are looked at without a cause", 0.05, 3_600)
-    lease_s: float = _setting(30, "lease: free so long after the last sign of its holder", 0.5, 3_600)
+    refresh_s: float = _setting(30, "how often leadership and assignments are checked without a cause", 0.05, 3_600)
+    lease_s: float = _setting(30, "lease: how long after the last sign of its holder it is free", 0.5, 3_600)
     session_timeout_s: float = _setting(
         10, "zookeeper: a silent instance is replaced after this; the server bounds it by its tickTime", 0.5, 300
     )
-    instance: str = _setting("", "zookeeper: this instance's name, which no other may have; empty: host, pid, chance")
+    instance: str = _setting("", "zookeeper: this instance's unique name; empty: host, pid and a random part")
     partitions: int = _setting(32, "zookeeper: shares that the leader deals out to all instances in turn", 0, 65_536)
     epoch_base: int = _setting(
-        0, "zookeeper: added to every epoch; to be raised when the servers lost their data", 0, 1 << 62
+        0, "zookeeper: added to every epoch; raise it when the servers lost their data", 0, 1 << 62
     )
     user: str = _setting("", "zookeeper: digest user; its nodes are then open to this user alone")
     password: str = _setting("", "zookeeper: digest password", secret=True)
@@ -489,7 +488,7 @@ class LeaderSettings(_Settings):
 
 @dataclass(frozen=True)
 class SupervisorSettings(_Settings):
-    """The supervisor of worker processes."""
+    """Settings of the supervisor of worker processes."""
 
     section: ClassVar[str] = "supervisor"
 
@@ -497,33 +496,33 @@ class SupervisorSettings(_Settings):
         0.5, "wait before a process that died is replaced; doubled with each death", 0, 600
     )
     restart_wait_max_s: float = _setting(30, "the longest such wait", 0, 3_600)
-    stable_after_s: float = _setting(60, "a process that ran so long begins the waits anew when it dies", 0, 86_400)
-    start_timeout_s: float = _setting(120, "a process that does not consume after so long is killed", 1, 3_600)
+    stable_after_s: float = _setting(60, "a process that ran this long begins the waits anew when it dies", 0, 86_400)
+    start_timeout_s: float = _setting(120, "a process that does not consume after this long is killed", 1, 3_600)
     kill_after_s: float = _setting(10, "how long beyond its stop timeout a process may take to end", 0, 3_600)
     silent_after_s: float = _setting(
-        30, "a process that says nothing for so long is unhealthy, and another works beside it", 1, 3_600
+        30, "a process that reports nothing for this long is unhealthy, and another works beside it", 1, 3_600
     )
     silent_kill_after_s: float = _setting(
-        300, "a process that says nothing for so long is killed, and what it held given back; 0 = never", 0, 86_400
+        300, "a process that reports nothing for this long is killed, and what it held given back; 0 = never", 0, 86_400
     )
 
 
 @dataclass(frozen=True)
 class AutoscalerSettings(_Settings):
-    """The autoscaler: how many workers the backlog is worth."""
+    """Settings of the autoscaler, which computes the number of workers from the backlog."""
 
     section: ClassVar[str] = "autoscaler"
 
-    min_workers: int = _setting(1, "never fewer", 0, 10_000)
-    max_workers: int = _setting(4, "never more", 1, 10_000)
-    messages_per_worker: int = _setting(1_000, "pending messages that one worker more is worth", 1, 1_000_000_000)
+    min_workers: int = _setting(1, "fewest workers", 0, 10_000)
+    max_workers: int = _setting(4, "most workers", 1, 10_000)
+    messages_per_worker: int = _setting(1_000, "pending messages for which one more worker runs", 1, 1_000_000_000)
     max_age_s: float = _setting(
-        60, "one worker more while the oldest message waits longer; 0 = age does not count", 0, 86_400
+        60, "one more worker runs while the oldest message waits longer; 0 = age does not count", 0, 86_400
     )
     interval_s: float = _setting(5, "time between looks at the queues", 0.01, 3_600)
-    cool_down_s: float = _setting(60, "fewer workers only after so long without need of them", 0, 86_400)
+    cool_down_s: float = _setting(60, "how long workers are not needed before their number falls", 0, 86_400)
     command_timeout_s: float = _setting(60, "a command of `ignis autoscale` that takes longer is ended", 0.1, 3_600)
-    scope: str = _setting("autoscaler", "name of the leadership: of those who share it, one acts")
+    scope: str = _setting("autoscaler", "scope of the leadership: of the autoscalers that share it, one acts")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -533,13 +532,13 @@ class AutoscalerSettings(_Settings):
 
 @dataclass(frozen=True)
 class LockSettings(_Settings):
-    """Distributed locks."""
+    """Settings of distributed locks."""
 
     section: ClassVar[str] = "locks"
 
     ttl_s: float = _setting(90, "how long a lock is held unless it is renewed or released", 0.001, MAX_EXPIRY_S)
-    timeout_s: float = _setting(90, "how long acquire() waits for a lock that somebody else holds", 0, 86_400)
-    poll_s: float = _setting(1, "wait between two looks at a lock that somebody else holds", 0.001, 60)
+    timeout_s: float = _setting(90, "how long acquire() waits for a lock that another owner holds", 0, 86_400)
+    poll_s: float = _setting(1, "wait between two looks at a lock that another owner holds", 0.001, 60)
     tries: int = _setting(5, "how often a call is made before the store's error is raised", 1, 100)
     retry_wait_s: float = _setting(0.08, "wait between two tries", 0, 60)
     max_hold_s: float = _setting(
@@ -549,7 +548,7 @@ class LockSettings(_Settings):
 
 @dataclass(frozen=True)
 class SparkSettings(_Settings):
-    """Spark stages, source and sink. Resolved in the driver; its tasks get the values with them."""
+    """Settings of the Spark stages, source and sink. The driver resolves them and gives the values to its tasks."""
 
     section: ClassVar[str] = "spark"
 
@@ -557,7 +556,7 @@ class SparkSettings(_Settings):
     batch_bytes: int = _setting(
         8 << 20, "most bytes of bodies in one store transaction of a publishing task", 1 << 10, 1 << 30
     )
-    read_bytes: int = _setting(4 << 20, "about the bytes that a draining task reads at a time", 1 << 10, 1 << 30)
+    read_bytes: int = _setting(4 << 20, "about how many bytes a draining task reads at a time", 1 << 10, 1 << 30)
     partition_rows: int = _setting(524_288, "most messages that one task drains", 1, 1 << 30)
     max_rows: int = _setting(1_000_000, "most messages claimed for one micro-batch of a stream", 1, 1 << 40)
     remember_ids_s: float = _setting(
@@ -567,26 +566,28 @@ class SparkSettings(_Settings):
 
 @dataclass(frozen=True)
 class RelaySettings(_Settings):
-    """The relay: the channels that producers make in its directory, and the process that empties them."""
+    """Settings of the relay: the channels that producers make in its directory, and the process that empties them."""
 
     section: ClassVar[str] = "relay"
 
     capacity: int = _setting(16_384, "messages that one producer's channel holds; a power of two", 64, 1 << 20)
     bytes_per_message: int = _setting(
-        512, "room a channel has for each message of up to 32 KiB, in the mean; a power of two", 64, 4_096
+        512, "room in a channel for each message of up to 32 KiB, on average; a power of two", 64, 4_096
     )
     timeout_s: float = _setting(30, "how long publish() waits until the relay has stored the message", 0, 86_400)
-    scan_s: float = _setting(0.25, "how often the relay looks for new channels and producers that are gone", 0.01, 60)
+    scan_s: float = _setting(0.25, "how often the relay looks for new channels and dead producers", 0.01, 60)
     nap_s: float = _setting(
-        0.0005, "pause between two looks while messages come in; a producer need not wake the relay then", 0, 1
+        0.0005, "pause between two looks while messages come in; producers need not wake the relay then", 0, 1
     )
     max_batch: int = _setting(32_768, "most messages of one queue in one store transaction", 1, 1 << 20)
     max_batch_bytes: int = _setting(32 << 20, "most bytes of one queue in one store transaction", 1 << 10, 1 << 30)
-    max_channels: int = _setting(4_096, "channels collected at a time; further ones wait", 1, 100_000)
+    max_channels: int = _setting(4_096, "channels emptied at a time; further ones wait", 1, 100_000)
     retry_s: float = _setting(0.1, "wait after the store refused a batch; doubles up to max_retry_s", 0.001, 60)
-    max_retry_s: float = _setting(5, "longest such wait", 0.001, 3_600)
+    max_retry_s: float = _setting(5, "longest wait after the store refused a batch", 0.001, 3_600)
     stop_timeout_s: float = _setting(5, "how long a relay that is told to stop goes on storing what comes in", 0, 3_600)
-    catalogue_s: float = _setting(2, "how often the queues' settings are written down for the producers", 0.05, 3_600)
+    catalogue_s: float = _setting(
+        2, "how often the queues' settings are written to a file for the producers", 0.05, 3_600
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -598,7 +599,7 @@ class RelaySettings(_Settings):
 
 @dataclass(frozen=True)
 class BrokerSettings(_Settings):
-    """The broker: limits of its connections and of what it holds for them."""
+    """Settings of the broker: limits of its connections and of what it holds for them."""
 
     section: ClassVar[str] = "broker"
 
@@ -608,7 +609,10 @@ class BrokerSettings(_Settings):
         64 << 20, "bytes of one queue that may wait for the store; above it its senders are not read", 1 << 16, 1 << 36
     )
     max_outbound_bytes: int = _setting(
-        8 << 20, "answers and deliveries one connection may leave unread before it is not read either", 1 << 14, 1 << 32
+        8 << 20,
+        "bytes of answers and deliveries that one connection may leave unread; above it the connection is not read",
+        1 << 14,
+        1 << 32,
     )
     max_receive_bytes: int = _setting(
         256 << 20,
@@ -617,11 +621,11 @@ class BrokerSettings(_Settings):
         1 << 40,
     )
     frame_timeout_s: float = _setting(
-        15, "time a frame that has begun has to arrive, and as long again for every MiB of it", 0.05, 3_600
+        15, "time in which a frame that has begun must arrive, and as long again for every MiB of it", 0.05, 3_600
     )
     max_unread_bytes: int = _setting(
         256 << 20,
-        "answers and deliveries all connections together may leave unread; above it each may leave little",
+        "bytes of answers and deliveries that all connections may leave unread; above it each may leave little",
         1 << 16,
         1 << 40,
     )
@@ -630,10 +634,10 @@ class BrokerSettings(_Settings):
         11_000, "connections of one address (of IPv6: of one /64 network) at a time", 1, 1_000_000
     )
     max_connections_per_user: int = _setting(
-        0, "connections of one user at a time; 0 = a quarter of those that there is room for", 0, 1_000_000
+        0, "connections of one user at a time; 0 = a quarter of all that there is room for", 0, 1_000_000
     )
     max_unauthenticated: int = _setting(
-        256, "connections that have not yet said who they are, counted from accept on", 1, 100_000
+        256, "connections that are not authenticated yet, counted from accept on", 1, 100_000
     )
     max_unauthenticated_per_address: int = _setting(
         128,
@@ -642,19 +646,21 @@ class BrokerSettings(_Settings):
         100_000,
     )
     reserved_files: int = _setting(
-        256, "descriptors of open files that connections never get: for the store's files and logs", 16, 100_000
+        256, "file descriptors that connections never get: they are for the store's files and logs", 16, 100_000
     )
-    handshake_timeout_s: float = _setting(5, "time a connection has to say who it is", 0.05, 300)
+    handshake_timeout_s: float = _setting(5, "time in which a connection must authenticate", 0.05, 300)
     idle_timeout_s: float = _setting(120, "a connection that sends nothing for this long is closed", 0.1, 86_400)
-    write_timeout_s: float = _setting(30, "a connection that reads nothing of what waits for it is closed", 0.1, 3_600)
+    write_timeout_s: float = _setting(
+        30, "a connection that for this long reads nothing of what waits for it is closed", 0.1, 3_600
+    )
     redeliver_after_s: float = _setting(
         2, "how long the messages of a lost connection wait for its client to come back", 0, 3_600
     )
     max_crashes: int = _setting(
         3, "a message held by this many connections that were lost goes to the sideline; 0 = never", 0, 65_535
     )
-    drain_timeout_s: float = _setting(30, "how long a stop waits for answers that are under way", 0, 86_400)
-    max_wait_s: float = _setting(30, "longest a client may wait in one request for messages", 0.1, 300)
+    drain_timeout_s: float = _setting(30, "how long a stop waits for pending answers", 0, 86_400)
+    max_wait_s: float = _setting(30, "longest wait for messages in one request of a client", 0.1, 300)
     max_credit: int = _setting(65_536, "most unacknowledged messages of one subscription", 1, 10_000_000)
     store_threads: int = _setting(8, "threads that call the store", 1, 256)
     max_applications: int = _setting(64, "applications (client_id and farm_id) served at a time", 1, 10_000)
@@ -668,12 +674,12 @@ class BrokerSettings(_Settings):
 
 @dataclass(frozen=True)
 class ClientSettings(_Settings):
-    """A client of the broker: ``ignis://`` and ``ignis.broker``."""
+    """Settings of a client of the broker: ``ignis://`` and ``ignis.broker``."""
 
     section: ClassVar[str] = "client"
 
     timeout_s: float = _setting(30, "how long a request waits for its answer", 0.01, 86_400)
-    connect_timeout_s: float = _setting(10, "how long connecting, or connecting again, is tried", 0.01, 3_600)
+    connect_timeout_s: float = _setting(10, "how long a client tries to connect, or to connect again", 0.01, 3_600)
     retry_wait_s: float = _setting(0.05, "wait before the second attempt to connect; doubles with each", 0.001, 60)
     max_retry_wait_s: float = _setting(2, "longest wait between two attempts to connect", 0.001, 600)
     max_pending: int = _setting(1_024, "requests that may wait for their answer on one connection", 1, 1_000_000)
@@ -689,21 +695,21 @@ SECTIONS: tuple[type[_Settings], ...] = (
 
 _VARIABLES = frozenset({
     "IGNIS_URL", "IGNIS_CONFIG", "IGNIS_TOKEN", "IGNIS_BROKER_USERS",
-    # of the build and its scripts
+    # those of the build and its scripts
     "IGNIS_PYTHON", "IGNIS_SANITIZE", "IGNIS_COVERAGE", "IGNIS_WERROR", "IGNIS_DEBUG", "IGNIS_SYSTEM_PACKAGES",
 })  # fmt: skip
 _FOREIGN_VARIABLE = re.compile(
-    # The project's own programmes; and what Kubernetes and Docker tell of a service that is called ignis.
+    # Those of the project's own programs, and those that Kubernetes and Docker set for a service named ignis.
     r"IGNIS_(?:TEST|BENCH|TORTURE|DEMO)_"
     r"|IGNIS_(?:\w+_)?(?:SERVICE_(?:HOST|PORT)(?:_\w+)?|PORT(?:_\d+_(?:TCP|UDP)(?:_(?:PROTO|PORT|ADDR))?)?)\Z"
 )
 
 
 def check_variables(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a variable that is meant to be a setting and names none: it would be ignored without a word.
+    """Raises ConfigError for a variable that is meant to be a setting and names none; else it would be ignored silently.
 
-    Meant is one that begins with ``IGNIS_`` and a section, or looks much like one that there is; others are somebody
-    else's, and logged.
+    A variable is meant as a setting when it begins with ``IGNIS_`` and a section, or resembles the name of a setting. Other
+    variables that begin with ``IGNIS_`` are logged.
     """
     given = [name for name in environ if name.startswith("IGNIS_") and name not in _VARIABLES]
     if not given:
@@ -730,8 +736,8 @@ _seen_variables: set[str] = set()
 
 
 def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The parsed settings file; ``{}`` when neither ``path`` nor ``IGNIS_CONFIG`` names one. Raises ConfigError, also for a
-    misspelt variable of the environment."""
+    """Returns the parsed settings file; ``{}`` when neither ``path`` nor ``IGNIS_CONFIG`` names one. Raises ConfigError, also
+    for a misspelt variable of the environment."""
     environ = os.environ if environ is None else environ
     check_variables(environ)
     given = path
@@ -751,7 +757,7 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
         raise ConfigError(
             f"{where}: {exc.strerror}"
         ) from None  # the cause shows the path, which may be a URL by mistake
-    except ValueError as exc:  # no TOML, no UTF-8, or a path that is none
+    except ValueError as exc:  # not TOML, not UTF-8, or not a path
         raise ConfigError(f"{where}: {exc}") from exc
     known = {cls.section for cls in SECTIONS} | {"url"}
     for section, value in data.items():
@@ -761,14 +767,14 @@ def load_file(path: str | os.PathLike[str] | None, environ: Mapping[str, str] | 
             )
         wanted = str if section == "url" else dict
         if not isinstance(value, wanted):
-            # A table or text may have a secret in it.
+            # A table or text may contain a secret, so only its type is shown.
             said = value if isinstance(value, (int, float)) else type(value).__name__
             raise ConfigError(f"{where}: {section} = {said} is not {_KINDS[wanted]}")
     return data
 
 
 def check_file(path: str | os.PathLike[str], what: str) -> None:
-    """Raises ConfigError for a file that somebody else is going to open and that is none, or not there."""
+    """Raises ConfigError when a file that a library is going to open is missing or not a regular file."""
     try:
         check_regular(path)
     except OSError as exc:
@@ -778,7 +784,7 @@ def check_file(path: str | os.PathLike[str], what: str) -> None:
 def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
     """Raises ConfigError for any setting of the parsed file or the environment that is unknown or has a bad value.
 
-    For who has not asked for every section yet, and does not want to learn of a misspelling when it does.
+    A program calls it at its start, so that a misspelling in a section that it uses later is found at once.
     """
     for cls in SECTIONS:
         resolve(cls, {}, file, environ=environ)
@@ -796,10 +802,9 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     stored: Mapping[str, Any] | None = None,
 ) -> T:
-    """Builds a component's settings from argument > environment > file (``[section.name]`` over ``[section]``) > stored
-    > default.
+    """Builds a component's settings: argument > environment > file (``[section.name]`` over ``[section]``) > stored > default.
 
-    ``stored`` is what the store remembers of an existing queue. Arguments whose value is None count as not given.
+    ``stored`` has the settings of a queue that the store knows. Arguments whose value is None count as not given.
     Raises ConfigError for an unknown name or a bad value; it names the variable, or the part of the file, that has it.
     """
     values, sources = _given(cls, arguments, file, name, environ)
@@ -820,7 +825,7 @@ def given_names(
     *,
     name: str | None = None,
 ) -> set[str]:
-    """The settings that somebody chose, by argument, environment or file, though it may be their defaults."""
+    """Returns the names of settings that are given by argument, environment or file, even if with their default values."""
     return set(_given(cls, arguments, file, name, None)[0])
 
 
@@ -831,7 +836,7 @@ def _given(
     name: str | None,
     environ: Mapping[str, str] | None,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values, and for those that no argument gave, where each comes from."""
+    """Returns the given values, and for those that no argument gave, where each comes from."""
     environ = os.environ if environ is None else environ
     if file is not None and not isinstance(file, Mapping):
         raise ConfigError(f"file = {shown(file)} is not a parsed settings file")
@@ -860,7 +865,7 @@ def _given(
 
 
 def url_named(given: str | None, file: Mapping[str, Any]) -> tuple[str, str]:
-    """The store's URL by argument > ``IGNIS_URL`` > file, and what names it where no argument does; both may be empty."""
+    """Returns the store's URL by argument > ``IGNIS_URL`` > file, and its source if it is no argument; both may be empty."""
     if given:
         return given, ""
     if url := os.environ.get("IGNIS_URL"):
@@ -870,7 +875,7 @@ def url_named(given: str | None, file: Mapping[str, Any]) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def naming(source: str) -> Iterator[None]:
-    """What is refused inside is refused with the name of where it comes from; empty = the caller's own argument."""
+    """Adds the URL's source to a ConfigError that is raised inside; an empty source is the caller's own argument."""
     try:
         yield
     except ConfigError as exc:

@@ -11,7 +11,10 @@ from typing import Any
 
 
 class IgnisError(Exception):
-    """Root of every error that ignis raises on purpose."""
+    """Root of every error that ignis raises.
+
+    Attributes: ``code`` (a fixed text that names the class), ``retryable`` (whether the same call may succeed later).
+    """
 
     code = "error"
     retryable = False
@@ -21,13 +24,13 @@ class IgnisError(Exception):
 
 
 class ConfigError(IgnisError, ValueError):
-    """A setting has a value that it cannot have. The message names the setting, the value and the range."""
+    """A setting or an argument has a value that is not allowed. The message names the setting, the value and the range."""
 
     code = "config"
 
 
 class InvalidNameError(ConfigError):
-    """A queue, magazine or application name does not match ``[A-Za-z0-9._-]{1,128}``."""
+    """A name, such as that of a queue, is not allowed. The message says what is: ``[A-Za-z0-9._-]{1,128}`` for most names."""
 
     code = "invalid_name"
 
@@ -41,7 +44,7 @@ class InvalidMessageError(IgnisError, TypeError):
 class MessageTooLargeError(IgnisError, ValueError):
     """The encoded message, or a part of it, is larger than the limit.
 
-    Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the name of the setting that raises the limit), ``part``
+    Attributes: ``size_bytes``, ``limit_bytes``, ``setting`` (the setting that changes the limit), ``part``
     (``message``, ``headers`` or ``key``).
     """
 
@@ -59,13 +62,13 @@ class MessageTooLargeError(IgnisError, ValueError):
         self.part = part
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        # As it was before there were parts, for clients of a broker that know of none.
+        # Without the part where it is the whole message: a broker's client may know three arguments only.
         part = () if self.part == "message" else (self.part,)
         return (type(self), (self.size_bytes, self.limit_bytes, self.setting, *part))
 
 
 class UnreadableMessageError(IgnisError, ValueError):
-    """Stored or received bytes are not a message: unknown version, cut short, or not of the queue's type."""
+    """Stored or received bytes are not a message: their version is unknown, they are cut short, or not of the queue's type."""
 
     code = "unreadable"
 
@@ -80,13 +83,13 @@ class CorruptRecordError(UnreadableMessageError):
 
 
 class NativeError(IgnisError):
-    """Root of what the C core reports."""
+    """Root of the errors of the C core."""
 
     code = "native"
 
 
 class RegionFormatError(NativeError):
-    """The file is not an ignis region, or of another layout version."""
+    """The file is not an ignis region, or it has another layout version."""
 
     code = "region_format"
 
@@ -98,7 +101,7 @@ class RegionTruncatedError(NativeError):
 
 
 class RegionBusyError(NativeError):
-    """The side of the region that was asked for has a living owner."""
+    """A living process has the side of the region that was asked for."""
 
     code = "region_busy"
     retryable = True
@@ -111,7 +114,7 @@ class RegionIOError(NativeError, OSError):
 
 
 class NoSizeClassError(NativeError, ValueError):
-    """No size class of the slab is large enough, whatever is free."""
+    """No size class of the slab is large enough, free or not."""
 
     code = "no_size_class"
 
@@ -130,7 +133,7 @@ class DoubleReleaseError(NativeError):
 
 
 class StaleReferenceError(NativeError):
-    """The reference is of an earlier life of the slot."""
+    """The reference is to an earlier use of the slot."""
 
     code = "stale_reference"
 
@@ -142,7 +145,7 @@ class ForeignReferenceError(NativeError):
 
 
 class MalformedFrameError(NativeError, ValueError):
-    """The bytes are not a frame. The stream they came from cannot be trusted further."""
+    """The bytes are not a frame. The stream that they came from cannot be read further."""
 
     code = "malformed_frame"
 
@@ -162,14 +165,14 @@ class FrameTooLargeError(MalformedFrameError):
 
 
 class ChannelFullError(NativeError):
-    """The ring or the slab behind it has no room and the caller asked not to wait."""
+    """The ring or the slab behind it has no room, and the caller asked not to wait."""
 
     code = "channel_full"
     retryable = True
 
 
 class PeerDiedError(NativeError):
-    """The process on the other side is gone. Everything that it had committed was delivered before this."""
+    """The process on the other side is gone. Everything that it had committed was delivered before this error."""
 
     code = "peer_died"
 
@@ -197,51 +200,52 @@ class WaitTimeoutError(IgnisError, TimeoutError):
 
 
 class StoreError(IgnisError):
-    """Root of what a store reports."""
+    """Root of the errors of a store."""
 
     code = "store"
 
 
 class StoreUnreachableError(StoreError):
-    """The store cannot be opened or reached."""
+    """The store cannot be opened or reached, or descriptors, memory or threads are lacking."""
 
     code = "store_unreachable"
     retryable = True
 
 
 class StoreFormatError(StoreError):
-    """The directory holds a store of another format version, or none of ours."""
+    """The store has another format version, is damaged, or is not an ignis store; or one record of it is damaged."""
 
     code = "store_format"
 
 
 class StoreFullError(StoreError):
-    """The disk or the store's size limit has no room for a load. Nothing was stored; draining goes on."""
+    """The disk is full, or the store's size limit is reached. Nothing was stored; claims and deletes go on."""
 
     code = "store_full"
     retryable = True
 
 
 class StoreFailedError(StoreError):
-    """A durable write failed in this process, so what is on disk is unknown: loads are refused until reopened.
+    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known.
 
-    A second ``fsync`` after a failed one reports success without having written anything; hence no retry.
+    The next call tries again, and writes into another file: a second ``fsync`` after a failed one reports success without
+    having written anything.
     """
 
     code = "store_failed"
 
 
 class StoreBusyError(StoreError):
-    """Another process holds the store's write lock for longer than the bound."""
+    """Others held the store's lock, or changed what the call was to change, for longer than the bound."""
 
     code = "store_busy"
     retryable = True
 
 
 class StoreTimeoutError(StoreError):
-    """The store did not answer in time, so what was asked for may or may not have been done.
+    """The store did not answer in time, so the call may or may not have been done.
 
-    Attributes: ``timeout_ms`` (the limit that ran out), ``setting`` (its name).
+    Attributes: ``what`` (the call), ``timeout_ms`` (the limit that ran out), ``setting`` (the setting that changes it).
     """
 
     code = "store_timeout"
@@ -260,7 +264,7 @@ class StoreTimeoutError(StoreError):
 class RecordTooLargeError(StoreError, ValueError):
     """A record is larger than the store's limit for one record. Nothing of it was stored.
 
-    Attributes: ``size_bytes``, ``limit_bytes`` (0 = not known), ``setting`` (the name of the setting that raises it).
+    Attributes: ``size_bytes``, ``limit_bytes`` (0 = not known), ``setting`` (the setting that changes the limit).
     """
 
     code = "record_too_large"
@@ -277,7 +281,7 @@ class RecordTooLargeError(StoreError, ValueError):
 
 
 class NamespaceNotFoundError(StoreError, LookupError):
-    """The server has no namespace of that name. Attributes: ``namespace``, ``known``."""
+    """The server has no namespace of that name. Attributes: ``namespace``, ``known`` (those that it has)."""
 
     code = "namespace_unknown"
 
@@ -312,10 +316,10 @@ class StaleEpochError(StoreError):
 
 
 class DelayNotSupportedError(StoreError):
-    """This store keeps no messages until they are due: nothing was published, and no handler with ``retry`` is started. The
-    memory store and the embedded store do.
+    """This store does not keep delayed messages; nothing was published, and no handler with ``retry`` was started. The memory
+    store and the embedded store do.
 
-    Attributes: ``store``: which one was asked.
+    Attributes: ``store`` (the store that was asked).
     """
 
     code = "delay_not_supported"
@@ -333,14 +337,14 @@ class DelayNotSupportedError(StoreError):
 
 
 class LockHeldError(IgnisError):
-    """Somebody else holds the lock or the leadership."""
+    """Another owner holds the lock or the leadership."""
 
     code = "held"
     retryable = True
 
 
 class AddressInUseError(IgnisError, OSError):
-    """Another process listens at the address. Attributes: ``address``, ``setting`` (what gives another)."""
+    """Another process listens at the address. Attributes: ``address``, ``setting`` (the option that gives another one)."""
 
     code = "address_in_use"
 
@@ -354,13 +358,13 @@ class AddressInUseError(IgnisError, OSError):
 
 
 class CoordinatorError(IgnisError):
-    """ZooKeeper refused what the election asked for: a permission, a certificate, a node that somebody else keeps."""
+    """ZooKeeper refused a request of the election: for a permission, a certificate, or a node that another instance keeps."""
 
     code = "coordinator"
 
 
 class CoordinatorUnreachableError(CoordinatorError):
-    """ZooKeeper does not answer, so who leads is not known: nobody sweeps from here until it does."""
+    """ZooKeeper does not answer, so it is not known who leads. This instance does not sweep until it answers."""
 
     code = "coordinator_unreachable"
     retryable = True
@@ -370,13 +374,13 @@ class CoordinatorUnreachableError(CoordinatorError):
 
 
 class LockError(IgnisError):
-    """Root of what a distributed lock reports."""
+    """Root of the errors of distributed locks."""
 
     code = "lock"
 
 
 class LockUnavailableError(LockError, TimeoutError):
-    """Somebody else holds the lock, and went on holding it until the timeout.
+    """Another owner held the lock until the timeout.
 
     Attributes: ``lock_id``, ``waited_s``.
     """
@@ -385,7 +389,7 @@ class LockUnavailableError(LockError, TimeoutError):
     retryable = True
 
     def __init__(self, lock_id: str, waited_s: float) -> None:
-        super().__init__(f"lock {lock_id!r} was held by somebody else for all of {waited_s:g} s")
+        super().__init__(f"lock {lock_id!r} was held by somebody else for all of {waited_s:g} s (locks.timeout_s)")
         self.lock_id = lock_id
         self.waited_s = waited_s
 
@@ -394,15 +398,15 @@ class LockUnavailableError(LockError, TimeoutError):
 
 
 class LockLostError(LockError):
-    """The lock is not held, or not any more: its time ran out, or its holder never got it. Stop what it protects."""
+    """The lock is not held: its time ran out, or it was never acquired. Stop what it protects."""
 
     code = "LOCK_LOST"
 
 
 class LockConnectionError(LockError):
-    """The store could not be asked for the lock, nor for its renewal, in any of the tries.
+    """The store did not answer any of the tries to acquire or renew the lock.
 
-    It may be held for nobody until its time to live has run out.
+    The lock may stay held, with no owner, until its time to live has run out.
     """
 
     code = "CONNECTION_ERROR"
@@ -417,7 +421,7 @@ class LockRetriesExhaustedError(LockError):
 
 
 class LockInternalError(LockError):
-    """The store refused for a reason that trying again does not change; ``__cause__`` says which."""
+    """The store refused the lock for a reason that trying again does not change; ``__cause__`` says which."""
 
     code = "INTERNAL_ERROR"
 
@@ -432,7 +436,7 @@ class QueueNotFoundError(IgnisError, LookupError):
 
 
 class QueueRemovedError(QueueNotFoundError):
-    """The queue was in use here, and somebody has removed it since. Nothing was stored. ``queue.open()`` makes it anew."""
+    """The queue was removed while it was in use here. Nothing was stored. ``queue.open()`` makes it anew."""
 
     code = "queue_removed"
 
@@ -444,7 +448,7 @@ class ScheduleNotFoundError(IgnisError, LookupError):
 
 
 class QueueMismatchError(ConfigError):
-    """The queue exists with other settings that cannot change while it holds messages."""
+    """The queue or magazine exists with other settings, and they cannot be changed in this way. Nothing has changed."""
 
     code = "queue_mismatch"
 
@@ -455,7 +459,7 @@ class ConsumerLimitError(ConfigError):
     code = "consumer_limit"
 
     def __init__(self, asked: int, limit: int) -> None:
-        super().__init__(f"{asked} consumers asked for, the limit is {limit} (max_consumers)")
+        super().__init__(f"{asked} consumers asked for, the limit is {limit} (consumer.max_consumers)")
         self.asked = asked
         self.limit = limit
 
@@ -464,9 +468,12 @@ class ConsumerLimitError(ConfigError):
 
 
 class WorkerStartError(IgnisError):
-    """Workers of a handler cannot start, or go on: the module of a worker process cannot be imported, the script around it
-    fails, they are killed at once, or the event loop of coroutines has ended. Attributes: ``handler``, ``queue``, ``why``
-    (the error in the worker process, or how it ended)."""
+    """The workers of a handler cannot start, or cannot go on.
+
+    The module of a worker process cannot be imported, the script around it fails, the processes are killed at once, or the
+    event loop of coroutines has ended. Attributes: ``handler``, ``queue``, ``why`` (the error in the worker process, or how
+    it ended).
+    """
 
     code = "worker_start"
 
@@ -481,10 +488,10 @@ class WorkerStartError(IgnisError):
 
 
 class MainGuardError(ConfigError):
-    """A script that a worker process runs again, to find the handler in it, opened a store or started something; or a module
-    that ``ignis worker`` imports, to run its application, started it.
+    """A module that is imported to find a handler or an application opened a store or started something.
 
-    Attributes: ``call``: what it called; ``where``: in which of them.
+    The module is a script that a worker process runs again to find its handler, or one that ``ignis worker`` imports.
+    Attributes: ``call`` (what it called), ``where`` (in which of the two).
     """
 
     code = "main_guard"
@@ -493,8 +500,8 @@ class MainGuardError(ConfigError):
 
     def __init__(self, call: str, where: str = RUN_AGAIN) -> None:
         super().__init__(
-            f"{call}, in {where}: everything that is not a "
-            'definition belongs under  if __name__ == "__main__":  or the handler into a module of its own'
+            f"{call}, in {where}: put everything that is not a "
+            'definition under  if __name__ == "__main__":  or the handler into a module of its own'
         )
         self.call = call
         self.where = where
@@ -510,8 +517,8 @@ class HandlerTimeoutError(IgnisError, TimeoutError):
 
 
 class HandlerNotCalledError(IgnisError):
-    """A middleware returned ``None`` and had not called what it stands round, so that the handler never ran; the message went
-    to the sideline. Attributes: ``middleware`` (its name), ``awaited`` (whether it is a coroutine function)."""
+    """A middleware returned ``None`` without calling ``call_next``, so the handler did not run; the message went to the
+    sideline. Attributes: ``middleware`` (its name), ``awaited`` (whether it is a coroutine function)."""
 
     code = "handler_not_called"
 
@@ -529,7 +536,7 @@ class HandlerNotCalledError(IgnisError):
 
 
 class PublishError(IgnisError):
-    """Buffered messages could not be stored. Attributes: ``failed`` (count) and ``__cause__`` (the first error)."""
+    """Buffered messages could not be stored. Attributes: ``failed`` (how many), ``why``, ``__cause__`` (the first error)."""
 
     code = "publish_failed"
 
@@ -546,10 +553,11 @@ class PublishError(IgnisError):
 
 
 class RelayAbsentError(WaitTimeoutError):
-    """No relay collects from the directory, and none came in time. What was sent before waits there for the next one.
+    """No relay runs on the directory, and none started in time. Messages sent before wait there for the next one.
 
-    Attributes: ``directory``, ``what``. ``sent``: True = the message is in the channel, and the next relay stores it: then it is
-    not ``retryable``, for who publishes it again has it stored twice; False = there was no room for it.
+    Attributes: ``directory``, ``what``, ``sent``. ``sent`` is True when the message is in the channel and the next relay
+    stores it. Then the error is not ``retryable``, as a message that is published again is stored twice. False: there was no
+    room for it.
     """
 
     code = "relay_absent"
@@ -566,9 +574,9 @@ class RelayAbsentError(WaitTimeoutError):
 
 
 class RelayRefusedError(IgnisError):
-    """The relay refused a channel: the queue has other settings, or its contents were damaged.
+    """The relay refused a channel: the queue has other settings, or the channel's content is damaged.
 
-    What it had not taken is set aside in the directory. Attributes: ``channel``, ``why``.
+    Messages that it had not taken are set aside in the directory. Attributes: ``channel``, ``why``.
     """
 
     code = "relay_refused"
@@ -586,7 +594,7 @@ class RelayRefusedError(IgnisError):
 
 
 class PublishOnlyError(StoreError):
-    """The URL leads to a relay, which takes messages in and nothing else. Attributes: ``call``, ``url``."""
+    """The URL is that of a relay, which only takes messages in. Attributes: ``call``, ``url``."""
 
     code = "publish_only"
 
@@ -603,7 +611,7 @@ class PublishOnlyError(StoreError):
 
 
 class BrokerError(IgnisError):
-    """Root of what a broker, or a client of one, reports about their connection."""
+    """Root of the errors of a broker, or of its clients, about their connection."""
 
     code = "broker"
 
@@ -621,7 +629,7 @@ class BadRequestError(BrokerError, ValueError):
 
 
 class TlsError(BrokerError):
-    """TLS with the broker fails, and would fail again: a certificate that is not accepted, or a side without TLS."""
+    """TLS with the broker failed and would fail again: a certificate is not accepted, or one side has no TLS."""
 
     code = "tls"
 
@@ -633,8 +641,8 @@ class UnauthenticatedError(BrokerError):
 
 
 class PermissionDeniedError(BrokerError):
-    """Whoever is connected may not do this to this queue. Of DECLARE it means that there is no such queue, as far as this user
-    may see, and that another one has to make it. Attributes: ``command``, ``queue``."""
+    """The user may not give this command for this queue. For DECLARE it means that the queue does not exist, or that the user
+    may not see it, and that a user with ``manage`` must make it. Attributes: ``command``, ``queue``."""
 
     code = "permission_denied"
 
@@ -664,13 +672,13 @@ _TOO_MANY = {
     "open files less broker.reserved_files": "files would be open",
     "watched magazines": "magazines are watched",
 }
-"""What there are too many of, by the setting."""
+"""What exceeds the limit, by the setting that changes it."""
 
 
 class TooManyRequestsError(BrokerError):
-    """There are more requests, connections or applications than may be. Nothing was done; wait for answers, then try again.
+    """There are more requests, connections or applications than allowed. Nothing was done; wait for answers, then try again.
 
-    Attributes: ``pending`` (how many there are), ``limit``, ``setting`` (the name of the setting that raises the limit).
+    Attributes: ``pending`` (how many there are), ``limit``, ``setting`` (the setting that changes the limit).
     """
 
     code = "too_many_requests"
@@ -690,8 +698,8 @@ class TooManyRequestsError(BrokerError):
 class ConnectionLostError(BrokerError):
     """The connection ended before the answer came.
 
-    Attributes: ``sent``: False = the request never left this process, so nothing was done; True = it was handed to the
-    network, so it may or may not have been done.
+    Attributes: ``why``, ``sent``. ``sent`` is False when the request never left this process, so nothing was done. True: it
+    was given to the network, so it may or may not have been done.
     """
 
     code = "connection_lost"
@@ -707,14 +715,14 @@ class ConnectionLostError(BrokerError):
 
 
 class DrainingError(BrokerError):
-    """The broker is shutting down and takes no new work. Connect again, to this one later or to another one."""
+    """The broker is shutting down and takes no new work. Connect to another one, or later to this one."""
 
     code = "draining"
     retryable = True
 
 
 class QueueNotEmptyError(BrokerError):
-    """The queue holds messages and was not to be removed with them. Attributes: ``queue``, ``messages``."""
+    """The queue holds messages and is removed only with ``force``. Attributes: ``queue``, ``messages`` (how many)."""
 
     code = "queue_not_empty"
 
@@ -728,7 +736,7 @@ class QueueNotEmptyError(BrokerError):
 
 
 class ConflictError(BrokerError):
-    """What was to be replaced has changed since it was read. Read it again, then try again."""
+    """The value to replace has changed since it was read. Read it again, then try again."""
 
     code = "conflict"
     retryable = True
@@ -738,9 +746,9 @@ class ConflictError(BrokerError):
 
 
 class TooManyRejectedError(IgnisError, ValueError):
-    """More rows of a pipeline's input were rejected than it allows. Nothing was published.
+    """A pipeline rejected more rows of its input than it allows. Nothing was published.
 
-    Attributes: ``rejected``, ``rows``, ``limit`` (the part of the rows that is allowed), ``setting``.
+    Attributes: ``rejected``, ``rows``, ``limit`` (the part of the rows that is allowed), ``setting`` (which changes it).
     """
 
     code = "too_many_rejected"

@@ -1,7 +1,7 @@
-"""Magazines: a sharded, persistent sequence of messages with load, fire, reload, delete and peek.
+"""Magazines: sharded, persistent sequences of messages with load, fire, reload, delete and peek.
 
-The raw layer under queues, for users who want to decide themselves when a message leaves the store. A queue is two of
-these: the main one and its sideline.
+They are the raw layer under queues, for users who decide themselves when a message leaves the store. A queue is two
+magazines: the main one and its sideline.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ T = TypeVar("T")
 log = logging.getLogger("ignis.magazine")
 
 SIDELINE_SUFFIX = "_SIDELINE"
-"""A queue's sideline is the magazine of the queue's name with this behind it."""
+"""The name of a queue's sideline magazine is the queue's name with this behind it."""
 
 MAX_SHARDS = 65_535
 MAX_MESSAGE_BYTES = 16 << 20
 
 _CHUNK_BODIES = 8_192
-"""Messages encoded before they are handed to the store in one transaction by `Magazine.load_many`."""
+"""The most messages that `Magazine.load_many` stores in one transaction."""
 
 
 class Published(NamedTuple):
-    """Where a message went. Durable, as the magazine's setting promises, when this exists.
+    """The id and the place of a published message. The message is as durable as the magazine's ``durability`` promises.
 
-    ``shard`` -1 and ``pointer`` 0: it has no place in the queue yet. Another process stored it (a relay), and only that one
-    knows where; or it is delayed.
+    ``shard`` is -1 and ``pointer`` 0 when the place is not known: the message is delayed, or a relay has stored it.
     """
 
     id: str
@@ -62,7 +61,7 @@ class Published(NamedTuple):
 
 
 class MessageIds(Sequence[str]):
-    """The ids of many published messages, in order; made into text when looked at."""
+    """A sequence of the ids of published messages, in order. It keeps bytes, and makes the text of an id when it is read."""
 
     __slots__ = ("_ids",)
 
@@ -86,7 +85,7 @@ class MessageIds(Sequence[str]):
 
 
 class Fired(Generic[M]):
-    """A claimed message. ``message`` is decoded on first use; ``corrupt`` ones have no readable record."""
+    """A claimed message with its place. `message` decodes it at each use; a `corrupt` one has no readable record."""
 
     __slots__ = ("_codec", "pointer", "record", "shard")
 
@@ -98,12 +97,12 @@ class Fired(Generic[M]):
 
     @property
     def corrupt(self) -> bool:
-        """Whether its bytes did not match their checksum: there is no message to read."""
+        """Whether its bytes did not match their checksum, so that there is no message to read."""
         return self.record is None
 
     @property
     def envelope(self) -> Message:
-        """Raises UnreadableMessageError."""
+        """The message's id, headers and body in bytes. Raises UnreadableMessageError."""
         if self.record is None:
             raise UnreadableMessageError(f"record at shard {self.shard}, pointer {self.pointer} is corrupt")
         return Message(Record(self.record))
@@ -118,7 +117,7 @@ class Fired(Generic[M]):
 
 
 class Magazine(Generic[M]):
-    """A magazine is an append-only log of messages: what queues are made of, without handlers.
+    """An append-only log of messages, without handlers. Queues are made of magazines.
 
     It has shards, which elsewhere are partitions. A message's place in its shard is a pointer, elsewhere an offset. To load
     is to append, to fire is to claim, to delete is to acknowledge, to reload is to requeue at the tail, and to peek is to
@@ -132,7 +131,7 @@ class Magazine(Generic[M]):
     ...     claimed[0].message, jobs.delete(claimed), jobs.pending()
     ('first', 1, 0)
 
-    Thread-safe. Not usable in a child after ``fork`` (ForkedHandleError from the store).
+    Thread-safe. In a child after ``fork`` the store raises ForkedHandleError.
 
     Made by `MagazineManager.get` (``app.magazine``), which declares it in the store.
     """
@@ -144,7 +143,7 @@ class Magazine(Generic[M]):
         self.name = name
         self.codec = codec
         self.shards = shards
-        """By which messages are routed here; follows the store, see `load_batches`."""
+        """The number of shards by which messages are routed here. It follows the store, see `load_batches`."""
         self._asked_shards = shards
         self.ttl_s = ttl_s
         self.durability = durability
@@ -155,22 +154,22 @@ class Magazine(Generic[M]):
         self._next_shard = itertools.count()
         self._shards_lock = threading.Lock()
         self.registration: Registration | None = None
-        """Of the queue whose main magazine this is."""
+        """The registration of the queue whose main magazine this is; None without a queue."""
 
     @property
     def store(self) -> MagazineStore:
-        """The store's side of it."""
+        """The store's magazines, this one among them."""
         return self._magazines
 
     @property
     def asked_for(self) -> tuple[BodyCodec[M], int, float | None, str, int, int]:
-        """What it was made with."""
+        """The settings that it was made with."""
         return (
             self.codec, self._asked_shards, self.ttl_s, self.durability, self.max_message_bytes, self.max_headers_bytes,
         )  # fmt: skip
 
     def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
-        """Appends one message; durable on return.
+        """Appends one message. It is durable on return.
 
         Args:
             message: of the magazine's type.
@@ -180,7 +179,7 @@ class Magazine(Generic[M]):
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
         """
-        self._magazines.forewarn(self.name)  # it takes a sleeper as long to wake up as this takes to be stored
+        self._magazines.forewarn(self.name)  # a sleeping consumer takes as long to wake up as this message to be stored
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
@@ -205,11 +204,19 @@ class Magazine(Generic[M]):
         headers: dict[str, Any] | None = None,
         due_ms: int | None = None,
     ) -> MessageIds:
-        """Appends messages in one transaction per 8,192; all of them durable on return, in order per shard. With ``due_ms``
-        they wait for that time, by the store's clock, and come to the tail then.
+        """Appends messages, 8,192 in each transaction. All are durable on return, and in order in each shard. Returns their ids
+        in order.
 
-        Returns their ids in order. When a later transaction fails, the earlier ones stay stored.
-        Raises what `load` raises; a message that cannot be encoded or is too large stops before its transaction.
+        When a transaction fails, the earlier ones stay stored. A message that cannot be encoded or is too large is refused
+        before its transaction.
+
+        Args:
+            messages: of the magazine's type.
+            keys: one key for each message; None = no keys.
+            headers: given to each.
+            due_ms: the messages come to the tail at this time, by the store's clock; None = at once.
+
+        Raises what `load` raises.
         """
         todo = messages if isinstance(messages, (list, tuple)) else _listed(messages, "messages")
         if keys is not None:
@@ -243,10 +250,10 @@ class Magazine(Generic[M]):
     def load_batches(
         self, batches: Sequence[tuple[int, PackedBatch]], shards: int | None = None, due_ms: int | None = None
     ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
-        """Packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
+        """Appends packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
 
-        Another process may have given the magazine more shards or fewer. A store that refuses a shard, and the look of the
-        registration, tell: then the messages are routed anew, by their keys and the new number.
+        Another process may have given the magazine more shards or fewer. When the store refuses a shard, or the registration
+        has seen the change, the messages are routed anew, by their keys and the new number.
 
         Args:
             batches: (shard, batch).
@@ -278,7 +285,7 @@ class Magazine(Generic[M]):
         )
 
     def _look_again(self, exc: ConfigError | QueueNotFoundError, shards: int) -> None:
-        """After a load was refused: raises why, unless the magazine has another number of shards by now."""
+        """Raises the error of a refused load, unless the magazine has another number of shards by now."""
         if isinstance(exc, QueueNotFoundError):
             raise self._explained(exc) from exc
         if not self.follow_shards() and self.shards == shards:
@@ -289,8 +296,8 @@ class Magazine(Generic[M]):
         return exc if self.registration is None else self.registration.explain(exc)
 
     def follow_shards(self) -> bool:
-        """Takes up the number of shards that the magazine has in the store by now. Returns whether it is another one; false
-        where the store does not say."""
+        """Takes over the number of shards that the magazine has in the store. Returns whether it has changed; False when the
+        store cannot be asked."""
         try:
             with self._shards_lock:
                 before, now = self.shards, len(self._magazines.metadata(self.name))
@@ -306,14 +313,15 @@ class Magazine(Generic[M]):
         return True
 
     def routed(self, batches: Sequence[tuple[int, PackedBatch]]) -> list[tuple[int, PackedBatch]]:
-        """Batches that were packed for another number of shards, by their keys. Their order is kept."""
+        """Routes batches that were packed for another number of shards anew, by their keys. Their order is kept."""
         shards = self.shards
         return [(to, part) for shard, batch in batches for to, part, _ in route_batch(batch, shards, shard % shards)]
 
     def begin_load(
         self, batches: Sequence[tuple[int, PackedBatch]], shards: int, after: PendingLoad | None = None
     ) -> tuple[Sequence[tuple[int, PackedBatch]], PendingLoad] | None:
-        """See `BeginsLoads.begin_load`; ``shards`` as for `load_batches`. Also returns the batches as they go."""
+        """Begins a load, see `BeginsLoads.begin_load`. ``shards``: as for `load_batches`. Also returns the batches as they are
+        stored."""
         if self.registration is not None:
             self.registration.check()
         if shards != self.shards:
@@ -322,14 +330,14 @@ class Magazine(Generic[M]):
         return None if loading is None else (batches, loading)
 
     def fire(self, limit: int = 1) -> list[Fired[M]]:
-        """Claims up to ``limit`` messages; ``[]`` when nothing is pending. The caller now owes each a `delete`,
-        `reload`, or leaves it to the sweeper."""
+        """Claims up to ``limit`` messages; ``[]`` when none is pending. The caller must `delete` or `reload` each one; else the
+        sweeper takes it."""
         limit = check_whole(limit, "limit", 1)
         result = self._magazines.fire(self.name, limit, self._store.owner)
         for _ in range(MOST_FRUITLESS):
             if result.claims or not result.more:
                 break
-            # Such as many expired ones in a row, or others that were quicker: it does not mean that nothing is there.
+            # Nothing claimed, though there may be messages: many in a row had expired, or others were quicker.
             result = self._magazines.fire(self.name, limit, self._store.owner)
         return [
             Fired(claim.shard, pointer, record, self.codec)
@@ -338,18 +346,18 @@ class Magazine(Generic[M]):
         ]
 
     def reload(self, fired: Iterable[Fired[M]]) -> int:
-        """Puts claimed messages back at their shards' tails; returns how many were still there."""
+        """Puts claimed messages back at their shards' tails. Returns how many were still there."""
         return self._magazines.reload(self.name, _pointers(fired))
 
     def delete(self, fired: Iterable[Fired[M]]) -> int:
-        """Retires claimed messages; returns how many were still there. Idempotent."""
+        """Removes claimed messages for good. Returns how many were still there. Idempotent."""
         return self._magazines.delete(self.name, _pointers(fired))
 
     def renew(self, fired: Iterable[Fired[M]]) -> list[Fired[M]]:
-        """Starts the stuck time of claimed messages anew: for work that takes longer than the queue's ``stuck_after``. Call it
-        a few times within that time, for everything that is still being worked on.
+        """Starts the stuck time of claimed messages anew, for work that takes longer than the queue's ``stuck_after``. Call it
+        a few times within that time, for all messages that are still being handled.
 
-        Returns those that are not held (any more): finished, swept, or somebody else's. Thread-safe. Raises StoreError.
+        Returns those that are not held any more: they are finished, swept, or another owner's. Thread-safe. Raises StoreError.
         """
         try:
             many = list(fired)
@@ -361,26 +369,27 @@ class Magazine(Generic[M]):
         return [one for one in many if (one.shard, one.pointer) in gone]
 
     def peek(self, limit: int = 10, *, pending_only: bool = True) -> list[Fired[M]]:
-        """The oldest messages per shard, without claiming them."""
+        """Reads up to ``limit`` messages, in shard and pointer order, without claiming them. ``pending_only``: leave out claimed
+        ones."""
         limit = check_whole(limit, "limit", 1)
         rows = self._magazines.scan(self.name, limit=limit, pending_only=pending_only)
         return [Fired(shard, pointer, record, self.codec) for shard, pointer, record in rows]
 
     def metadata(self) -> list[ShardState]:
-        """Pointers and counters per shard."""
+        """Returns the pointers and counters of each shard."""
         return self._magazines.metadata(self.name)
 
     def pending(self) -> int:
-        """Messages loaded and not fired."""
+        """Returns how many messages are loaded and not claimed."""
         return sum(state.pending for state in self.metadata())
 
     def in_flight(self) -> int:
-        """Messages fired and not finished."""
+        """Returns how many messages are claimed and not finished."""
         return sum(state.in_flight for state in self.metadata())
 
 
 class _Sideline(Magazine[M]):
-    """A queue's sideline: what comes there says why, so it comes from the queue and by nobody's hand."""
+    """A queue's sideline. It refuses loads by hand: each message in it has a reason, which its queue gives."""
 
     def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
         """Refused. Raises ConfigError."""
@@ -424,10 +433,10 @@ class MagazineManager:
         max_headers_bytes: int = MAX_HEADERS_BYTES,
         may_grow: bool = False,
     ) -> Magazine[M]:
-        """The magazine of that name, declared in the store when it was not.
+        """Returns the magazine of that name, and declares it in the store if it is not there.
 
         Args:
-            may_grow: whether a magazine that exists with fewer shards gets more; else that is an error too.
+            may_grow: whether a magazine that exists with fewer shards gets more; else that is an error.
 
         Raises ConfigError, InvalidNameError, QueueMismatchError when it exists with other settings; nothing has changed then.
         """
@@ -453,14 +462,14 @@ class MagazineManager:
             return known
 
     def stored_shards(self, name: str) -> int | None:
-        """How many shards the magazine has in the store; None when it is not there, or cannot be looked at from here."""
+        """Returns how many shards the magazine has in the store; None when it is not there or cannot be looked at from here."""
         try:
             return len(self._store.magazines.metadata(name))
         except (QueueNotFoundError, PublishOnlyError):
             return None
 
     def _check_shards(self, name: str, shards: int) -> None:
-        """Whoever else uses the magazine would go on with the shards that it has."""
+        """Raises QueueMismatchError when the stored magazine has another number of shards, with which others go on."""
         stored = self.stored_shards(name)
         if stored is not None and stored != shards:
             raise QueueMismatchError(
@@ -470,7 +479,7 @@ class MagazineManager:
             )
 
     def forget(self, name: str) -> None:
-        """The next `get` declares it again: somebody may have removed it."""
+        """Forgets a magazine that may have been removed: the next `get` declares it again."""
         with self._lock:
             self._known.pop(name, None)
 

@@ -40,7 +40,7 @@ RetryOption = Retry | str | Mapping[type[BaseException], Retry | str | None] | N
 
 
 class Queue(Generic[M]):
-    """A named queue of one message type: messages go in, a handler gets them, what fails waits in its sideline.
+    """A named queue of one message type. It takes messages in, gives them to a handler, and keeps failed ones in its sideline.
 
     Thread-safe. Opens the store on first use. Made by ``app.queue(...)``.
 
@@ -80,7 +80,7 @@ class Queue(Generic[M]):
         return self._app.app
 
     def context(self) -> QueueContext[M]:
-        """What its consumer and its shovel work with, as it is now. Opens the queue."""
+        """The parts that its consumer and its shovel work with, as they are now. Opens the queue."""
         main, sideline = self.main, self.sideline
         return QueueContext(
             self.name,
@@ -95,12 +95,12 @@ class Queue(Generic[M]):
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings in force; once the store was used, those stored with the queue where none were given."""
+        """The settings in force. Those that were not given are the stored queue's, once the store was used."""
         return self._definition.settings
 
     @property
     def codec(self) -> BodyCodec[M]:
-        """What encodes and decodes the bodies of the queue's messages."""
+        """Encodes and decodes the bodies of the queue's messages."""
         return self._definition.codec
 
     @property
@@ -110,7 +110,7 @@ class Queue(Generic[M]):
 
     @property
     def template(self) -> HandlerTemplate | None:
-        """What made this queue when it was found in the store; None for one that the code names."""
+        """The pattern subscription that made this queue when it was found in the store; None for a queue that the code names."""
         return self._definition.template
 
     @template.setter
@@ -135,8 +135,9 @@ class Queue(Generic[M]):
             return self._main, self._sideline
 
     def open(self) -> None:
-        """Registers the queue in the store, or takes up what is stored of it. Idempotent; called on first use. A queue that was
-        removed since it was opened here is made anew, which nothing else does.
+        """Registers the queue in the store, or takes over its stored settings. Idempotent; called on first use.
+
+        A queue that was removed since it was opened here is made anew; only this call does that.
 
         Raises QueueMismatchError when the stored queue has another durability or codec, StoreUnreachableError.
         """
@@ -149,25 +150,26 @@ class Queue(Generic[M]):
 
     @property
     def opened(self) -> bool:
-        """Whether the store was asked for it already."""
+        """Whether the queue was opened in the store."""
         return self._main is not None
 
     def take_expiry_of(self, other: Queue[Any]) -> None:
-        """The time to live that the store has chosen for the same queue."""
+        """Takes over the time to live that the store chose for the same queue, from another object of it."""
         self._definition.take_expiry_of(other._definition)
 
     def note_removed(self) -> None:
-        """After the queue was removed from the store: publishing raises QueueRemovedError until `open` is called, or somebody
-        else has made the queue again."""
+        """Notes that the queue was removed from the store. Publishing raises QueueRemovedError until `open` is called here or
+        another process makes the queue again."""
         self._definition.registration.note_removed()
 
     @property
     def unused(self) -> bool:
-        """Whether the application was closed and the queue not opened since: it may be asked for with other settings."""
+        """Whether the queue was not opened since the application was closed. Then other settings may be given for it."""
         return self._definition.unused
 
     def reset(self, made: Queue[Any] | None = None) -> None:
-        """After the application was closed: as it was made, with its handler. The next use opens whatever store there is then.
+        """Resets the queue, after the application was closed, to how it was made; its handler stays. The next use opens the store
+        anew.
 
         ``made``: an unopened queue of the same name, whose type and settings are taken over.
         """
@@ -188,14 +190,14 @@ class Queue(Generic[M]):
         delay: Delay | None = None,
         at: datetime | None = None,
     ) -> Published:
-        """Stores one message; durable, as the queue's setting promises, on return.
+        """Stores one message. On return it is durable as the queue's ``durability`` promises.
 
         Args:
             message: of the queue's type.
             key: messages of one key keep their order; None spreads them over the shards.
             headers: a small map kept in the envelope.
-            delay: nobody gets the message before so long from now: seconds, text such as ``"5m"``, or a timedelta.
-            at: ... or before that time, which needs a time zone. See `later`.
+            delay: the message is delivered after this time: seconds, text such as ``"5m"``, or a timedelta.
+            at: the message is delivered at this time, which needs a time zone. Give ``delay`` or ``at``. See `later`.
 
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, StoreUnreachableError.
@@ -218,17 +220,19 @@ class Queue(Generic[M]):
         delay: Delay | None = None,
         at: datetime | None = None,
     ) -> MessageIds:
-        """Stores many messages, in one transaction per 8,192; all durable on return. Returns their ids in order.
+        """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order.
 
         Args:
             messages: of the queue's type.
-            key: computes each message's key; or ``keys``, one per message.
+            key: computes each message's key. Give ``key`` or ``keys``.
+            keys: one key for each message.
             headers: given to each.
-            delay, at: as for `publish`; all of them come at the same time.
+            delay, at: as for `publish`; all of them are due at the same time.
 
-        Raises InvalidMessageError for a text, bytes or a mapping: they would be published piece by piece.
+        Raises what `publish` raises. InvalidMessageError also for text, bytes or a mapping: they would be published piece by
+        piece.
         """
-        given: Any = messages  # whatever it is
+        given: Any = messages  # of any type, whatever the annotation says
         if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
             raise InvalidMessageError(
                 f"messages are {shown(given)}, a {type(given).__name__}: one message is for publish(), several go into a list"
@@ -249,7 +253,7 @@ class Queue(Generic[M]):
         return ids
 
     def _stored(self, count: int) -> None:
-        """After every batch that was made durable, by whatever way it came."""
+        """Counts messages that became durable, and tells the hooks. Called after every batch, however it was published."""
         with self._counting:
             self.published += count
         if self._app.hooks.after_publish:
@@ -257,7 +261,7 @@ class Queue(Generic[M]):
 
     @property
     def later(self) -> Later:
-        """The messages that wait for their time: to look for, to cancel, and to run now."""
+        """The delayed messages: to list, find, cancel, or run now."""
         return Later(self._app.store(), self.main.name)
 
     def apublish(
@@ -269,18 +273,18 @@ class Queue(Generic[M]):
         delay: Delay | None = None,
         at: datetime | None = None,
     ) -> Coroutine[Any, Any, Published]:
-        """`publish` for coroutines: the message joins what others publish at that moment, and one transaction makes all of them
-        durable, as with a `publisher`. The event loop runs on meanwhile.
+        """`publish` for coroutines. One transaction makes this message and all others published at that moment durable, as
+        with a `publisher`. The event loop runs on meanwhile.
 
-        Returns, arguments and durability are those of `publish`. Messages of one key that one task publishes one after the
-        other keep their order. Of a coroutine that is cancelled the message may be stored or not. Any event loop, any thread.
+        Arguments, result and durability are those of `publish`. Messages of one key that one task publishes one after the
+        other keep their order. When the coroutine is cancelled, its message may be stored or not. Any event loop, any thread.
 
         Raises what `publish` raises; WaitTimeoutError when there was no room for ``publisher.send_timeout_s``; ClosedError
         when the application is closed meanwhile.
         """
-        if delay is not None or at is not None:  # by a thread, as it is not gathered with others
+        if delay is not None or at is not None:  # in a thread, since a delayed message is not batched with others
             return asyncio.to_thread(self.publish, message, key=key, headers=headers, delay=delay, at=at)
-        # Not a coroutine of its own around the one that does it: every message would pay for both.
+        # Returns the inner coroutine and awaits nothing here: every message would pay for two coroutines.
         if self._awaited is None:
             return self._open_and_apublish(message, key, headers)
         return self._awaited.publish(message, key, headers)
@@ -292,7 +296,7 @@ class Queue(Generic[M]):
         return await awaited.publish(message, key, headers)
 
     def _open_awaited(self) -> AsyncPublisher[M]:
-        """The publisher of `apublish`, made with its first message. A batch never waits for more: somebody waits for it."""
+        """The publisher of `apublish`, made with its first message. It has no linger: a coroutine waits for each batch."""
         with self._lock:
             if self._awaited is None:
                 self._awaited = AsyncPublisher(
@@ -301,18 +305,18 @@ class Queue(Generic[M]):
             return self._awaited
 
     def close_awaited(self, timeout: float | None = None) -> None:
-        """Ends the publisher of `apublish`, once what is on its way is durable. The next call makes another. Idempotent."""
+        """Ends the publisher of `apublish` when what it holds is durable. The next `apublish` makes another. Idempotent."""
         with self._lock:
             awaited, self._awaited = self._awaited, None
         if awaited is not None:
             awaited.close(timeout)
 
     async def apublish_many(self, messages: Iterable[M], **options: Any) -> MessageIds:
-        """`publish_many` off the event loop."""
+        """Calls `publish_many` in a thread, off the event loop."""
         return await asyncio.to_thread(self.publish_many, messages, **options)
 
     def publisher(self, **settings: Any) -> Publisher[M]:
-        """A buffered publisher: microseconds per message, durable when its receipt is done.
+        """A buffered publisher. A `send` takes microseconds; a message is durable when its receipt is done.
 
         Args:
             settings: any of ``[publisher]`` in ``docs/settings.md``: ``capacity``, ``linger_s``, ``max_batch``, ...
@@ -366,13 +370,13 @@ class Queue(Generic[M]):
             concurrency: workers, at most ``consumer.max_consumers``; 0 = publish only here.
             pool: ``thread``, ``async`` (default for coroutine functions) or ``process`` (``fn`` must be importable).
             ignore: exceptions that drop the message instead of sidelining it.
-            timeout_s: a handler that runs longer, all attempts together, sends its message to the sideline; None = it may
-                run for ever: a process that is alive renews what it works on.
+            timeout_s: the longest time for all attempts together; then the message goes to the sideline. None = no limit, since
+                a living process renews its claims.
             attempts: calls before a failing message goes to the sideline, one right after the other.
-            retry: ... or with growing waits in between: an `ignis.Retry`, the name of one in the settings file, or a mapping from
-                exceptions to these, in which None stands for the sideline.
-            batch_size: 2 to 200,000: ``fn`` gets a list of up to so many messages ...
-            batch_wait_s: ... after waiting at most so long for them (1 to 300 s; default 1).
+            retry: or calls with growing waits in between: an `ignis.Retry`, the name of one in the settings file, or a mapping
+                from exceptions to these, in which None stands for the sideline.
+            batch_size: 2 to 200,000: ``fn`` gets a list of at most so many messages.
+            batch_wait_s: how long a batch waits for more messages, 1 to 300 s; default 1.
 
         Raises:
             ConfigError, ConsumerLimitError.
@@ -392,61 +396,67 @@ class Queue(Generic[M]):
         return register if fn is None else register(fn)
 
     def add_handler(self, fn: Callable[..., Any], options: Mapping[str, Any], *, declares: bool = True) -> None:
-        """What `handler` does. ``declares``: whether the concurrency is what the code asks for, or the stored one."""
+        """Registers a handler, as `handler` does. ``declares``: whether its concurrency is the code's, or the stored one."""
         self._handling.add(fn, options, declares=declares)
 
     def middleware(self, layer: Middleware) -> Middleware:
-        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's. A coroutine
-        function fits around every handler, a plain function only around what is plain. Raises ConfigError, also when the
-        handler runs already: its workers would not know of the layer."""
+        """Decorator: adds ``layer(ctx, call_next)`` around this queue's handler, inside the application's layers.
+
+        A coroutine function fits around every handler, a plain function only around plain ones. Raises ConfigError, also
+        when the handler runs already: its workers would not know of the layer."""
         self._handling.add_middleware(layer)
         return layer
 
     def check_middleware(self, outer: Sequence[Middleware], *inner: Middleware) -> None:
-        """Raises ConfigError where the handler would not run within these of the application, its own, and one more."""
+        """Raises ConfigError where the handler cannot run within ``outer`` (the application's), the queue's own and ``inner``."""
         self._handling.check_middleware(outer, *inner)
 
     def check_not_running(self, layer: Middleware) -> None:
-        """Raises ConfigError where a layer comes too late."""
+        """Raises ConfigError when the handler runs already, so that the layer comes too late."""
         self._handling.check_not_running(layer)
 
     @property
     def layers(self) -> list[Middleware]:
-        """The middleware round the handler, the outermost first: the application's, then the queue's."""
+        """The middleware around the handler, the outermost first: the application's, then the queue's."""
         return self._handling.layers
 
     def make_runner(self, spec: HandlerSpec, codec: str | None = None, *outermost: Middleware) -> Runner:
-        """What calls the handler: the application's middleware outside, the queue's within.
+        """Makes what calls the handler, with the application's middleware outside and the queue's within.
 
         Args:
-            outermost: further layers around all of them.
+            spec: the handler's registration.
             codec: name of the stored codec, in a process that does not open the store.
+            outermost: further layers around all of them.
         """
         return self._handling.make_runner(spec, codec, *outermost)
 
     @property
     def consumers(self) -> int:
-        """Workers asked for in this process."""
+        """How many workers were asked for in this process."""
         return self._handling.consumers
 
     @property
     def consumer(self) -> Consumer | None:
-        """What runs its handler in this process, while it runs."""
+        """The consumer that runs the handler in this process; None while none runs."""
         return self._handling.consumer
 
     @property
     def shovel(self) -> Shovel:
-        """Brings the sideline back."""
+        """Moves messages of the sideline back to the queue."""
         return self._handling.shovel
 
     def increase_consumers(self, count: int = 1) -> int:
-        """Adds workers; returns the new number. Stored first, then done here; other instances follow within the refresher's
-        ``watch_s``. Durable on return. Raises ConsumerLimitError over the limit: nothing changed anywhere."""
+        """Adds workers in the whole fleet; returns the new number.
+
+        The number is stored, then applied here; other instances follow within ``refresher.watch_s``. Durable on return. Raises
+        ConsumerLimitError over ``consumer.max_consumers``; nothing has changed then."""
         return self._handling.change_consumers(check_whole(count, "count", 0))
 
     def decrease_consumers(self, count: int = 1) -> int:
-        """Removes workers everywhere, like `increase_consumers`: each finishes the message it is at, what it had not
-        started goes to the others. With 0 left the queue is only published to."""
+        """Removes workers in the whole fleet, as `increase_consumers` adds them; returns the new number.
+
+        Each finishes the message it is handling; what it had not started goes to the others. With 0 left the queue is only
+        published to."""
         return self._handling.change_consumers(-check_whole(count, "count", 0))
 
     def set_local_consumers(self, count: int) -> None:
@@ -456,30 +466,31 @@ class Queue(Generic[M]):
     # -- running, by the application and the refresher
 
     def start(self, *, held: bool = False) -> None:
-        """Opens the queue and starts its consumer, where it has a handler, and its shovel. Idempotent.
+        """Opens the queue and starts its shovel and, where it has a handler, its consumer. Idempotent.
 
-        ``held``: it claims nothing before `let_go`.
+        ``held``: the consumer claims nothing before `let_go`.
         """
         self._handling.start(self.open, held=held)
 
     def let_go(self) -> None:
-        """The consumer that was started ``held`` claims now."""
+        """Makes a consumer that was started ``held`` claim."""
         self._handling.let_go()
 
     def stop(self, timeout: float) -> bool:
-        """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""
+        """Stops the consumer and the shovel within ``timeout`` seconds; True when nothing is left claimed. Idempotent. Raises
+        ConfigError for an invalid time."""
         return self._handling.stop(timeout)
 
     def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
-        """Applies stored settings of the shovel, in whole seconds, to this process, its schedule included."""
+        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
         if self._definition.set_shovel(interval_s, concurrency, max_returns):
             self.shovel.reschedule()
 
     # -- looking after
 
     def sweep(self) -> SweepResult:
-        """Recovers at once, by hand, what dead or stuck workers hold of this queue. Raises LockHeldError when another
-        instance leads the sweeping: call it there."""
+        """Recovers now what dead or stuck workers hold of this queue. Raises LockHeldError when another instance leads the
+        sweeping: call it there."""
         return self._app.sweep(self.name)
 
     # -- pausing
@@ -487,16 +498,16 @@ class Queue(Generic[M]):
     def pause(self) -> None:
         """Makes the consumers of the whole fleet stop claiming; what they have claimed is finished, and publishing goes on.
 
-        Stored with the queue: durable on return, in force here at once and elsewhere within the refresher's ``watch_s`` (in a
-        broker, whose deliveries end too, within 10 s), and until `resume`, whatever is restarted. Idempotent. Thread-safe.
+        The pause is stored with the queue: it is durable on return and holds until `resume`, whatever is restarted. It is in
+        force here at once, in other processes within ``refresher.watch_s``, and in brokers, which stop delivering, within 10 s.
         `Ignis.pause` is about one process.
 
-        Raises QueueNotFoundError, StoreUnreachableError.
+        Idempotent. Thread-safe. Raises QueueNotFoundError, StoreUnreachableError.
         """
         self._change_pause(True)
 
     def resume(self) -> None:
-        """Ends `pause` for the whole fleet; the same holds. Idempotent."""
+        """Ends `pause` for the whole fleet. Durable, seen by others and raising as `pause`. Idempotent."""
         self._change_pause(False)
 
     def _change_pause(self, paused: bool) -> None:
@@ -514,7 +525,7 @@ class Queue(Generic[M]):
         return self._handling.paused
 
     def set_local_pause(self, paused: bool) -> None:
-        """Applies what is stored to this process."""
+        """Applies a stored pause, or its end, to this process."""
         self._handling.pause(paused)
 
     # -- removing messages
@@ -522,13 +533,13 @@ class Queue(Generic[M]):
     def purge(self, *, in_flight: bool = False, sideline: bool = False) -> Purged:
         """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.
 
-        In transactions of at most 10,000 messages, so that memory and pauses are bounded whatever waits, and while others
-        publish and consume: a message that was claimed is not removed under its handler, and what is published from now on
-        stays. Durable on return. When it raises, or the process ends, whole transactions were done. Thread-safe.
+        It uses transactions of at most 10,000 messages, so memory and delays for others are bounded. Others may publish
+        and consume meanwhile: claimed messages stay, and so does what is published from now on. Durable on return. When it
+        raises, or the process ends, some whole transactions were done. Thread-safe.
 
         Args:
-            in_flight: also what was claimed. Handlers that run go on, and their acknowledgements find nothing.
-            sideline: of the sideline instead of the queue.
+            in_flight: also claimed messages. Handlers that run go on, and their acknowledgements find nothing.
+            sideline: messages of the sideline instead of the queue.
 
         Raises QueueNotFoundError, StoreError.
         """
@@ -546,18 +557,18 @@ class Queue(Generic[M]):
     ) -> Deleted:
         """Removes those of the waiting messages that have one of these ids, and for which ``where(message)`` is true.
 
-        There is no index: every message that waits is read once, which takes as long as consuming them would take without
-        the handlers. What was claimed, before or meanwhile, stays. Durable on return. Thread-safe.
+        There is no index: every waiting message is read once, which takes as long as consuming them without a
+        handler. Claimed messages stay. Durable on return. Thread-safe.
 
         Args:
             ids: as `publish` returns them: text, UUIDs or 16 bytes.
             where: called in this thread with the envelope: ``id``, ``key``, ``enqueued_at_us``, ``headers``, ``failures``,
-                ``reason``, ``error``, and ``body`` in bytes. What cannot be read is never meant.
-            sideline: of the sideline instead of the queue.
-            limit: remove no more than so many.
+                ``reason``, ``error``, and ``body`` in bytes. A message that cannot be read never matches.
+            sideline: messages of the sideline instead of the queue.
+            limit: remove at most so many.
             dry_run: only count.
 
-        Raises ConfigError, InvalidMessageError for what is no id, QueueNotFoundError, StoreError, and what ``where`` raises:
+        Raises ConfigError, InvalidMessageError for an invalid id, QueueNotFoundError, StoreError, and what ``where`` raises:
         what was removed by then is gone.
         """
         magazine = self.sideline if sideline else self.main
@@ -567,8 +578,8 @@ class Queue(Generic[M]):
     # -- looking
 
     def stats(self) -> dict[str, Any]:
-        """Depths, ages and this process's consumer counts. ``expired``, ``sideline_expired``: messages that ran out of time
-        while they waited there, since the queue was made and as far as the store can tell."""
+        """The queue's depths and ages, and what `local_stats` has. ``expired``, ``sideline_expired``: messages that expired while
+        they waited there, since the queue was made and as far as the store can tell."""
         main, sideline = self.main.metadata(), self.sideline.metadata()
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
@@ -579,7 +590,7 @@ class Queue(Generic[M]):
         return {**out, **self.local_stats()}
 
     def local_stats(self) -> dict[str, Any]:
-        """What this process counted, without asking the store."""
+        """The figures that this process counted, without asking the store."""
         out = {
             "queue": self.name,
             "published": self.published,

@@ -35,11 +35,11 @@ Progress = Callable[[int], None]
 BATCH = 1_000
 ONE_SHOT_RETRY_S = 10.0
 SHOVELLED = "shovelled_at_ms"
-"""Where the stored queue keeps when the schedule of any process last made a pass, or was begun."""
+"""The stored queue keeps here when the schedule of any process last made a pass, or began."""
 _NOTES_PER_PASS = 4
 _ONCE_OPTIONS = ("dry_run", "limit", "progress", "rate", "where")
 _PACED_BATCH_S = 0.1
-"""With a rate, a batch holds what may move in this time: claimed late, so that little is in hand while it waits."""
+"""With a rate, a batch has what may move in this time, so that few messages are claimed while the shovel waits."""
 
 
 def _check_options(limit: Any, where: Any, rate: Any, progress: Any) -> None:
@@ -55,8 +55,11 @@ def _check_options(limit: Any, where: Any, rate: Any, progress: Any) -> None:
 
 @dataclass
 class ShovelResult:
-    """What one pass did: moved to the main magazine (in a dry run: would have), kept in the sideline; refused counts
-    those of the kept that the store did not take, waiting those that only a person brings back."""
+    """The counts of one pass.
+
+    ``moved``: to the main magazine; in a dry run, those that would move. ``kept``: stayed in the sideline. Of these,
+    ``refused`` were not taken by the store, and ``waiting`` are brought back only by a person.
+    """
 
     moved: int = 0
     kept: int = 0
@@ -64,6 +67,7 @@ class ShovelResult:
     waiting: int = 0
 
     def add(self, other: ShovelResult) -> None:
+        """Adds the counts of another result to these."""
         self.moved += other.moved
         self.kept += other.kept
         self.refused += other.refused
@@ -76,9 +80,10 @@ class Shovel:
     Every message keeps its id, its failures, the reason of its last failure and the rest of its time to live. A message that
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
 
-    The schedule brings a message back ``max_returns`` times, each of which is counted in its envelope; then it waits for a
-    person. So does one whose envelope cannot be counted in, and one that its handler's ``retry`` has given up. What a person
-    calls, `run_once`, `run_until_done` and `start_once`, brings back whatever fits and begins the count anew.
+    The schedule brings a message back ``max_returns`` times and counts each return in its envelope; then it waits for a
+    person. So does a message whose envelope cannot hold the count, and one that its handler's ``retry`` has given up.
+    `run_once`, `run_until_done` and `start_once` are for a person: they bring back every message that fits and begin the
+    count anew.
 
     Args:
         name: of the queue.
@@ -99,9 +104,9 @@ class Shovel:
         self._said = LimitedLog(log)
         self.total = ShovelResult()
         self.returned = 0
-        """Of the moved: by the schedule."""
+        """Messages that the schedule moved; `total` has those moved by hand too."""
         self.waiting = 0
-        """At the last pass of the schedule here: messages that only a person brings back."""
+        """Messages that only a person brings back, as of the schedule's last pass in this process."""
 
     def stats(self) -> dict[str, int]:
         """Figures since the start of this process; ``waiting`` as of the schedule's last pass here."""
@@ -120,28 +125,30 @@ class Shovel:
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> ShovelResult:
-        """One pass over what is in the sideline now, asked for by hand; what arrives meanwhile waits for the next. Also what
-        has come back ``max_returns`` times comes back, and the count of whatever moves begins anew.
+        """Makes one pass over the messages that are in the sideline now. Returns the counts.
+
+        It also moves messages that have come back ``max_returns`` times, and begins the count of all that it moves anew.
+        Messages that arrive meanwhile wait for the next pass.
 
         Args:
             limit: look at no more than this many messages.
-            where: only messages for which this is true; the others go back to the sideline's tail.
-            rate: move no more than so many messages a second, so that whoever handles them is not overrun.
-            dry_run: count what would move, and change nothing: nothing is claimed.
+            where: move only messages for which this is true; the others go back to the sideline's tail.
+            rate: move at most so many messages a second, so that the handlers can keep up.
+            dry_run: only count the messages that would move; nothing is claimed or changed.
             progress: called with the number of messages looked at since the last call.
 
-        Returns:
-            The counts. Raises the store's error when it cannot claim at all.
+        Raises ConfigError, and the store's error when a claim fails.
         """
         _check_options(limit, where, rate, progress)
         if not self._running and self._once is None:
-            self._stop.clear()  # an earlier stop ended the schedule, not what is asked for by hand
+            self._stop.clear()  # an earlier stop ended the schedule, not passes by hand
         if dry_run:
             return self._count(limit, where, progress)
         return self._pass(limit, where, rate, progress, None)
 
     def run_scheduled(self) -> ShovelResult:
-        """A pass of the schedule: what has not come back ``max_returns`` times. Where nothing may, nothing is claimed."""
+        """Makes a pass of the schedule, over messages that have not come back ``max_returns`` times. If there are none, it claims
+        nothing."""
         limit = self._queue().settings.max_returns
         waiting = self._all_waiting(limit)
         if waiting is None:
@@ -159,9 +166,9 @@ class Shovel:
         return result
 
     def _all_waiting(self, limit: int) -> int | None:
-        """How many messages the sideline has when none of them may come back by the schedule; None when one may.
+        """Returns the number of messages in the sideline when the schedule may bring none of them back; None when it may.
 
-        Claims nothing. What is counted is what was read: a message that fails meanwhile is the next pass's."""
+        Claims nothing. It counts what it has read: a message that fails meanwhile belongs to the next pass."""
         if limit <= 0:
             return self._queue().sideline.pending()
         seen = 0
@@ -179,9 +186,9 @@ class Shovel:
         progress: Progress | None,
         max_returns: int | None,
     ) -> ShovelResult:
-        """``max_returns``: of the schedule; None = by hand."""
+        """Makes a pass. ``max_returns``: the bound of the schedule; None = a pass by hand."""
         self._give_back()
-        self._queue().main.follow_shards()  # another process may have given it more: each shard's go back to it
+        self._queue().main.follow_shards()  # another process may have given it more shards: messages go back to their own
         pending = self._queue().sideline.pending()
         budget = _Budget(pending if limit is None else min(limit, pending))
         pace = None if rate is None else _Pace(rate, self._stop)
@@ -199,8 +206,8 @@ class Shovel:
                         ]
                     results = [future.result() for future in futures]
         finally:
-            # Only when all workers are done: one of them would meet again what another has put back, instead of what
-            # nobody has seen.
+            # Only when all workers are done. Else one of them would claim again what another has put back, instead of
+            # messages that none has seen.
             self._give_back()
         result = ShovelResult()
         for one in results:
@@ -210,8 +217,10 @@ class Shovel:
         return result
 
     def run_until_done(self, timeout: float, **options: Any) -> ShovelResult:
-        """The one-shot: a pass that fails, or that the main magazine refuses something of, is tried again after 10 s, until
-        the timeout has passed. Returns the counts of all passes (kept: of the last). Raises the last error."""
+        """Makes a pass by hand, and another one 10 s after each that fails or that has refused messages, for ``timeout`` seconds.
+
+        Returns ``moved`` of all passes, ``kept`` and ``refused`` of the last. ``options``: those of `run_once`. Raises the last
+        error; one that is not retryable at once."""
         deadline = time.monotonic() + check_timeout(timeout)
         result = ShovelResult()
         while True:
@@ -232,8 +241,8 @@ class Shovel:
                 return result
 
     def start_once(self, timeout: float = 86_400.0, **options: Any) -> threading.Thread:
-        """`run_until_done` in a thread of its own, beside any schedule; returns the thread. One at a time: while one runs
-        it is returned and nothing is started. What it could not do is in the log."""
+        """Calls `run_until_done` in a thread of its own, beside any schedule; returns the thread. While such a thread runs, that
+        one is returned and none is started. Its error is logged. Raises ConfigError."""
         check_timeout(timeout)
         for name in options:
             if name not in _ONCE_OPTIONS:
@@ -241,7 +250,7 @@ class Shovel:
                     f"unknown option {name!r} of a shovel; {meant(name, _ONCE_OPTIONS)}known: {', '.join(_ONCE_OPTIONS)}"
                 )
         given = {name: options.get(name) for name in ("limit", "where", "rate", "progress")}
-        _check_options(**given)  # said here, not in the thread's log
+        _check_options(**given)  # so that the caller gets the error, not the thread's log
         with self._lock:
             if self._once is not None and self._once.is_alive():
                 return self._once
@@ -264,8 +273,8 @@ class Shovel:
     # -- the schedule
 
     def start(self) -> None:
-        """Starts the schedule (``shovel_interval_s``; 0 = none). The first pass is due when the interval has passed since the
-        last one of any process. Idempotent."""
+        """Starts the schedule (``queue.shovel_interval_s``; 0 = none). The first pass is due when the interval has passed since
+        the last one of any process. Idempotent."""
         with self._lock:
             if not self._running:
                 self._running = True
@@ -290,7 +299,7 @@ class Shovel:
             once.join(timeout)
 
     def _plan(self, first: bool = False) -> None:
-        """The next pass. Interval 0 = by hand only."""
+        """Sets the timer of the next pass; none for the interval 0."""
         self._unplan()
         interval_s = self._queue().settings.shovel_interval_s
         if interval_s:
@@ -302,15 +311,15 @@ class Shovel:
             record = self._queue().store.queues.get(self._name)
             last_ms = None if record is None else record.extra.get(SHOVELLED)
             if last_ms is None:
-                self._note_pass(interval_s)  # from here on, for whoever comes when this process is gone
+                self._note_pass(interval_s)  # so that the interval counts on when this process is gone
             return due_in_s(interval_s, None if last_ms is None else last_ms / 1000, self._queue().clock())
         except IgnisError as exc:
             log.debug("when %s was shovelled last is not known: %s", self._name, exc)
             return interval_s
 
     def _note_pass(self, interval_s: float) -> None:
-        """Stores when it was, for the processes that start later. Not where another's is almost as late: a fleet would write
-        all the time."""
+        """Stores the time of the pass for processes that start later, unless the stored time is almost as late: a fleet would
+        write all the time."""
         queues, now_ms = self._queue().store.queues, int(self._queue().clock() * 1000)
         record = queues.get(self._name)
         if (
@@ -394,7 +403,7 @@ class Shovel:
                 try:
                     moved = [self._move(claim, where, result, max_returns) for claim in fired.claims]
                 except BaseException:
-                    staying += claimed  # what was moved already is no longer there, and skipped
+                    staying += claimed  # those that moved already are not in the sideline any more, and are skipped
                     raise
                 staying += [one for some in moved for one in some]
                 if progress is not None:
@@ -410,8 +419,8 @@ class Shovel:
         return result
 
     def _give_back(self) -> None:
-        """Puts what stays back at the sideline's tail. What the store does not take even there stays claimed by this
-        process, is tried again at the next pass, and is the sweeper's when this process ends."""
+        """Puts the messages that stay back at the sideline's tail. If the store refuses that, they stay claimed by this process
+        until the next pass; when this process ends, the sweeper takes them."""
         with self._lock:
             owed, self._owed = self._owed, []
         if not owed:
@@ -431,7 +440,7 @@ class Shovel:
     def _move(
         self, claim: Claim, where: Where | None, result: ShovelResult, max_returns: int | None
     ) -> list[tuple[int, int]]:
-        """Moves what is to be moved; returns (shard, pointer) of what stays."""
+        """Moves the messages that may come back; returns (shard, pointer) of those that stay."""
         queue = self._queue()
         main, sideline = queue.main, queue.sideline
         moving: list[Transfer] = []
@@ -458,12 +467,12 @@ class Shovel:
 
 
 def waits(record: bytes | None, queue: QueueRecord) -> bool:
-    """Whether a message in this queue's sideline is one that only a person brings back."""
+    """Whether only a person brings this message of the queue's sideline back."""
     return not queue.shovel_interval_s or _coming_back(record, None, queue.max_returns) is None
 
 
 def _coming_back(record: bytes | None, where: Where | None, max_returns: int | None) -> bytes | None:
-    """The record as it comes back; None for one that stays. ``max_returns`` of the schedule, None = by hand."""
+    """Returns the record as it comes back; None for one that stays. ``max_returns``: the schedule's bound; None = by hand."""
     if record is None:
         return None
     if max_returns is None:
@@ -479,7 +488,7 @@ def _coming_back(record: bytes | None, where: Where | None, max_returns: int | N
             return None
         return returned_record(record, counted=True)
     except UnreadableMessageError:
-        return None  # what cannot be counted would come back for ever
+        return None  # without a count it would come back for ever
 
 
 def _wanted(record: bytes, where: Where | None) -> bool:
@@ -509,7 +518,7 @@ class _Budget:
 
 
 class _Pace:
-    """Holds one worker to a number of messages a second. An unused second is not made up for later."""
+    """Holds one worker to a number of messages a second. Unused time is not made up for later."""
 
     def __init__(self, rate: float, stop: threading.Event) -> None:
         self._rate = rate
@@ -518,7 +527,7 @@ class _Pace:
         self.batch = max(1, min(BATCH, int(rate * _PACED_BATCH_S)))
 
     def wait_after(self, moved: int) -> None:
-        """Until as many more may move, or the shovel is stopped."""
+        """Waits until the next messages may move, or the shovel is stopped."""
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + moved / self._rate
         self._stop.wait(max(0.0, self._free_at - now))

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, auto_pickle=False, annotation_typing=False
 """Channels: one direction of messages between two threads or two processes.
 
-A channel is a region (heap, or a file that both sides map) with a slab of buffers, a ring of references to them, and a return
-ring on which the buffers go home. See ``csrc/ignis_channel.h``.
+A channel is a region (heap, or a file that both sides map) with a slab of buffers, a ring of references to them, and a ring
+on which the buffers return. See ``csrc/ignis_channel.h``.
 
-One rule for timeouts, in seconds: a wait that runs out raises WaitTimeoutError, ``try_`` calls return at once, ``recv_many``
-and ``recv_views`` return an empty list. 0 does not wait; None is the default bound of 30 s, never forever.
+All timeouts are in seconds: 0 does not wait; None is the default bound of 30 s, never forever. A wait that runs out raises
+WaitTimeoutError; ``recv_many`` and ``recv_views`` then return an empty list. ``try_`` calls return at once.
 """
 
 import errno
@@ -36,13 +36,13 @@ cdef extern from "stdlib.h" nogil:
     void *aligned_alloc(size_t alignment, size_t size)
 
 cdef enum:
-    PUBLISH_EVERY = 64  # messages of a send_many between two stores: the consumer starts on the first meanwhile
+    PUBLISH_EVERY = 64  # messages of a send_many that one store publishes: the consumer starts on the first ones meanwhile
 
 
 cdef int fill_config(
     ign_region_config *config, object capacity, object size_classes, object max_message_bytes, object bytering_bytes
 ) except -1:
-    # Each argument is asked for its number once: what was checked is what is used.
+    # Each argument is turned into a number once, so that the checked value is the one that is used.
     cdef long long places = whole(capacity, "capacity", 1, 1 << 24)
     cdef long long most = whole(max_message_bytes, "max_message_bytes", 1, 1 << 30)
     cdef long long small = ign_bytering_default_bytes(<uint32_t>places) if places & (places - 1) == 0 else 0
@@ -99,7 +99,7 @@ cdef uint32_t note_index(object index) except? 0xFFFFFFFF:
     return <uint32_t>i
 
 
-# True while this module makes an object itself. Nothing of Python runs meanwhile, so nobody else sees it.
+# True while this module makes an object itself. No Python code runs meanwhile, so no other thread sees it.
 cdef bint _making = False
 
 
@@ -134,13 +134,13 @@ cdef Channel opened(Channel self):
 @cython.final
 @cython.no_gc  # it refers to text only, so it is part of no cycle and its making starts no collection
 cdef class Channel:
-    """One direction of messages. Made by :meth:`heap`, :meth:`create` or :meth:`open`.
+    """Carries messages in one direction. Made by :meth:`heap`, :meth:`create` or :meth:`open`.
 
     Sending and receiving are each for one thread at a time; several Python threads of one process may call ``send`` because the
     GIL makes them take turns. Every wait releases the GIL and handles signals every 100 ms. A channel made before ``fork()``
     raises ForkedHandleError in the child. A channel cannot be copied, pickled or made a base class: it owns memory that C points to.
 
-    What was sent is in the region: it survives ``kill -9`` of either side when the region is a file.
+    Sent messages are in the region: when it is a file, they survive ``kill -9`` of either side.
     """
 
     def __cinit__(self):
@@ -152,15 +152,15 @@ cdef class Channel:
         *, capacity: int = DEFAULT_CAPACITY, size_classes=None, max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         bytering_bytes=None,
     ):
-        """A channel between two threads of this process; the object plays both roles.
+        """Makes a channel between two threads of this process; the object plays both roles.
 
         Args:
             capacity: messages in flight, a power of two up to 2**24.
             size_classes: pairs (slot bytes, slots), rising; default 256 B, 1 KiB, 4 KiB, 16 KiB and further up to the limit.
             max_message_bytes: limit of one message, at most the largest class.
-            bytering_bytes: room for the messages of up to 1 KiB, which lie one behind the other and not in slots: a power
-                of two from 2 KiB, or 0 for none; default 128 for each message of ``capacity``, at most 8 MiB. What does
-                not fit goes into the slab.
+            bytering_bytes: size of the byte ring, where messages of up to 1 KiB lie one behind the other and not in slots. A
+                power of two from 2 KiB, or 0 for none; default 128 for each message of ``capacity``, at most 8 MiB. Messages
+                that do not fit go into the slab.
         """
         cdef ign_region_config config
         fill_config(&config, capacity, size_classes, max_message_bytes, bytering_bytes)
@@ -224,7 +224,7 @@ cdef class Channel:
             pause_s = min(0.05, pause_s * 2)
 
     def __dealloc__(self):
-        # Views and waiting threads hold references to us, so nobody is inside.
+        # Views and waiting threads hold references to this object, so none is left here.
         if self._channel != NULL:
             ign_channel_close(self._channel)
             free(self._channel)
@@ -256,13 +256,13 @@ cdef class Channel:
     cdef int _fail(self, int rc, size_t size) except -1:
         if rc == IGN_E_TOO_LARGE:
             raise _errors.MessageTooLargeError(size, self._channel.region.max_message_bytes)
-        self._check_region()  # positions "that cannot be" may be the zeros of a file that was cut
+        self._check_region()  # impossible positions may be the zeros of a file that was cut
         return raise_code(rc, self._name())
 
     # -- waiting ----------------------------------------------------------------------------------------------------
 
     cdef int _wait(self, ign_role role, uint64_t until, bint spin) except -1:
-        """One slice. 1: look again; 0: time is up. The role's own calls may go on in other threads meanwhile."""
+        """Waits for one slice. 1: look again; 0: time is up. Other threads may call the same role meanwhile."""
         cdef uint64_t now = ign_now_ns()
         cdef uint64_t left = until - now if until > now else 0
         cdef int rc
@@ -288,7 +288,7 @@ cdef class Channel:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     cdef int _push(self, const uint8_t *data, size_t size, uint16_t kind) noexcept:
-        """Stages one message; publishing is the caller's."""
+        """Stages one message, which the caller publishes."""
         cdef ign_slab_ref ref
         cdef uint8_t *at
         cdef int rc = ign_channel_reserve(self._channel, size, &ref, &at)
@@ -298,7 +298,7 @@ cdef class Channel:
         return rc
 
     cdef int _send_slow(self, const uint8_t *data, size_t size, uint16_t kind, uint64_t wait_ns) except -1:
-        """The ring, the byte ring or a size class is full. Returns 0 when the message was sent."""
+        """Sends when the ring, the byte ring or a size class is full: waits for room. Returns 0 when the message was sent."""
         cdef uint64_t until = ign_now_ns() + wait_ns
         cdef bint spin = True
         cdef int rc
@@ -315,8 +315,8 @@ cdef class Channel:
                 self._fail(rc, size)
 
     cdef int _send(self, object data, uint16_t kind, uint64_t wait_ns, bint waits) except -1:
-        """1: sent; 0: no room, and not to wait for any. The buffer is taken before the channel is looked at: taking it may run
-        Python, which may close the channel."""
+        """Sends one message. 1: sent; 0: no room, and not to wait for any. The buffer is taken before the channel is checked:
+        taking it may run Python code, which may close the channel."""
         cdef Py_buffer view
         cdef const uint8_t *at
         cdef size_t size
@@ -347,7 +347,8 @@ cdef class Channel:
         """Copies one message into the channel; waits while there is no room.
 
         Args:
-            data: bytes or any buffer, up to ``max_message_bytes``. kind: 0..65535, handed to the receiver.
+            data: bytes or any buffer, up to ``max_message_bytes``.
+            kind: a number from 0 to 65535 that the receiver gets with it.
 
         Raises:
             WaitTimeoutError, MessageTooLargeError, ClosedError (also when the consumer closed), PeerDiedError (no room, and the
@@ -358,12 +359,12 @@ cdef class Channel:
         self._send(data, c_kind, wait_ns, True)
 
     def try_send(self, data, kind: int = 0) -> bool:
-        """``send`` that answers False instead of waiting."""
+        """Sends as ``send`` does, but returns False instead of waiting."""
         cdef uint16_t c_kind = kind if type(kind) is int else _as_index(kind)
         return self._send(data, c_kind, 0, False) == 1
 
     def send_many(self, items, kind: int = 0, timeout=30.0) -> int:
-        """Sends a sequence of messages, publishing many with one store; waits while there is no room.
+        """Sends a sequence of messages, and publishes many at a time; waits while there is no room.
 
         Returns:
             How many were sent: all, or fewer when the time ran out or the consumer went away after at least one.
@@ -378,13 +379,13 @@ cdef class Channel:
         cdef bint spin
         cdef int rc, staged = 0
         cdef object item
-        cdef list many = list(items)  # our own: the caller's may change under the next lines, and while we wait
+        cdef list many = list(items)  # a copy: the caller's list may change in the next lines and during a wait
         n = len(many)
         for i in range(n):
             item = many[i]
             if not PyBytes_CheckExact(item):
                 many[i] = bytes(memoryview(item))
-        # From here on nothing of Python runs but in a wait.
+        # From here on no Python code runs except in a wait.
         self._as(IGN_PRODUCER)
         limit = self._channel.region.max_message_bytes
         for i in range(n):
@@ -428,10 +429,10 @@ cdef class Channel:
     # -- receiving --------------------------------------------------------------------------------------------------
 
     cdef const ign_message *_next(self, uint64_t wait_ns, bint waits) except? NULL:
-        """The next message, not taken yet; NULL when the time is up, or at once without `waits`.
+        """Returns the next message without taking it; NULL when the time is up, or at once without `waits`.
 
-        Nothing may be made that the collector watches between this and taking the message: a collection can run Python that
-        receives from this very channel.
+        Between this and taking the message no object may be made that the garbage collector tracks: a collection can run Python
+        code that receives from this channel.
         """
         cdef const ign_message *message = NULL
         cdef uint32_t got
@@ -440,7 +441,7 @@ cdef class Channel:
         cdef bint spin = True
         cdef int rc = ign_channel_peek(self._channel, &message, &got)
         if rc == IGN_EMPTY:
-            # Nothing more to do for now: let the producer have what we are done with.
+            # The channel is empty for now: return the finished buffers to the producer.
             ign_channel_flush(self._channel)
             if not waits:
                 return NULL
@@ -460,10 +461,10 @@ cdef class Channel:
         return message
 
     cdef bytes _take(self, const ign_message *message):
-        """Copies the message out, takes it and sends its slot home."""
+        """Copies the message out, takes it and returns its slot."""
         cdef bytes data = PyBytes_FromStringAndSize(<const char *>message.bytes, <Py_ssize_t>message.length)
         cdef uint32_t slot = message.slot, generation = message.generation
-        # Had the file been cut under the copying, these would be zeros and no message.
+        # If the file was cut during the copy, the bytes are zeros and no message.
         cdef int rc = ign_region_check(&self._channel.region)
         if rc != IGN_OK:
             raise_code(rc, self._name())
@@ -472,7 +473,7 @@ cdef class Channel:
         return data
 
     def recv(self, timeout=30.0) -> bytes:
-        """The next message.
+        """Receives the next message.
 
         Raises:
             WaitTimeoutError; ClosedError or PeerDiedError when the producer closed or died and everything it had sent was
@@ -486,13 +487,13 @@ cdef class Channel:
         return self._take(message)
 
     def try_recv(self):
-        """The next message, or None when there is none at the moment."""
+        """Receives the next message; None when there is none at the moment."""
         self._as(IGN_CONSUMER)
         cdef const ign_message *message = self._next(0, False)
         return None if message == NULL else self._take(message)
 
     def recv_with_kind(self, timeout=30.0):
-        """``recv`` that returns (kind, message)."""
+        """Receives as ``recv`` does, and returns (kind, message)."""
         cdef uint64_t wait_ns = timeout_ns(timeout)
         self._as(IGN_CONSUMER)
         cdef const ign_message *message = self._next(wait_ns, True)
@@ -503,10 +504,10 @@ cdef class Channel:
         return kind, data
 
     def recv_many(self, max_messages: int, timeout=30.0) -> list:
-        """Up to ``max_messages`` messages: waits for the first, never for more. An empty list when the time is up.
+        """Receives up to ``max_messages`` messages. Waits for the first, never for more. An empty list when the time is up.
 
         Raises:
-            As ``recv``, when there is nothing to return before the error.
+            What ``recv`` raises, when there is nothing to return before the error.
         """
         cdef Py_ssize_t limit = _as_index(max_messages)
         cdef uint64_t wait_ns = timeout_ns(timeout)
@@ -542,10 +543,10 @@ cdef class Channel:
         return out
 
     def recv_views(self, max_messages: int, timeout=30.0) -> list:
-        """``recv_many`` without copying: the views read the slab itself, and each slot goes home when its view is released.
-        Messages that came through the byte ring (up to 1 KiB) are copied: there that is quicker than a slot of their own.
+        """Receives as ``recv_many`` does, without copying: the views read the slab itself, and each slot returns to the producer
+        when its view is released. Messages of the byte ring (up to 1 KiB) are copied, which is quicker than a slot of their own.
 
-        Hold few of them for long: what is held is not available to the producer.
+        Hold few views for long: the producer cannot use their slots.
         """
         cdef Py_ssize_t limit = _as_index(max_messages)
         cdef uint64_t wait_ns = timeout_ns(timeout)
@@ -578,7 +579,7 @@ cdef class Channel:
     # -- the rest ---------------------------------------------------------------------------------------------------
 
     def set_note(self, index: int, value: int) -> None:
-        """Sets one of eight 64-bit words that both sides can read at any time (release)."""
+        """Sets a note, one of eight 64-bit words that both sides can read at any time (release)."""
         cdef uint32_t i = note_index(index)
         cdef uint64_t c_value = _as_index(value)
         self._check()
@@ -591,26 +592,27 @@ cdef class Channel:
         return ign_region_get_note(&self._channel.region, i)
 
     def peer_alive(self):
-        """True or False for the process in the other role; None when nobody has been there yet. False after a clean close."""
+        """Whether the process in the other role lives; None when no process has had it yet. False after a clean close."""
         self._check()
         cdef int rc = ign_region_owner_state(
             &self._channel.region, IGN_CONSUMER if self._channel.produces else IGN_PRODUCER)
         return None if rc == IGN_EMPTY else rc == IGN_OK
 
     def depth(self) -> int:
-        """Messages that were sent and not received; a snapshot."""
+        """Returns how many messages were sent and not received; a snapshot."""
         self._check()
         return ign_channel_depth(self._channel)
 
     def stats(self) -> dict:
-        """Figures: capacity, depth, sent and received by this handle, the slab's counts as seen by the producer
-        (active, allocated, released, bytes, classes; absent on a consumer), region_bytes and bytering_bytes."""
+        """Figures: capacity, depth, max_message_bytes, region_bytes, bytering_bytes, sent and received by this handle.
+
+        A producer has the slab's counts too: active, allocated, released, refused, bytes, bad_returns, classes."""
         cdef ign_channel *c = self._channel
         cdef ign_slab_stats slab
         cdef uint64_t depth
         cdef uint32_t active = 0
         self._check()
-        # All that needs the mapping first: making the answer may run Python, which may close the channel.
+        # First everything that needs the mapping: making the answer may run Python code, which may close the channel.
         depth = ign_channel_depth(c)
         if c.produces:
             ign_channel_collect(c)
@@ -633,7 +635,7 @@ cdef class Channel:
         return out
 
     def classes(self) -> list:
-        """The size classes of the slab as in `stats`; none on a consumer, after `close`, and of a parent's channel."""
+        """The size classes of the slab as in `stats`; none on a consumer, after `close`, and for a parent's channel."""
         if self._closing or not self._channel.produces or ign_region_check(&self._channel.region) != IGN_OK:
             return []
         ign_channel_collect(self._channel)
@@ -641,7 +643,7 @@ cdef class Channel:
 
     @property
     def closed(self) -> bool:
-        """True once close() was called."""
+        """Whether close() was called."""
         return self._closing
 
     @property
@@ -650,12 +652,12 @@ cdef class Channel:
         return self._path
 
     cdef void _finish(self) noexcept:
-        # The last one out: the role is given back when nothing of ours points into the region any more and no thread is inside.
+        # Gives the role back when no view points into the region any more and no thread waits on the channel.
         if self._closing and self._views == 0 and self._waiting == 0:
             ign_channel_close(self._channel)
 
     def close(self, timeout=5.0) -> None:
-        """Gives the role back: the other side gets what is left and then ClosedError. Idempotent. The file stays.
+        """Gives the role back. The other side gets the remaining messages, then ClosedError. Idempotent. The file stays.
 
         Threads that wait on this channel get ClosedError. While views are held the region stays mapped and the role taken;
         the last release finishes the close.
@@ -686,5 +688,5 @@ include "_view.pxi"
 
 
 def _error_for_code(code: int, what: str):
-    """The exception of a C error code; for the test that walks all of them."""
+    """Returns the exception of a C error code, for the test that tries all of them."""
     return error_of(code, what)

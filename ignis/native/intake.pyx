@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, auto_pickle=False
-"""Collecting what other processes left in mapped outboxes, with a promise to each: it is taken when it is durable.
+"""Collects messages that other processes left in mapped outboxes. A message is taken out only when it is durable.
 
-`Intake.hold` looks at messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
-stored `Intake.acknowledge` takes them. More may be held and packed while earlier ones are being stored. Whoever dies in
-between leaves them to the next consumer. The files' makers are other processes: every word of theirs is read once and
+`Intake.hold` reads messages where they lie, `pack` copies those of many intakes into batches, and after the batches are
+stored `Intake.acknowledge` takes them out. More may be held and packed while earlier ones are being stored. When the process
+dies in between, the next consumer finds them. The files are made by other processes: every word in them is read once and
 checked before it is used.
 """
 
@@ -40,16 +40,16 @@ cdef extern from "stdlib.h" nogil:
 
 cdef enum:
     CODEC_BITS = 0x0F
-    CLOSE_NS = 5000000000   # most that close() waits for threads that are inside
+    CLOSE_NS = 5000000000   # the longest that close() waits for threads inside
 
 
 @cython.final
 @cython.no_gc_clear
 cdef class Intake:
-    """The consumer of one mapped outbox. Made by :meth:`open`. Cannot be copied or pickled.
+    """Consumes one mapped outbox. Made by :meth:`open`. Cannot be copied or pickled.
 
-    For one thread at a time: what finds another call of `hold`, `pack`, `acknowledge` or `let_go` at work raises NativeError.
-    `close` may come from any thread and waits for those that are inside.
+    For one thread at a time: `hold`, `pack`, `acknowledge` and `let_go` raise NativeError while another of them runs.
+    Any thread may call `close`, which waits for threads inside.
     """
 
     def __init__(self):
@@ -60,7 +60,7 @@ cdef class Intake:
         """Takes the consumer's side of the file.
 
         Raises:
-            RegionFormatError, RegionTruncatedError, NativeError: not a region, or one whose words contradict each other.
+            RegionFormatError, RegionTruncatedError, NativeError: not a region, or one whose fields contradict each other.
             RegionBusyError: a living process collects from it. RegionIOError.
         """
         cdef bytes encoded = path_bytes(path)
@@ -109,7 +109,7 @@ cdef class Intake:
         return 0
 
     cdef int _check_alone(self) except -1:
-        """For what changes the list of held messages."""
+        """`_check` for calls that change the list of held messages: raises NativeError while another one runs."""
         self._check()
         if self._busy:
             raise_code(IGN_E_THREAD, f"intake {self.path}")
@@ -117,19 +117,19 @@ cdef class Intake:
 
     @property
     def label(self) -> bytes:
-        """What the file's maker wrote into its header: a copy, unchecked."""
+        """The text that the file's maker wrote into its header: a copy, unchecked."""
         self._check()
         return PyBytes_FromStringAndSize(
             <const char *>ign_region_label(&self._channel.region), self._channel.region.label_bytes)
 
     @property
     def held(self) -> int:
-        """Messages that are held: looked at, and neither acknowledged nor let go."""
+        """How many messages are held: read, and neither acknowledged nor let go."""
         return self._count
 
     @property
     def waiting(self) -> int:
-        """Messages in the channel that are not held; a snapshot."""
+        """How many messages in the channel are not held; a snapshot."""
         self._check()
         cdef uint64_t depth = ign_channel_depth(self._channel)
         self._check()
@@ -137,40 +137,42 @@ cdef class Intake:
 
     @property
     def region_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         self._check()
         return self._channel.region.bytes
 
     def depth(self) -> int:
-        """Messages in the channel, those held included; a snapshot."""
+        """Returns how many messages are in the channel, those held included; a snapshot."""
         self._check()
         cdef uint64_t depth = ign_channel_depth(self._channel)
         self._check()
         return depth
 
     def producer_alive(self) -> bool:
-        """False when the producer closed or died. What it had sent before is there; look at `depth` after this answer."""
+        """Whether the producer lives and has not closed. What it had sent before is in the channel: ask `depth` after this."""
         self._check()
         return ign_region_owner_state(&self._channel.region, IGN_PRODUCER) == IGN_OK
 
     def check_size(self) -> None:
-        """Raises RegionTruncatedError when the file was cut, also where nobody has touched it yet."""
+        """Raises RegionTruncatedError when the file was cut, also in a part that no call has touched yet."""
         self._check()
         cdef int rc = ign_region_check_size(&self._channel.region)
         if rc != IGN_OK:
             raise_code(rc, str(self.path))
 
     def hold(self, max_messages: int, max_bytes: int, shards: int, codec: int) -> int:
-        """Looks at the oldest messages that are not held yet, checks each, and holds them for `pack`; returns how many.
+        """Checks the oldest messages that are not held yet, and holds them for `pack`. Returns how many.
 
         Args:
-            max_messages, max_bytes: bounds (at least one message is added if there is one). shards: of the queue, 1..65534.
-            codec: of the queue; a record of another codec is refused.
+            max_messages: the most messages.
+            max_bytes: the most bytes; one message is held in any case if there is one.
+            shards: the queue's number of shards, 1 to 65534.
+            codec: the queue's codec; a record of another codec is refused.
 
         Raises:
-            ForeignReferenceError, UnreadableMessageError: the oldest of these lies nowhere or is no record of this codec;
-            what was held before is held.
-            NativeError: ring positions that cannot be; RegionTruncatedError. Nothing is held then.
+            ForeignReferenceError, UnreadableMessageError: the oldest of these lies outside the region, or is not a record of this
+            codec; earlier ones stay held.
+            NativeError: impossible ring positions; RegionTruncatedError. Nothing is held then.
         """
         cdef uint32_t got, i, limit, added = 0
         cdef size_t total = 0
@@ -203,7 +205,7 @@ cdef class Intake:
         self._inside -= 1
         self._busy = False
         try:
-            self._check()  # zeros of a file that was cut are no messages, and look like an empty ring
+            self._check()  # a file that was cut has zeros, which look like an empty ring
         except _errors.IgnisError:
             self._let_go(0)
             raise
@@ -222,7 +224,8 @@ cdef class Intake:
         return added
 
     def let_go(self, uint32_t keep=0) -> None:
-        """Forgets what is held, all but the oldest ``keep``: it stays in the channel, and the next `hold` finds it again."""
+        """Lets go of all held messages but the oldest ``keep``. They stay in the channel, and the next `hold` finds
+        them again."""
         if self._busy:
             raise_code(IGN_E_THREAD, f"intake {self.path}")
         self._let_go(keep)
@@ -231,10 +234,10 @@ cdef class Intake:
         self._count = min(self._count, keep)
         self._packed = min(self._packed, keep)
         if self._count == 0:
-            self._first = 0  # what a quiet channel never uses stays untouched memory
+            self._first = 0  # a channel with few messages then touches little of the memory
 
     def acknowledge(self, count=None) -> int:
-        """Takes the oldest ``count`` messages that are held (all), for good: the producer's receipts of them are done.
+        """Takes the oldest ``count`` held messages (default: all) out for good. Their receipts at the producer are done.
 
         Returns how many that was. Raises ValueError when fewer are held.
         """
@@ -253,7 +256,7 @@ cdef class Intake:
             # In this order, see ign_channel_take.
             ign_channel_take(self._channel, n)
             for i in range(n):
-                # Of the byte ring nothing goes home. For each of them a producer that sleeps would be woken once more.
+                # Messages of the byte ring have no slot to return, and each return would wake a sleeping producer once more.
                 if self._at(i).slot != IGN_BYTERING_SLOT:
                     ign_channel_give_back(self._channel, self._at(i).slot, self._at(i).generation)
             ign_channel_flush(self._channel)
@@ -268,22 +271,22 @@ cdef class Intake:
         return n
 
     def refuse(self) -> None:
-        """Tells the producer that nothing more will be taken from this file: its sends and receipts raise from now on."""
+        """Tells the producer that nothing more is taken from this file. Its sends and receipts raise from now on."""
         try:
             self._check()
         except _errors.RegionTruncatedError:
-            pass  # also when the file was cut: the note is in its first page, which may be there still
+            pass  # also when the file was cut: the note is in its first page, which may still be there
         ign_region_set_note(&self._channel.region, IGN_NOTE_REFUSED, 1)
-        ign_channel_flush(self._channel)  # wakes who waits for progress
+        ign_channel_flush(self._channel)  # wakes a producer that waits for progress
 
     def close(self) -> None:
-        """Gives the consumer's side back; what is held stays in the file. Idempotent.
+        """Gives the consumer's side back; held messages stay in the file. Idempotent.
 
-        Waits for the threads that are inside, which then raise ClosedError.
+        Waits for the threads inside, which then raise ClosedError.
 
         Raises:
-            WaitTimeoutError: one was still inside after 5 s. The intake is closed all the same; the side is given back by the
-            next `close`, or with the object.
+            WaitTimeoutError: one was still inside after 5 s. The intake is closed all the same; the next `close`, or the end of
+            the object, gives the side back.
         """
         cdef uint64_t until
         self._closed = True
@@ -292,7 +295,7 @@ cdef class Intake:
         if ign_region_check(&self._channel.region) == IGN_E_FORKED:
             self._inside = 0  # the parent's threads are not here
         until = ign_now_ns() + <uint64_t>CLOSE_NS
-        while self._inside and ign_now_ns() < until:  # none of them is longer than a slice or the copying of what is held
+        while self._inside and ign_now_ns() < until:  # none stays longer than a slice or the copying of the held messages
             time.sleep(0.0005)
         if self._inside:
             raise _errors.WaitTimeoutError(f"{self.path}: {self._inside} thread(s) are still at work on it")
@@ -308,8 +311,8 @@ cdef class Intake:
 
 
 cdef int check_record(const ign_message *message, Taken *taken, uint16_t shards, uint8_t codec) noexcept nogil:
-    """Fills `taken`. Decides on a private copy of the record's fixed part: the original may change meanwhile, and what is
-    stored then is at worst a record that its reader sets aside, of exactly the length decided here."""
+    """Checks a record and fills `taken`, from a private copy of the record's fixed part, since the original may change meanwhile.
+    Then the stored record is at worst one that its reader sets aside, of exactly the length decided here."""
     cdef uint8_t fixed[36]
     cdef ign_record record
     cdef int rc
@@ -318,7 +321,7 @@ cdef int check_record(const ign_message *message, Taken *taken, uint16_t shards,
     if message.length < IGN_RECORD_HEADER_BYTES:
         return IGN_E_MALFORMED
     memcpy(fixed, message.bytes, sizeof(fixed))
-    # With the true length and only the header's bytes: decode reads no others.
+    # With the true length and the bytes of the header alone: decode reads no others.
     rc = ign_record_decode(fixed, message.length, &record)
     if rc != IGN_OK:
         return rc
@@ -336,17 +339,17 @@ cdef int check_record(const ign_message *message, Taken *taken, uint16_t shards,
 
 
 def pack(list intakes not None, int any_shard, int shards, int chunk_records=256, int chunk_bytes=32768) -> list:
-    """What several intakes of one queue hold and was not packed yet, as packed batches.
+    """Packs the messages that several intakes of one queue hold, and that are not packed yet, into batches.
 
     Args:
-        intakes: each in the order of its own messages, one after the other. any_shard, shards, chunk_records, chunk_bytes:
-            as for `Outbox.drain`.
+        intakes: their messages are packed one intake after the other, each in its own order.
+        any_shard, shards, chunk_records, chunk_bytes: as for `Outbox.drain`.
 
     Returns:
         (shard, batch) in order. The messages stay held until they are acknowledged or let go.
 
     Raises:
-        RegionTruncatedError: a file was cut meanwhile; its ``held`` messages are nobody's, let them go.
+        RegionTruncatedError: a file was cut meanwhile; its ``held`` messages are lost, let them go.
     """
     cdef list held = intakes_of(intakes)
     cdef Intake one
@@ -369,7 +372,7 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
     all = <Taken *>malloc(total * sizeof(Taken))
     if all == NULL:
         raise MemoryError("pack")
-    # Nothing of Python runs between the look above and the end of the copying, but what other threads do.
+    # Between the check above and the end of the copy no Python code runs in this thread, only in others.
     for one in held:
         for i in range(one._packed, one._count):
             all[at] = one._at(i)[0]
@@ -397,7 +400,7 @@ def pack(list intakes not None, int any_shard, int shards, int chunk_records=256
 
 
 cdef list intakes_of(list intakes):
-    """A list of our own, which nobody changes meanwhile, of nothing but intakes."""
+    """Returns a private copy of the list, and raises TypeError unless all in it are intakes."""
     cdef list held = intakes[:]
     for one in held:
         if type(one) is not Intake:
@@ -408,10 +411,10 @@ cdef list intakes_of(list intakes):
 @cython.final
 @cython.no_gc_clear
 cdef class Bell:
-    """What producers ring when they left a message and somebody may be asleep. Cannot be copied or pickled.
+    """Wakes a sleeping relay: producers ring the bell when they left a message. Cannot be copied or pickled.
 
     Args:
-        path: a file that all participants map, made if it is not there.
+        path: a file that all of them map, made if it is not there.
 
     Raises:
         RegionFormatError, RegionTruncatedError, RegionIOError; ValueError for a path with a NUL byte.
@@ -437,15 +440,15 @@ cdef class Bell:
         return 0
 
     def ring(self) -> None:
-        """Wakes who waits, or makes its next wait return at once. From any thread or process."""
+        """Wakes the thread that waits, or makes its next wait return at once. From any thread or process."""
         self._check()
         ign_event_advance(self._board.events)
 
     def wait(self, list intakes not None, timeout) -> bool:
-        """Until one of the intakes has a message, or somebody rang; false when the time (seconds) is up. One thread.
+        """Waits until one of the intakes has a message or the bell is rung; False when the time (seconds) is up. One thread.
 
         Raises:
-            ClosedError: the bell or one of the intakes was closed meanwhile, at the latest a slice of 100 ms ago.
+            ClosedError: the bell or one of the intakes was closed meanwhile; raised within 100 ms.
         """
         cdef uint64_t until = timeout_ns(timeout), now
         cdef list held = intakes_of(intakes)
@@ -462,7 +465,7 @@ cdef class Bell:
                 channels[count] = one._channel
                 count += 1
             while True:
-                # Between two slices anything may have been closed: by another thread, or by a signal's handler in this one.
+                # Between two slices another thread, or a signal handler in this one, may have closed any of them.
                 for one in held:
                     one._check()
                 self._check()
@@ -487,11 +490,11 @@ cdef class Bell:
             free(channels)
 
     def close(self) -> None:
-        """Ends the handle, not the file. Idempotent. A thread that waits on it is woken and raises ClosedError.
+        """Closes the handle, not the file. Idempotent. A thread that waits on it is woken and raises ClosedError.
 
         Raises:
-            WaitTimeoutError: it was still inside after 5 s. The bell is closed all the same; its memory goes with the next
-            `close`, or with the object.
+            WaitTimeoutError: it was still inside after 5 s. The bell is closed all the same; the next `close`, or the end of the
+            object, frees its memory.
         """
         cdef uint64_t until = ign_now_ns() + <uint64_t>CLOSE_NS
         self._closed = True

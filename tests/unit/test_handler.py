@@ -643,7 +643,7 @@ def test_a_nested_function_cannot_run_in_a_process() -> None:
 
 def test_too_many_consumers() -> None:
     with pytest.raises(
-        ConsumerLimitError, match=r"101 consumers asked for, the limit is 100 \(max_consumers\)"
+        ConsumerLimitError, match=r"101 consumers asked for, the limit is 100 \(consumer.max_consumers\)"
     ) as info:
         spec_of(plain, concurrency=101)
     assert (info.value.asked, info.value.limit) == (101, 100)

@@ -222,7 +222,9 @@ def test_the_limit_is_held_against_what_is_stored(store_url: str, new_app: MakeA
         queue.handler(lambda message: None, concurrency=0)
         queue.open()
     queues[0].increase_consumers(60)
-    with pytest.raises(ConsumerLimitError, match=r"101 consumers asked for, the limit is 100 \(max_consumers\)"):
+    with pytest.raises(
+        ConsumerLimitError, match=r"101 consumers asked for, the limit is 100 \(consumer.max_consumers\)"
+    ):
         queues[1].increase_consumers(41)
     assert stored(apps[0], "jobs").concurrency == 60
     with pytest.raises(ConfigError, match="-1 is below 0"):

@@ -236,7 +236,8 @@ for n in range(60):
     before = cost()
     for _ in range(2):
         finish(here.producer(jobs))
-    assert cost() == before
+    # A count may have met a descriptor that was open for a moment. One for each of 120 producers would not go away.
+    eventually(lambda: all(now <= then for now, then in zip(cost(), before, strict=True)))
     assert Counter(map(int, here.stored())) == Counter(dict.fromkeys(range(60), 3))
     assert not here.aside
     stop(relay)
