@@ -7,22 +7,31 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
+from ignis.clock import Clock
 from ignis.config import check_whole, parse_duration_s, shown
 from ignis.errors import ConfigError, DelayNotSupportedError, InvalidMessageError, UnreadableMessageError
 from ignis.message import Message
 from ignis.storage.base import Store
 from ignis.storage.later import Delayed
 
-__all__ = ["MAX_DELAY_S", "DelayedMessage", "Later", "check_delay_s", "due_time_ms", "until_s"]
+__all__ = ["MAX_DELAY_S", "Clocked", "DelayedMessage", "Later", "check_delay_s", "due_time_ms", "until_s"]
 
 MAX_DELAY_S = 100 * 365 * 86_400
 _PAGE = 1_000
 
 
-def due_time_ms(store: Store, delay: Any, at: Any) -> int:
+class Clocked(Protocol):
+    """What due times are reckoned by: a `Store`."""
+
+    @property
+    def lock_clock(self) -> Clock | None: ...
+    def now_s(self) -> float: ...
+
+
+def due_time_ms(store: Clocked, delay: Any, at: Any) -> int:
     """When a message is due, by the store's clock: ``delay`` from now on, or at that time.
 
     Raises ConfigError: both or none are given, a time has no time zone, a delay is below 0 or over 100 years.
@@ -35,7 +44,7 @@ def due_time_ms(store: Store, delay: Any, at: Any) -> int:
     return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
 
 
-def _wall_s(store: Store) -> float:
+def _wall_s(store: Clocked) -> float:
     """What users read as the time: the wall clock, or the one that a test gave the store."""
     return time.time() if store.lock_clock is None else store.lock_clock()
 

@@ -15,11 +15,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from ignis.config import PublisherSettings, check_timeout
-from ignis.errors import ChannelFullError, ClosedError, ConfigError, ForkedHandleError, PublishError, WaitTimeoutError
+from ignis.errors import (
+    ChannelFullError,
+    ClosedError,
+    ConfigError,
+    DelayNotSupportedError,
+    ForkedHandleError,
+    PublishError,
+    WaitTimeoutError,
+)
 from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
@@ -28,7 +37,7 @@ from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
 from ignis.storage.pending_load import PendingLoad
 
-__all__ = ["Publisher", "end_publishers", "flush_publishers", "pending_messages"]
+__all__ = ["Publisher", "end_publishers", "flush_publishers", "forget_publisher", "pending_messages"]
 
 M = TypeVar("M")
 log = logging.getLogger("ignis.publisher")
@@ -123,6 +132,8 @@ class Publisher(Generic[M]):
         key: str | bytes | None = None,
         headers: dict[str, Any] | None = None,
         timeout: float | None = None,
+        delay: float | str | timedelta | None = None,
+        at: datetime | None = None,
     ) -> Receipt:
         """Hands one message over; returns at once. Nothing is durable yet: wait on the receipt, or `flush`.
 
@@ -131,6 +142,7 @@ class Publisher(Generic[M]):
             key: routes to one shard, keeping the order of that key.
             headers: a small map kept in the envelope.
             timeout: seconds to wait when the ring is full (default ``publisher.send_timeout_s``); 0 raises at once.
+            delay: nobody gets the message before so long from now; or ``at`` that time. As for ``queue.publish``.
 
         Returns:
             A `Receipt`: ``done()``, ``result(timeout)`` (the id once durable, or the store's error), ``await``,
@@ -138,12 +150,14 @@ class Publisher(Generic[M]):
 
         Raises:
             ChannelFullError (timeout 0), WaitTimeoutError, MessageTooLargeError, InvalidMessageError, ClosedError,
-            ForkedHandleError.
+            ForkedHandleError. DelayNotSupportedError: the store keeps no delayed messages.
         """
         if timeout is None:
             timeout = self._timeout_s
         elif timeout.__class__ is not float or not timeout >= 0:
             timeout = check_timeout(timeout)
+        if delay is not None or at is not None:
+            return self._send_later(message, key, headers, timeout, delay, at)
         if key is None and headers is None:
             return self._put(self._encode(message), ANY_SHARD, self._flags, b"", b"", timeout)
         return self._send_keyed(message, key, headers, timeout)
@@ -156,18 +170,30 @@ class Publisher(Generic[M]):
         meta = b"" if headers is None else self._meta(headers)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
+    def _send_later(
+        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
+    ) -> Receipt:
+        """`send` of a message that waits for its time."""
+        raise DelayNotSupportedError(type(self._magazine.store).__name__)
+
     def _meta(self, headers: dict[str, Any] | None) -> bytes:
         return encode_meta(headers, self._magazine.max_headers_bytes)
 
     async def asend(
-        self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        delay: float | str | timedelta | None = None,
+        at: datetime | None = None,
     ) -> Receipt:
         """`send` that lets the event loop run while the ring is full."""
         deadline = time.monotonic() + self._timeout_s
         pause_s = 0.0005
         while True:
             try:
-                return self.send(message, key=key, headers=headers, timeout=0)
+                return self.send(message, key=key, headers=headers, timeout=0, delay=delay, at=at)
             except ChannelFullError:
                 if time.monotonic() >= deadline:
                     raise self._still_full() from None
@@ -232,7 +258,7 @@ class Publisher(Generic[M]):
             if self._ended is None:
                 self._put = self._outbox.send
             raise
-        failed, first = self.failed, self._outbox.first_error
+        failed, first = int(self._outbox.failed), self._outbox.first_error
         self._outbox.close()  # wakes the flusher, which has nothing left to do
         if self._flusher is not None:
             self._flusher.join(max(0.0, deadline - time.monotonic()) + _IDLE_S)
@@ -401,6 +427,11 @@ class Publisher(Generic[M]):
 def pending_messages() -> int:
     """Messages in all publishers of this process that are not durable yet."""
     return sum(publisher.pending for publisher in list(_open))
+
+
+def forget_publisher(publisher: Publisher[Any]) -> None:
+    """It is part of another one, which answers for it."""
+    _open.discard(publisher)
 
 
 def flush_publishers(magazine: Magazine[Any], timeout: float | None = None) -> None:

@@ -9,6 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from multiprocessing.connection import wait
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ import msgspec
 from ignis.cli import exit_codes, output
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
-from ignis.config import check_name
+from ignis.config import check_name, parse_duration_s
 from ignis.errors import ConfigError, IgnisError, InvalidMessageError, PublishError, QueueNotFoundError
 from ignis.progress import make_progress
 from ignis.queue import Queue
@@ -42,12 +43,27 @@ _decode = msgspec.json.Decoder().decode
     type=click.Choice(["json", "raw"]),
     help="json: one JSON value a line; raw: each line as it stands.  [default: what the queue has]",
 )
+@click.option(
+    "--delay", metavar="DURATION", help="Nobody gets the messages before so long from now: 90, 500ms, 5m, 2d."
+)
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="... or before that time, with its time zone: 2030-01-31T08:00+01:00, 2030-01-31T07:00Z.",
+)
 @click.option("--create", is_flag=True, help="Make the queue, and the store, when they do not exist.")
 @click.option("--skip-bad", is_flag=True, help="Count lines that are not JSON, and go on.")
 @common_options
 @pass_state
 def publish(
-    state: State, queue_name: str, key_field: str | None, kind: str | None, create: bool, skip_bad: bool
+    state: State,
+    queue_name: str,
+    key_field: str | None,
+    kind: str | None,
+    delay: str | None,
+    at: str | None,
+    create: bool,
+    skip_bad: bool,
 ) -> int:
     """Publishes the lines of stdin; when it ends with 0, all of them are durable.
 
@@ -57,16 +73,35 @@ def publish(
     if key_field and kind == "raw":
         raise click.UsageError("--key looks into JSON: it cannot go with --type raw")
     check_name(queue_name)
+    when = _due(delay, at)
     counts = _Counts(queue_name)
     with state.app(create=create) as app:
         queue = _open_queue(app, queue_name, kind, create)
         read = _reader(queue, kind, key_field)
         with _bar(state) as show:
-            failure = _send_all(queue, read, skip_bad, counts, show)
+            failure = _send_all(queue, read, when, skip_bad, counts, show)
     counts.report(state)
     if failure is not None:
         raise failure
     return exit_codes.OK
+
+
+def _due(delay: str | None, at: str | None) -> dict[str, Any]:
+    """What `Publisher.send` is told about the time. Raises UsageError, ConfigError."""
+    if delay is not None and at is not None:
+        raise click.UsageError("--delay and --at: give one of them")
+    if delay is not None:
+        return {"delay": parse_duration_s(delay, "--delay")}
+    if at is None:
+        return {}
+    try:
+        # Python 3.10 does not know the Z.
+        moment = datetime.fromisoformat(at[:-1] + "+00:00" if at[-1:] in ("Z", "z") else at)
+    except ValueError as exc:
+        raise click.UsageError(f"--at: {exc}; give a time such as 2030-01-31T08:00+01:00") from None
+    if moment.utcoffset() is None:
+        raise click.UsageError(f"--at {at}: without a time zone nobody can tell when it is; write {at}Z or {at}+01:00")
+    return {"at": moment}
 
 
 def _open_queue(app: Any, name: str, kind: str | None, create: bool) -> Queue[Any]:
@@ -146,7 +181,7 @@ class _Counts:
 
 
 def _send_all(
-    queue: Queue[Any], read: Reader, skip_bad: bool, counts: _Counts, show: Show | None
+    queue: Queue[Any], read: Reader, when: dict[str, Any], skip_bad: bool, counts: _Counts, show: Show | None
 ) -> BaseException | None:
     """Sends every line and waits until all are durable; returns what stopped it, after counting what is stored."""
     failure: BaseException | None = None
@@ -158,7 +193,7 @@ def _send_all(
                 continue
             try:
                 message, key = read(line)
-                publisher.send(message, key=key)
+                publisher.send(message, key=key, **when)
             except (ValueError, RecursionError, InvalidMessageError) as exc:
                 if not skip_bad:
                     failure = InvalidMessageError(f"line {number}: {exc} (--skip-bad counts such lines and goes on)")

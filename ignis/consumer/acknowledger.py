@@ -18,7 +18,7 @@ from typing import Any
 from ignis.config import ConsumerSettings
 from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
-from ignis.consumer.retrying import Retrying
+from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
@@ -310,9 +310,15 @@ class Acknowledger:
         aside: list[_Failed] = []
         items: list[Transfer] = []
         items_aside: list[Transfer] = []
-        for failed in failures:
+        now = Moment(self._queue.store)
+        try:
+            decisions = [self._retrying.decide(why, chunk.records[index], now) for chunk, index, why in failures]
+        except BaseException:
+            self._failures.extendleft(reversed(failures))
+            self._corrupt.extendleft(reversed(corrupt))
+            raise
+        for failed, decision in zip(failures, decisions, strict=True):
             chunk, index, failure = failed
-            decision = self._retrying.decide(failure, chunk.records[index])
             item = failed_item(self._handler, chunk, index, failure, decision)
             if decision.due_ms is None:
                 aside.append(failed)

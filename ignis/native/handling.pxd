@@ -14,3 +14,4 @@ cdef class Delivery:
     cdef public object resources
     cdef public object _items
     cdef public object _last_error
+    cdef public object _work

@@ -8,6 +8,7 @@ ANSWERED: int
 RAISED: int
 UNREADABLE: int
 FORKED: int
+DATED: int
 
 @final
 class Progress:
@@ -23,6 +24,7 @@ class Delivery:
     resources: Mapping[str, Any]
     _items: dict[str, Any] | None
     _last_error: str | None
+    _work: Any
     def __init__(
         self, messages: Any, body: Any, queue: str, attempt: int | None, resources: Mapping[str, Any]
     ) -> None: ...

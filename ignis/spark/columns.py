@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ignis.errors import ConfigError
 from ignis.spark._pyspark import BinaryType, Column, DataFrame, StringType, functions
+from ignis.spark.due_times import due_expression
 from ignis.spark.ids import id_expression
 from ignis.spark.parse_body import UNPARSED, parse_lines
 from ignis.storage.columns import RecordColumns
@@ -81,13 +82,16 @@ def to_messages(
     columns: Sequence[str] | None,
     key: str | Column | None,
     id: str | Column | Sequence[str] | None,
+    at: str | Column | None = None,
 ) -> DataFrame:
-    """The DataFrame with the columns ``body``, ``key`` and ``id``, the last two only where they are asked for.
+    """The DataFrame with the columns ``body``, ``key``, ``id`` and ``due``, the last three only where they are asked for.
 
-    Raises ConfigError: a name is no column, or both ``value`` and ``columns`` are given.
+    Raises ConfigError: a name is no column, or both ``value`` and ``columns``, or ``id`` and ``at``, are given.
     """
     if value is not None and columns is not None:
         raise ConfigError("give value or columns, not both")
+    if id is not None and at is not None:
+        raise ConfigError("give id or at, not both: a row that waits for its time is stored at least once")
     if value is not None:
         column = _column(df, value, "value")
         body = _as_bytes(df, column)
@@ -101,6 +105,9 @@ def to_messages(
         wanted.append(_as_bytes(df, _column(df, key, "key")).alias("key"))
     if id is not None:
         wanted.append(_id_column(df, id).alias("id"))
+    if at is not None:
+        due = _column(df, at, "at")
+        wanted.append(due_expression(due, _type_of(df, due)).alias("due"))
     return df.select(*wanted)
 
 

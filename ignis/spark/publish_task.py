@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ignis.errors import InvalidMessageError, QueueRemovedError
-from ignis.native import PackedBatch
+from ignis.native import PackedBatch, position_ids
 from ignis.spark._pyspark import TaskContext
+from ignis.spark.due_times import by_store_clock
 from ignis.spark.ids import ids_from_jvm
 from ignis.spark.queue_path import Place
 from ignis.storage.base import LoadedOnce
@@ -22,6 +26,9 @@ __all__ = ["RECEIPT_SCHEMA", "Publishing", "gathered", "load_rows"]
 _SEGMENT_RECORDS = 4_096
 _SEGMENT_BYTES = 512 << 10
 """What goes into one shard side by side. Larger ones would save little and need more room in one piece."""
+
+_PREFIX_BYTES = 6
+"""Of the ids that are drawn for a load: no other load has the same."""
 
 _AHEAD = 4
 """So many transactions' rows wait at most, so that a flush that takes long does not keep Spark from working."""
@@ -40,7 +47,7 @@ _RECEIPTS = pa.schema(
 
 @dataclass(frozen=True)
 class Publishing:
-    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id`` of a partition."""
+    """The function of a ``mapInArrow``: publishes the columns ``body``, ``key``, ``id``, ``due`` of a partition."""
 
     place: Place
 
@@ -104,14 +111,15 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) -> list[tuple[int, LoadedOnce]]:
-    """Stores the rows, in one transaction where the store has them; durable as the queue's setting promises on return.
+    """Stores the rows, in one transaction where the store has them; durable as the queue's setting promises on return. Those with
+    a due time are stored before the others, in a transaction of their own, and at least once.
 
     Args:
         turn: where rows without a key begin, modulo the shards.
-        rows: with the columns ``body`` and, where wanted, ``key`` and ``id``.
+        rows: with the columns ``body`` and, where wanted, ``key``, ``id`` and ``due``, see `ignis.spark.due_times`.
         ids: a column of ids that goes before the rows' own.
 
-    Returns what became of each batch, with its shard.
+    Returns what became of each batch, with its shard: -1 where it waits for its time.
 
     Raises:
         InvalidMessageError (a null body or id), MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
@@ -125,21 +133,48 @@ def load_rows(place: Place, turn: int, rows: pa.RecordBatch, ids: Any = None) ->
     if store.queues.get(place.queue) is None:
         raise QueueRemovedError(f"queue {place.queue!r} was removed from the store: nothing was stored")
     magazines = store.magazines
-    batches = PackedBatch.pack_columns(
-        rows.column("body"),
-        flags=place.flags,
-        shards=place.shards,
-        any_shard=turn % place.shards,
-        keys=rows.column("key") if "key" in names else None,
-        ids=ids,
-        max_body_bytes=place.max_message_bytes,
-        max_records=_SEGMENT_RECORDS,
-        max_bytes=_SEGMENT_BYTES,
-    )
+    delayed: list[tuple[int, LoadedOnce]] = []
+    if "due" in names:
+        waits = pc.is_valid(rows.column("due"))
+        delayed = _load_delayed(place, turn, rows.filter(waits))
+        rows, ids = rows.filter(pc.invert(waits)), None if ids is None else ids.filter(pc.invert(waits))
+        if not rows.num_rows:
+            return delayed
+    batches = _packed(place, turn, rows, ids)
     if ids is not None:
         loaded = magazines.load_once(place.queue, batches, place.ttl_s, place.settings.remember_ids_s)
     else:
         counts = [batch.count for _, batch in batches]
         firsts = magazines.load(place.queue, batches, place.ttl_s)
         loaded = [LoadedOnce(first, count, 0) for first, count in zip(firsts, counts, strict=True)]
-    return [(shard, one) for (shard, _), one in zip(batches, loaded, strict=True)]
+    return delayed + [(shard, one) for (shard, _), one in zip(batches, loaded, strict=True)]
+
+
+def _packed(place: Place, turn: int, rows: pa.RecordBatch, ids: Any) -> list[tuple[int, PackedBatch]]:
+    return PackedBatch.pack_columns(
+        rows.column("body"),
+        flags=place.flags,
+        shards=place.shards,
+        any_shard=turn % place.shards,
+        keys=rows.column("key") if "key" in rows.schema.names else None,
+        ids=ids,
+        max_body_bytes=place.max_message_bytes,
+        max_records=_SEGMENT_RECORDS,
+        max_bytes=_SEGMENT_BYTES,
+    )
+
+
+def _load_delayed(place: Place, turn: int, rows: pa.RecordBatch) -> list[tuple[int, LoadedOnce]]:
+    """Stores rows with a due time each. They are told apart in the batches by ids that are drawn for them."""
+    if not rows.num_rows:
+        return []
+    store, body = place.open(), rows.column("body")
+    dues_ms = by_store_clock(rows.column("due"), store.now_s(), time.time())
+    drawn = position_ids(os.urandom(_PREFIX_BYTES), 0, body)
+    ids = pa.Array.from_buffers(pa.binary(16), rows.num_rows, [None, pa.py_buffer(drawn)])
+    due_of = dict(zip(ids.to_pylist(), dues_ms, strict=True))
+    batches = _packed(place, turn, rows, ids)
+    counts = [batch.count for _, batch in batches]
+    dues = [[due_of[one] for one in batch.ids()] for _, batch in batches]
+    store.magazines.load_later(place.queue, batches, dues, place.ttl_s)
+    return [(-1, LoadedOnce(0, count, 0)) for count in counts]

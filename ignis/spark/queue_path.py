@@ -12,7 +12,7 @@ from typing import Any
 
 from ignis.app import Ignis
 from ignis.config import QueueSettings, SparkSettings, resolve
-from ignis.errors import ConfigError, IgnisError, QueueMismatchError, QueueNotFoundError
+from ignis.errors import ConfigError, DelayNotSupportedError, IgnisError, QueueMismatchError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.message import BodyCodec
 from ignis.near_names import meant
@@ -22,7 +22,7 @@ from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, open_store
 from ignis.storage.base import QueueRecord, Store
 from ignis.urls import redacted
 
-__all__ = ["Place", "close_stores", "find_place", "make_place", "must_have_shards", "split_options"]
+__all__ = ["Place", "close_stores", "find_place", "make_place", "must_have_shards", "must_keep_later", "split_options"]
 
 _SPARK_NAMES = {spec.name for spec in dataclasses.fields(SparkSettings)}
 _QUEUE_NAMES = {spec.name for spec in dataclasses.fields(QueueSettings)}
@@ -150,6 +150,13 @@ def make_place(
         return _place(app, store, queue, spark)
     finally:
         app.close()
+
+
+def must_keep_later(place: Place) -> None:
+    """Raises DelayNotSupportedError where the store keeps no delayed messages."""
+    magazines = place.open().magazines
+    if not magazines.keeps_later:
+        raise DelayNotSupportedError(type(magazines).__name__)
 
 
 def must_have_shards(queue: str, stored: QueueRecord | None, given: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """``df.write.format("ignis")`` and ``writeStream``.
 
 Options: ``url``, ``queue``, ``client_id``, ``farm_id``, ``config``, the settings of ``[spark]`` and, for a queue that is not
-there yet, of ``[queue]``; ``value``, ``key`` and ``id`` name columns, as the arguments of `ignis.spark.publish` do; ``job``, see
-`IgnisWriter`.
+there yet, of ``[queue]``; ``value``, ``key``, ``id`` and ``at`` name columns, as the arguments of `ignis.spark.publish` do;
+``job``, see `IgnisWriter`.
 
 A column of text or binary is the body as it stands: the one that ``value`` names, else ``body``. A ``value`` of another kind, or
 all columns where there is no ``body``, become JSON, and a queue that is made for them has the codec ``json``.
@@ -28,10 +28,11 @@ from ignis.spark._pyspark import (
     TaskContext,
     WriterCommitMessage,
 )
+from ignis.spark.due_times import KINDS, dues_of_column
 from ignis.spark.ids import ids_of_column
 from ignis.spark.json_bodies import check_json, json_objects, json_values
 from ignis.spark.publish_task import gathered, load_rows
-from ignis.spark.queue_path import Place, make_place, split_options
+from ignis.spark.queue_path import Place, make_place, must_keep_later, split_options
 
 __all__ = ["IgnisStreamWriter", "IgnisWriter", "Written"]
 
@@ -59,6 +60,7 @@ class Target:
     value: str | None
     key: str | None
     id: str | None
+    at: str | None
     schema: StructType
 
     @classmethod
@@ -66,14 +68,17 @@ class Target:
         """Raises ConfigError: a column is not there, or no text and no binary; or the queue is to be overwritten."""
         if overwrite:
             raise ConfigError("a queue is appended to: use mode('append')")
-        names, rest = split_options(options, "value", "key", "id", "job")
-        value, key, id = options.get("value"), options.get("key"), options.get("id")
+        names, rest = split_options(options, "value", "key", "id", "at", "job")
+        value, key, id, at = options.get("value"), options.get("key"), options.get("id"), options.get("at")
+        if id is not None and at is not None:
+            raise ConfigError("give id or at, not both: a row that waits for its time is stored at least once")
         if value is None and "body" in schema.fieldNames():
             value = "body"
         for what, name, kinds in (
             ("value", value, (*_BODIES, "struct", "map", "array")),
             ("key", key, ("string", "binary")),
             ("id", id, ("string", "binary", "byte", "short", "integer", "long")),
+            ("at", at, KINDS),
         ):
             if name is not None:
                 if name not in schema.fieldNames():
@@ -90,7 +95,9 @@ class Target:
                 f"queue {place.queue!r} has codec {place.codec!r}, and the rows would be JSON: name a value column of text or "
                 "binary with the bodies"
             )
-        return cls(place, value, key, id, schema)
+        if at is not None:
+            must_keep_later(place)
+        return cls(place, value, key, id, at, schema)
 
     def write(self, batches: Iterator[pa.RecordBatch], origin: Sequence[object]) -> Written:
         """Publishes a partition.
@@ -125,6 +132,8 @@ class Target:
         columns = {
             name: batch.column(column) for name, column in (("key", self.key), ("id", self.id)) if column is not None
         }
+        if self.at is not None:
+            columns["due"] = dues_of_column(batch.column(self.at))
         if self.value is None:
             body = json_objects(batch)
         elif self.schema[self.value].dataType.typeName() in _BODIES:

@@ -16,7 +16,7 @@ from ignis.spark._pyspark import Column, DataFrame, SparkSession, StructType
 from ignis.spark.columns import to_messages
 from ignis.spark.drain_task import Drained, new_job
 from ignis.spark.publish_task import RECEIPT_SCHEMA, Publishing
-from ignis.spark.queue_path import find_place, make_place
+from ignis.spark.queue_path import find_place, make_place, must_keep_later
 from ignis.storage import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID
 
 __all__ = ["drain", "publish", "resume"]
@@ -33,6 +33,7 @@ def publish(
     value: str | Column | None = None,
     columns: Sequence[str] | None = None,
     id: str | Column | Sequence[str] | None = None,
+    at: str | Column | None = None,
     client_id: str = DEFAULT_CLIENT_ID,
     farm_id: str = DEFAULT_FARM_ID,
     config: str | os.PathLike[str] | None = None,
@@ -52,6 +53,8 @@ def publish(
             ``remember_ids_s``. Not on a store without ``tells_repeats`` (Aerospike), and not without it: at least once.
             Binary values of 16 bytes, UUIDs (``8-4-4-4-12`` hexadecimal digits, or 32) and whole numbers are the messages'
             ids, of everything else the MD5 is. Not null, and no text that looks like a UUID and is none.
+        at: a column of moments (``timestamp``), or of whole numbers of milliseconds since 1970: nobody gets the message before.
+            Null: at once. Not with ``id``: such rows are stored at least once.
         client_id, farm_id: the application and deployment whose queue it is.
         config: a settings file for what the options leave out.
         options: settings of ``[spark]`` and, for a queue that is not there yet, of ``[queue]``, e.g.
@@ -59,15 +62,16 @@ def publish(
 
     Returns:
         A row for each batch that one load put into one shard: ``partition`` (of ``df``), ``shard``,
-        ``first_pointer`` (0 when nothing was left to store), ``count`` (messages stored), ``duplicates`` (left out).
+        ``first_pointer`` (0 when nothing was left to store), ``count`` (messages stored), ``duplicates`` (left out). Delayed ones
+        have no place yet: ``shard`` -1, ``first_pointer`` 0.
         What a receipt tells of is as durable as the queue's setting promises.
 
     Raises:
-        ConfigError, InvalidNameError, QueueMismatchError, StoreUnreachableError: at once. The action fails, with what
-        was stored before staying, on MessageTooLargeError, InvalidMessageError (a null value or id), StoreFullError,
-        StoreFailedError.
+        ConfigError, InvalidNameError, QueueMismatchError, StoreUnreachableError: at once. So is DelayNotSupportedError, for
+        ``at`` on a store that keeps no delayed messages. The action fails, with what was stored before staying, on
+        MessageTooLargeError, InvalidMessageError (a null value or id), StoreFullError, StoreFailedError.
     """
-    messages = to_messages(df, value=value, columns=columns, key=key, id=id)
+    messages = to_messages(df, value=value, columns=columns, key=key, id=id, at=at)
     place = make_place(
         url,
         queue,
@@ -81,6 +85,8 @@ def publish(
         raise ConfigError(
             f"queue {queue!r} has codec {place.codec!r}: give a value column with the bodies, not columns"
         )
+    if at is not None:
+        must_keep_later(place)
     if id is not None and not place.open().magazines.tells_repeats:
         log.warning("%s cannot tell repeated ids: rows that are published again are stored again", url)
     return messages.mapInArrow(Publishing(place), RECEIPT_SCHEMA)

@@ -376,10 +376,17 @@ class Store(abc.ABC):
     lock_clock: Clock | None = None
     """By which this process judges whether what it holds has ended; None = the machine's, which goes on while it sleeps."""
 
+    asks_clock = False
+    """Whether `now_s` asks somebody else, and so takes its time and may fail."""
+
     def now_s(self) -> float:
         """Seconds since 1970 by the clock that ends what is stored here. Where all users of the store are on one machine
         nobody can set it; elsewhere it is this machine's wall clock."""
         return time.time()
+
+    def wall_s(self) -> float:
+        """What users read as the time, in seconds since 1970: the wall clock, or the one that a test gave the store."""
+        return time.time() if self.lock_clock is None else self.lock_clock()
 
     def open_publisher(self, magazine: Any, settings: PublisherSettings) -> Any:
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the

@@ -32,6 +32,10 @@ ASKED: list[tuple[Callable[[Any], Any], Command]] = [
     (lambda client: client.ack("q", {0: [1]}), Command.ACK),
     (lambda client: client.nack("q", {0: [1]}, sideline=True), Command.NACK),
     (lambda client: client.renew("q", {0: [1]}), Command.RENEW_CLAIMS),
+    (lambda client: client.send_later("q", RECORD, 1.5), Command.LOAD_LATER),
+    (lambda client: client.list_later("q", after=(1, 0, 1)), Command.LIST_LATER),
+    (lambda client: client.cancel_later("q", {0: [1]}), Command.CANCEL_LATER),
+    (lambda client: client.run_now("q", {0: [1]}), Command.RUN_NOW),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, pack_connect, unpack
+from ignis.broker.protocol.later_payloads import DeferRequest, LoadLater
 from ignis.broker.protocol.machine import BrokerMachine, Request
 from ignis.broker.protocol.payloads import (
     ArrayRequest,
@@ -35,6 +36,10 @@ PAYLOADS = {
     Command.SEND: pack_send(_NAME.encode(), 0, 0, encode_record(_BULK)),
     Command.SEND_BATCH: pack_send_batch(_NAME.encode(), 0, [(0, PackedBatch.pack([encode_record(_BULK)]))]),
     Command.LOAD_ONCE: pack(LoadOnce(_NAME, 1), _BULK),
+    Command.LOAD_LATER: pack(LoadLater(_NAME), _BULK),
+    Command.DEFER: pack(DeferRequest(_NAME, [(0, 1, _BULK, 0, 1)])),
+    Command.RUN_NOW: pack(Named(_NAME), _BULK),
+    Command.CANCEL_LATER: pack(Named(_NAME), _BULK),
     Command.ACK: pack(Named(_NAME), _BULK),
     Command.NACK: pack(Nack(_NAME), _BULK),
     Command.RELOAD: pack(Reload(_NAME), _BULK),

@@ -8,6 +8,7 @@ from ignis.broker.server.broker_commands import BROKER_ACTIONS
 from ignis.broker.server.claim_commands import CLAIM_CALLS
 from ignis.broker.server.command_table import CALLS
 from ignis.broker.server.consumer_commands import ACTIONS
+from ignis.broker.server.later_commands import LATER_CALLS
 from ignis.broker.server.lock_commands import LOCK_CALLS
 from ignis.broker.server.queue_commands import QUEUE_CALLS
 from ignis.broker.server.store_commands import STORE_CALLS
@@ -18,13 +19,14 @@ def test_every_command_has_a_row() -> None:
 
 
 def test_every_command_is_carried_out_in_one_place() -> None:
-    places = [STORE_CALLS, CLAIM_CALLS, QUEUE_CALLS, LOCK_CALLS, ACTIONS, BROKER_ACTIONS]
+    places = [STORE_CALLS, LATER_CALLS, CLAIM_CALLS, QUEUE_CALLS, LOCK_CALLS, ACTIONS, BROKER_ACTIONS]
     served = [command for place in places for command in place]
     assert len(served) == len(set(served))
     # These begin, end and prove a connection; sends have a way of their own.
     apart = {Command.CONNECT, Command.DISCONNECT, Command.PING, Command.SEND, Command.SEND_BATCH}
     assert set(served) | apart == set(TABLE)
-    assert len(CALLS) == len(STORE_CALLS) + len(CLAIM_CALLS) + len(QUEUE_CALLS) + len(LOCK_CALLS)
+    calls = [STORE_CALLS, LATER_CALLS, CLAIM_CALLS, QUEUE_CALLS, LOCK_CALLS]
+    assert len(CALLS) == sum(map(len, calls))
 
 
 def test_what_may_be_large_names_what_it_is_about_first() -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from ignis import errors
-from ignis.broker.client import requests, store_requests
+from ignis.broker.client import later_requests, requests, store_requests
 from ignis.broker.client.client_request import ClientRequest
-from ignis.broker.protocol import encoding, payloads
+from ignis.broker.protocol import encoding, later_payloads, payloads
 from ignis.broker.protocol.commands import ANSWERS as ANSWER_COMMANDS
 from ignis.broker.protocol.commands import OWN_TTL, Command
 from ignis.broker.protocol.encoding import pack, pack_connect, unpack_connect
@@ -33,6 +33,7 @@ from ignis.storage.base import (
     ShardState,
     Transfer,
 )
+from ignis.storage.later import Delayed, MovedDue
 from ignis.storage.purging import Purged
 from tests.vectors import by_hand
 
@@ -49,6 +50,8 @@ MOVED = a_record(b"moved", b"k1", meta=b"\x81\xa6reason\xa5stuck", attempts=2, c
 QUEUE, LATER = QueueRecord(**by_hand.QUEUE), QueueRecord(**by_hand.LATER)  # type: ignore[arg-type]
 ROWS = ([(0, 4, ONE), (1, 7, None)], True)
 DELIVERED = FireResult([Claim(3, [1, 2, 5], [ONE, None, b""]), Claim(4, range(9, 10), [TWO])], {0: [4, 5]}, 1, True)
+AT_MS = 1_700_000_060_000
+WAITING = [Delayed(AT_MS, 0, 4, ONE), Delayed(AT_MS + 1, 1, 7, None)]
 LOCK = LockRecord("db", "me", 7, 1_700_000_000_000, 1_700_000_090_000)
 
 
@@ -123,6 +126,14 @@ def sent_requests() -> dict[str, ClientRequest[Any]]:
         "DELETE_WAITING": store_requests.delete_waiting("orders", runs),
         "DROP_EMPTY": store_requests.drop_empty("orders"),
         "STATS": store_requests.stats(),
+        "LOAD_LATER": later_requests.load_later("orders", [(7, batch(ONE, TWO))], [[AT_MS, (1 << 48) - 1]], 60),
+        "DEFER": later_requests.defer("orders", [Transfer(0, 4, MOVED, 1)], [AT_MS], -1, Fence("sweep", 3)),
+        "MOVE_DUE": later_requests.move_due("orders", 500, Fence("sweep", 3)),
+        "LIST_LATER": later_requests.listed("orders", (AT_MS, 0, 4), 50),
+        "RUN_NOW": later_requests.run_now("orders", runs),
+        "CANCEL_LATER": later_requests.cancel_later("orders", runs),
+        "DELAYED": later_requests.delayed("orders"),
+        "CLOCK": later_requests.clock(),
     }
 
 
@@ -152,6 +163,10 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "ARRAY_DEQUEUE": ([1, "x", b"y", {"z": [None, 2.5]}],) * 2,
     "ARRAY_PEEK": ([], []),
     "STATS": ({"flushes": 3, "mean_ms": 0.25},) * 2,
+    "LOAD_LATER": ([(7, 1_000, 2)],) * 2,
+    "MOVE_DUE": (MovedDue(20, 1, None),) * 2,
+    "LIST_LATER": ((WAITING, True),) * 2,
+    "DELAYED": ((12, AT_MS),) * 2,
     **{name: (value, value) for name, value in {
         "DISCONNECT": None, "SUBSCRIBE": 42, "UNSUBSCRIBE": True, "CREDIT": None, "ACK": 5, "NACK": 1, "DELETE_QUEUE": True,
         "DECLARE": None, "RELOAD": 2, "DELETE": 2, "TRANSFER": 1, "EXPIRE": 500, "OLDEST": 1_700_000_000_000_000, "WAIT": 18,
@@ -159,6 +174,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
         "NAMES": ["orders", "orders_SIDELINE"], "QUEUE_PUT": None, "QUEUE_REMOVE": False,
         "RENEW": True, "LOCK_RELEASE": True, "LOCK_GET": None, "LOCK_TOKEN": 8, "EPOCH_NEXT": 9, "EPOCH_GET": 1 << 40,
         "EPOCH_RAISE": None, "RESUME": 2, "ARRAY_ENQUEUE": 4, "ARRAY_SIZE": 70_000,
+        "DEFER": 1, "RUN_NOW": 2, "CANCEL_LATER": 2, "CLOCK": 1_700_000_000_000_000,
     }.items()},
 }  # fmt: skip
 """Commands that RESULT answers: what a broker packs, and what the client's caller is given."""
@@ -181,11 +197,13 @@ HEADS: dict[str, type[Any]] = {
     "EXPIRE": payloads.Expire, "WAIT": payloads.Wait, "LOAD_ONCE": payloads.LoadOnce, "QUEUE_PUT": QueueRecord,
     "QUEUE_REPLACE": payloads.QueueReplace, "QUEUE_LIST": payloads.QueueList, "CLAIM": payloads.ClaimRequest,
     "HELD": payloads.OwnerRequest, "RENEW": payloads.OwnerRequest, "RENEW_CLAIMS": payloads.RenewClaims,
-    "RESUME": payloads.Resume, "PURGE": payloads.PurgeRequest,
+    "RESUME": payloads.Resume, "PURGE": payloads.PurgeRequest, "LOAD_LATER": later_payloads.LoadLater,
+    "DEFER": later_payloads.DeferRequest, "MOVE_DUE": later_payloads.MoveDue, "LIST_LATER": later_payloads.ListLater,
+    **dict.fromkeys(("DELETE", "PEEK", "METADATA", "DROP"), payloads.AnyNamed),
     **dict.fromkeys(
         (
-            "ACK", "QUEUE_INFO", "DELETE", "DELETE_WAITING", "DROP_EMPTY", "PEEK", "METADATA", "OLDEST", "WAKE", "DROP",
-            "QUEUE_GET", "QUEUE_REMOVE",
+            "ACK", "QUEUE_INFO", "DELETE_WAITING", "DROP_EMPTY", "OLDEST", "WAKE", "QUEUE_GET", "QUEUE_REMOVE", "RUN_NOW",
+            "CANCEL_LATER", "DELAYED",
         ),
         payloads.Named
     ),
@@ -276,6 +294,11 @@ def test_what_a_broker_reads(name: str) -> None:
     if name == "LOAD_ONCE":
         magazine, ttl_ms, ((shard, loaded),) = unpack_send_batch(REQUESTS[name], bulk)
         assert (magazine, ttl_ms, shard, loaded.records()) == (b"orders", 60_000, 7, [ONE])
+    elif name == "LOAD_LATER":
+        dues, at = later_payloads.unpack_dues(REQUESTS[name], bulk)
+        assert dues == [(1, AT_MS), (1, (1 << 48) - 1)]
+        magazine, ttl_ms, ((shard, loaded),) = unpack_send_batch(REQUESTS[name], at)
+        assert (magazine, ttl_ms, shard, loaded.records()) == (b"orders", 60_000, 7, [ONE, TWO])
     elif name == "ACK":
         assert unpack_runs(REQUESTS[name], bulk) == [(3, 1, 4), (3, 7, 8), (4, 9, 10)]
 

@@ -399,6 +399,38 @@ def test_publish_json_lines(run: Run, url: str, app: Ignis) -> None:
     assert plain.err == ""
 
 
+def test_publish_with_a_delay(run: Run, url: str) -> None:
+    lines = b'"a"\n"b"\n'
+    assert run("publish", "q", "--create", "--delay", "2h", "-u", url, stdin=lines).code == 0
+    assert run("publish", "q", "--at", "2099-01-31T08:00+01:00", "-u", url, stdin=b'"c"\n').code == 0
+    assert run("publish", "q", "--at", "2099-01-31T08:00Z", "-u", url, stdin=b'"d"\n').code == 0
+    assert run("publish", "q", "--at", "2001-01-31T08:00Z", "-u", url, stdin=b'"over"\n').code == 0
+    later = run("later", "list", "q", "-u", url, "--json").document()["messages"]
+    assert [one["body"] for one in later] == ["over", "a", "b", "c", "d"]
+    assert later[3]["due"][:13] in ("2099-01-31T07", "2099-01-31T06")
+    assert later[4]["due"][:13] in ("2099-01-31T08", "2099-01-31T07")
+    assert run("sweep", "-u", url).code == 0
+    assert [one["body"] for one in run("peek", "q", "-u", url, "--json").documents()] == ["over"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--delay", "1h", "--at", "2099-01-31T08:00Z"], "give one"),
+        (["--delay", "soon"], "duration"),
+        (["--at", "tomorrow"], "2030-01-31T08:00"),
+        (["--at", "2099-01-31T08:00"], "time zone"),
+        (["--delay", "40000w"], "100 years"),
+    ],
+)
+def test_publish_with_a_time_that_is_none(run: Run, url: str, options: list[str], says: str) -> None:
+    refused = run("publish", "q", "--create", *options, "-u", url, stdin=b'"a"\n')
+    assert refused.code in (1, 2)
+    assert says in refused.err
+    listed = run("later", "list", "q", "-u", url, "--json")
+    assert listed.code in (3, 5) or listed.document()["total"] == 0
+
+
 def test_publish_keeps_numbers_as_they_were_written(run: Run, url: str) -> None:
     run("publish", "q", "--create", "-u", url, stdin=b'{"price": 1.10, "big": 12345678901234567890123}\n')
     with Ignis(url) as app:

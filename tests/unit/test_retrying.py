@@ -15,9 +15,9 @@ import pytest
 import ignis
 from ignis import Failure, Retry, RetryLater
 from ignis.consumer.outcome import Failed
-from ignis.consumer.retrying import Retrying
+from ignis.consumer.retrying import Moment, Retrying
 from ignis.errors import DelayNotSupportedError, StoreFullError
-from ignis.message import REASON_UNREADABLE, failed_record
+from ignis.message import failed_record
 from ignis.native import encode_record
 from ignis.retries import NEVER, retry_rules
 from ignis.storage.base import Transfer
@@ -465,12 +465,14 @@ def test_the_loop_in_c_is_used_with_and_without(memory_app: ignis.Ignis, policy:
 def test_nothing_is_decided_without_a_policy(memory_app: ignis.Ignis) -> None:
     queue = memory_app.queue("jobs", str, **ANY)
     queue.open()
+    now = Moment(memory_app.store)
     decide = Retrying(queue.context(), None).decide
-    assert decide(Failure("exception", "x"), b"not looked at") == (None, None, False)
-    assert decide(Failed.of("exception", "x", again=NEVER), encode_record(b"a")) == (None, 1, True)
+    assert decide(Failure("exception", "x"), b"not looked at", now) == (None, None, False)
+    assert decide(Failed.of("exception", "x", again=NEVER), encode_record(b"a"), now) == (None, 1, True)
     ruled = Retrying(queue.context(), retry_rules(AT_ONCE, {})).decide
-    assert ruled(Failure(REASON_UNREADABLE, "x"), encode_record(b"a")) == (None, None, False)
-    assert ruled(Failure("exception", "x"), b"no record") == (None, None, False)
+    for reason in ("unreadable", "expired", "cancelled"):
+        assert ruled(Failure(reason, "x"), encode_record(b"a"), now) == (None, None, False)
+    assert ruled(Failure("exception", "x"), b"no record", now) == (None, None, False)
 
 
 # -- the sideline behind it

@@ -142,6 +142,11 @@ def send_batch(name: bytes, ttl_ms: int, *groups: tuple[int, bytes]) -> bytes:
     return out + b"".join(struct.pack(">HI", shard, len(one)) + one for shard, one in groups)
 
 
+def due_times(*runs: tuple[int, int]) -> bytes:
+    """(count, due_ms) each."""
+    return struct.pack(">I", len(runs)) + b"".join(struct.pack(">IQ", *run) for run in runs)
+
+
 def send_ack(*runs: tuple[int, int, int]) -> bytes:
     return struct.pack(">H", len(runs)) + b"".join(struct.pack(">HQI", *run) for run in runs)
 
@@ -175,6 +180,7 @@ CONNECTED = [
     True,
     "broker/client/6f@host-1:7:123456:4026531836:a-boot",
     172_800,
+    True,
 ]
 
 REQUESTS: dict[tuple[str, int], bytes] = {
@@ -238,6 +244,17 @@ REQUESTS: dict[tuple[str, int], bytes] = {
     ("ARRAY_SIZE", 103): payload(["a", "b", [], 0]),
     ("STATS", 110): payload(None),
     ("DROP_EMPTY", 111): payload(["orders"]),
+    ("LOAD_LATER", 120): payload(
+        ["orders", False],
+        due_times((1, 1_700_000_060_000), (1, (1 << 48) - 1)) + send_batch(b"orders", 60_000, (7, segment(ONE, TWO))),
+    ),
+    ("DEFER", 121): payload(["orders", [[0, 4, MOVED, 1, 1_700_000_060_000]], -1, ["sweep", 3]]),
+    ("MOVE_DUE", 122): payload(["orders", 500, ["sweep", 3]]),
+    ("LIST_LATER", 123): payload(["orders", [1_700_000_060_000, 0, 4], 50]),
+    ("RUN_NOW", 124): payload(["orders"], pointers((0, 4, 2))),
+    ("CANCEL_LATER", 125): payload(["orders"], pointers((0, 4, 2))),
+    ("DELAYED", 126): payload(["orders"]),
+    ("CLOCK", 127): payload(None),
 }
 """(name, number) -> payload, with every field given."""
 
@@ -305,6 +322,14 @@ ANSWERS: dict[str, tuple[tuple[str, int], bytes]] = {
     "DELETE_WAITING": (_RESULT, payload(2)),
     "DROP_EMPTY": (_RESULT, payload(False)),
     "STATS": (_RESULT, payload({"flushes": 3, "mean_ms": 0.25})),
+    "LOAD_LATER": (_RESULT, payload([[7, 1_000, 2]])),
+    "DEFER": (_RESULT, payload(1)),
+    "MOVE_DUE": (_RESULT, payload([20, 1, None])),
+    "LIST_LATER": (_RESULT, payload([[[1_700_000_060_000, 0, 4, ONE], [1_700_000_060_001, 1, 7, None]], True])),
+    "RUN_NOW": (_RESULT, payload(2)),
+    "CANCEL_LATER": (_RESULT, payload(2)),
+    "DELAYED": (_RESULT, payload([12, 1_700_000_060_000])),
+    "CLOCK": (_RESULT, payload(1_700_000_000_000_000)),
 }
 """Command asked -> the answer's (name, number) and payload."""
 
@@ -320,6 +345,10 @@ FEWEST: dict[tuple[str, int], bytes] = {
     ("ABANDONED", 71): payload(["orders", 2, 1_700_000_000_000, 1_000]),
     ("EXPIRE", 72): payload(["orders"]),
     ("PURGE", 98): payload(["orders"]),
+    ("LOAD_LATER", 120): payload(["orders"], due_times((1, 0)) + send_batch(b"orders", 0, (7, segment(ONE)))),
+    ("DEFER", 121): payload(["orders", []]),
+    ("MOVE_DUE", 122): payload(["orders"]),
+    ("LIST_LATER", 123): payload(["orders"]),
     ("QUEUE_PUT", 81): payload({"name": "orders"}),
     ("LOCK_ACQUIRE", 90): payload(["db"]),
 }
@@ -386,6 +415,13 @@ def _ack(bulk: bytes) -> bytes:
     return frame(25, 9, payload(["orders"], bulk))
 
 
+def _late(dues: bytes) -> bytes:
+    """A LOAD_LATER of one record with these due times."""
+    return frame(120, 9, payload(["orders"], dues + send_batch(b"orders", 0, (3, _GOOD))))
+
+
+_NAN = float("nan")
+
 MALFORMED: dict[str, Refused] = {
     "length of 9": Refused(struct.pack(">i", 9) + bytes(9), "malformed_frame", ready=False, fatal=True),
     "length of -1": Refused(struct.pack(">i", -1), "malformed_frame", fatal=True),
@@ -428,6 +464,20 @@ MALFORMED: dict[str, Refused] = {
     "ACK with an empty run": Refused(_ack(pointers((3, 1, 0))), "malformed_frame"),
     "ACK of too many": Refused(_ack(pointers((3, 1, 1 << 20), (4, 1, 1))), "malformed_frame"),
     "ACK beyond the last pointer": Refused(_ack(pointers((3, 1 << 63, 1))), "malformed_frame"),
+    "LOAD_LATER without due times": Refused(frame(120, 9, payload(["orders"])), "malformed_frame"),
+    "LOAD_LATER with due times cut short": Refused(frame(120, 9, payload(["orders"], due_times((1, 1))[:-1])), "malformed_frame"),
+    "LOAD_LATER with an empty run": Refused(_late(due_times((0, 1))), "malformed_frame"),
+    "LOAD_LATER with due times of too many": Refused(_late(due_times((0xFFFFFFFF, 1), (0xFFFFFFFF, 1))), "malformed_frame"),
+    "LOAD_LATER with a due time too many": Refused(_late(due_times((2, 1))), "config"),
+    "LOAD_LATER beyond the last due time": Refused(_late(due_times((1, 1 << 48))), "config"),
+    "LOAD_LATER of a sideline": Refused(
+        frame(120, 9, payload(["orders_SIDELINE"], due_times((1, 1)) + send_batch(b"orders_SIDELINE", 0, (3, _GOOD)))),
+        "invalid_name",
+    ),
+    "DEFER until no number": Refused(frame(121, 9, payload(["orders", [[0, 4, MOVED, 1, _NAN]]])), "bad_request"),
+    "DEFER until before all time": Refused(frame(121, 9, payload(["orders", [[0, 4, MOVED, 1, -1]]])), "config"),
+    "LIST_LATER behind no due time": Refused(frame(123, 9, payload(["orders", [1 << 48, 0, 1]])), "config"),
+    "SEND to a later magazine": Refused(frame(10, 9, send(b"orders@LATER", 0, 3, ONE)), "invalid_name"),
     "LOAD_ONCE without a batch": Refused(frame(79, 9, payload(["orders", 1])), "malformed_frame"),
 }  # fmt: skip
 

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from ignis.broker.client import requests
+from ignis.broker.client import later_requests, requests
 from ignis.broker.client.client_request import Batches, ClientRequest, Ttl
 from ignis.native import ANY_SHARD
 from ignis.storage.base import FireResult, Pointers
+from ignis.storage.later import Delayed
 
 __all__ = ["ClientCommands", "ForCoroutines", "ForThreads", "SubscriptionCommands"]
 
@@ -82,6 +83,32 @@ class ClientCommands(Generic[S]):
     ) -> list[tuple[int, int, int]]:
         """Stores packed batches; durable on return. Returns (shard, first pointer, count) for each."""
         return self.ask(requests.send_batch(queue, batches, ttl_s=ttl_s))
+
+    @both
+    def send_later(
+        self: _Client[S], queue: str, record: bytes, delay_s: float, *, shard: int = ANY_SHARD, ttl_s: Ttl = "queue"
+    ) -> tuple[int, int]:
+        """Stores one record that nobody gets for so many seconds, by the store's clock; durable on return. Returns where it waits
+        until then: (shard, pointer), as `list_later` tells them."""
+        return self.ask(later_requests.send_later(queue, record, delay_s, shard=shard, ttl_s=ttl_s))
+
+    @both
+    def list_later(
+        self: _Client[S], queue: str, limit: int = 100, *, after: tuple[int, int, int] | None = None
+    ) -> list[Delayed]:
+        """Looks at what waits for its time, the next one first, beginning behind (due time, shard, pointer). Returns fewer than
+        ``limit`` where the answer would be too large: go on behind the last, until nothing comes."""
+        return self.ask(later_requests.list_later(queue, limit, after))
+
+    @both
+    def cancel_later(self: _Client[S], queue: str, pointers: Pointers) -> int:
+        """Removes messages that wait for their time; returns how many were still there."""
+        return self.ask(later_requests.cancel_named(queue, pointers))
+
+    @both
+    def run_now(self: _Client[S], queue: str, pointers: Pointers) -> int:
+        """Puts messages that wait for their time to the queue's tail; returns how many were still there."""
+        return self.ask(later_requests.run_named(queue, pointers))
 
     @both
     def consume(

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote
 
 from ignis.broker.auth.tls import client_context
-from ignis.broker.client import requests, store_requests
+from ignis.broker.client import later_requests, requests, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.store_calls import StoreCalls
 from ignis.broker.client.store_control import BrokerArrays, BrokerLocks, BrokerQueues
@@ -100,6 +100,13 @@ class BrokerStore(Store):
         """What the store behind the broker has; the broker says it when the connection is made."""
         broker = self.calls.broker
         return 0 if broker is None else broker.message_expiry_s
+
+    asks_clock = True
+
+    def now_s(self) -> float:
+        """By the clock of the store behind the broker, which is asked: at some moment between this call and its return. A store
+        that keeps no delayed messages is not: there it is this machine's wall clock."""
+        return self.calls.ask(later_requests.clock()) / 1e6 if self.magazines.keeps_later else super().now_s()
 
     @property
     def owner(self) -> str:

@@ -19,10 +19,12 @@ from ignis.config import ClientSettings
 from ignis.errors import (
     ClosedError,
     ConnectionLostError,
+    FrameTooLargeError,
     StoreTimeoutError,
     StoreUnreachableError,
     WaitTimeoutError,
 )
+from ignis.native import FRAME_HEADER_BYTES
 from ignis.storage.in_flight import Gate
 
 __all__ = ["StoreCalls"]
@@ -55,6 +57,12 @@ class StoreCalls:
         """What the broker said when the present connection was made."""
         connection = self.client.connection
         return None if connection is None else connection.machine.broker
+
+    def check_size(self, payload_bytes: int) -> None:
+        """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
+        broker = self.broker
+        if broker is not None and payload_bytes + FRAME_HEADER_BYTES > broker.max_frame_bytes:
+            raise FrameTooLargeError(payload_bytes + FRAME_HEADER_BYTES, broker.max_frame_bytes)
 
     @contextmanager
     def call(self) -> Iterator[SyncClient]:

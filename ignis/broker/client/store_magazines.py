@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.pending_loads import begin
+from ignis.broker.client.store_arguments import MOST_SHARDS, check_batches, pointer_pieces
 from ignis.broker.client.store_calls import StoreCalls
+from ignis.broker.client.store_later import BrokerLater
 from ignis.broker.client.sync_client import exchange_alone
 from ignis.broker.protocol.payloads import unpack_send_ack
-from ignis.errors import ConfigError, FrameTooLargeError
-from ignis.native import FRAME_HEADER_BYTES, PackedBatch
-from ignis.native.wire import MAX_POINTERS, pack_pointers
+from ignis.native import PackedBatch
 from ignis.storage.base import (
     KEEP_TTL,
     Abandoned,
@@ -33,29 +33,9 @@ from ignis.storage.records import group_pointers
 __all__ = ["BrokerMagazines"]
 
 _MOST_WAIT_S = 30.0
-_MOST_SHARDS = _MOST_BATCHES = 0xFFFF
 
 
-def _named(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
-    """Packs pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
-    pieces: list[tuple[int, Sequence[int]]] = []
-    count = 0
-    for shard, many in pointers.items():
-        if not 0 <= shard <= _MOST_SHARDS:
-            continue
-        left = many if isinstance(many, range) or min(many, default=0) >= 0 else [one for one in many if one >= 0]
-        while left:
-            part = left[: MAX_POINTERS - count]
-            left = left[len(part) :]
-            pieces.append((shard, part))
-            count += len(part)
-            if count == MAX_POINTERS:
-                yield pack_pointers(pieces), count
-                pieces, count = [], 0
-    yield pack_pointers(pieces), count
-
-
-class BrokerMagazines(MagazineStore):
+class BrokerMagazines(BrokerLater, MagazineStore):
     """The messages. Atomicity and durability are those of the store behind the broker, whose answer is waited for."""
 
     def __init__(self, calls: StoreCalls) -> None:
@@ -69,7 +49,7 @@ class BrokerMagazines(MagazineStore):
         if not batches:
             self._calls.ask(store_requests.metadata(magazine))
             return []
-        self._check(batches)
+        check_batches(batches)
         if len(batches) == 1:
             shard, batch = batches[0]
             first = self._load_one(magazine, shard, batch, ttl_s)
@@ -77,7 +57,7 @@ class BrokerMagazines(MagazineStore):
                 batch.seal(0, shard, first)
                 return [first]
         request = store_requests.load(magazine, batches, ttl_s)
-        self._check_size(len(request.payload))
+        self._calls.check_size(len(request.payload))
         placed = self._calls.ask(request)
         firsts = [first for _, first, _ in placed]
         for (shard, batch), first in zip(batches, firsts, strict=True):
@@ -106,26 +86,10 @@ class BrokerMagazines(MagazineStore):
         ttl_s: float | None,
         after: PendingLoad | None = None,
     ) -> PendingLoad | None:
-        self._check(batches)
+        check_batches(batches)
         request = store_requests.load(magazine, batches, ttl_s)
-        self._check_size(len(request.payload))
+        self._calls.check_size(len(request.payload))
         return begin(self._calls.client, self._calls.gate, request, batches, after)
-
-    @staticmethod
-    def _check(batches: Sequence[tuple[int, PackedBatch]]) -> None:
-        if len(batches) > _MOST_BATCHES:
-            raise ConfigError(f"{len(batches)} batches in one request; 1 to {_MOST_BATCHES} are allowed")
-        for shard, batch in batches:
-            if batch.sealed:
-                raise ValueError("the batch is sealed already")
-            if not 0 <= shard < _MOST_SHARDS:
-                raise ConfigError(f"shard {shard} is outside 0 to {_MOST_SHARDS - 1}")
-
-    def _check_size(self, payload_bytes: int) -> None:
-        """Raises FrameTooLargeError before anything is sent: the broker would close the connection."""
-        broker = self._calls.broker
-        if broker is not None and payload_bytes + FRAME_HEADER_BYTES > broker.max_frame_bytes:
-            raise FrameTooLargeError(payload_bytes + FRAME_HEADER_BYTES, broker.max_frame_bytes)
 
     @property
     def tells_repeats(self) -> bool:  # type: ignore[override]
@@ -138,9 +102,9 @@ class BrokerMagazines(MagazineStore):
     ) -> list[LoadedOnce]:
         if not batches:
             return []
-        self._check(batches)
+        check_batches(batches)
         request = store_requests.load_once(magazine, batches, ttl_s, remember_s)
-        self._check_size(len(request.payload))
+        self._calls.check_size(len(request.payload))
         done = self._calls.ask(request)
         for shard, batch in batches:
             batch.seal(0, shard, 1)  # so that it is not loaded again
@@ -171,12 +135,12 @@ class BrokerMagazines(MagazineStore):
         self, magazine: str, pointers: Pointers, owner: str, *, to_owner: str | None = None
     ) -> dict[int, Sequence[int]]:
         lost: dict[int, list[int]] = {
-            shard: sorted(many) for shard, many in pointers.items() if not 0 <= shard <= _MOST_SHARDS and many
+            shard: sorted(many) for shard, many in pointers.items() if not 0 <= shard <= MOST_SHARDS and many
         }
         for shard, many in pointers.items():
-            if 0 <= shard <= _MOST_SHARDS and (low := sorted({one for one in many if one < 0})):
+            if 0 <= shard <= MOST_SHARDS and (low := sorted({one for one in many if one < 0})):
                 lost[shard] = low
-        for runs, count in _named(pointers):
+        for runs, count in pointer_pieces(pointers):
             if count:
                 for shard, start, stop in self._calls.ask(
                     requests.renew_claims(magazine, runs, str(owner), str(to_owner or ""))
@@ -185,18 +149,22 @@ class BrokerMagazines(MagazineStore):
         return dict(lost)
 
     def reload(self, magazine: str, pointers: Pointers, fence: Fence | None = None) -> int:
-        count = sum(self._calls.ask(store_requests.reload(magazine, runs, fence)) for runs, _ in _named(pointers))
+        count = sum(
+            self._calls.ask(store_requests.reload(magazine, runs, fence)) for runs, _ in pointer_pieces(pointers)
+        )
         self._calls.tracking.accounted(magazine, pointers)
         return count
 
     def delete(self, magazine: str, pointers: Pointers) -> int:
-        count = sum(self._calls.ask(store_requests.delete(magazine, runs)) for runs, _ in _named(pointers))
+        count = sum(self._calls.ask(store_requests.delete(magazine, runs)) for runs, _ in pointer_pieces(pointers))
         self._calls.tracking.accounted(magazine, pointers)
         return count
 
     def delete_waiting(self, magazine: str, pointers: Pointers) -> int:
         return sum(
-            self._calls.ask(store_requests.delete_waiting(magazine, runs)) for runs, count in _named(pointers) if count
+            self._calls.ask(store_requests.delete_waiting(magazine, runs))
+            for runs, count in pointer_pieces(pointers)
+            if count
         )
 
     def purge(
@@ -210,7 +178,7 @@ class BrokerMagazines(MagazineStore):
         left: Pointers = {shard: sorted(set(many)) for shard, many in pointers.items()}
         while True:
             cut = False
-            for runs, _ in _named(left):
+            for runs, _ in pointer_pieces(left):
                 rows, cut = self._calls.ask(store_requests.peek(magazine, runs))
                 for shard, pointer, record in rows:
                     found.setdefault(shard, {})[pointer] = record
@@ -247,7 +215,7 @@ class BrokerMagazines(MagazineStore):
         fence: Fence | None = None,
     ) -> int:
         request = store_requests.transfer(source, target, items, ttl_s, fence)
-        self._check_size(len(request.payload))
+        self._calls.check_size(len(request.payload))
         moved = self._calls.ask(request)
         self._calls.tracking.accounted(source, group_pointers((item.shard, item.pointer) for item in items))
         return moved

@@ -110,6 +110,15 @@ class Command(enum.IntEnum):
     STATS = 110
     DROP_EMPTY = 111
 
+    LOAD_LATER = 120
+    DEFER = 121
+    MOVE_DUE = 122
+    LIST_LATER = 123
+    RUN_NOW = 124
+    CANCEL_LATER = 125
+    DELAYED = 126
+    CLOCK = 127
+
 
 ANSWERS = frozenset({Command.RESULT, Command.ERROR, Command.PONG, Command.SEND_ACK, Command.DELIVER})
 """What a broker sends; a client that sends one of these breaks the protocol."""

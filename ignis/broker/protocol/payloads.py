@@ -26,6 +26,7 @@ from ignis.storage.checks import (
 
 __all__ = [
     "AbandonedRequest",
+    "AnyNamed",
     "ArrayRequest",
     "ClaimRequest",
     "Connect",
@@ -40,6 +41,7 @@ __all__ = [
     "Expire",
     "Failure",
     "Fire",
+    "Head",
     "LoadOnce",
     "LockRequest",
     "Nack",
@@ -67,6 +69,8 @@ __all__ = [
 
 Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}\Z")]
 Magazine = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}(?:_SIDELINE)?\Z")]
+AnyMagazine = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._-]{1,128}(?:_SIDELINE|@LATER)?\Z")]
+"""A later magazine too, which one may look into and remove from. What is put there needs a due time."""
 Scope = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[A-Za-z0-9._@-]{1,200}\Z")]
 LockName = Annotated[str, Meta(min_length=1, max_length=MAX_TABLE_LOCK_BYTES)]
 Table = Annotated[str, Meta(max_length=MAX_TABLE_BYTES)]
@@ -95,12 +99,14 @@ MAX_VALUES = 1_000_000
 _RUN = struct.Struct(">HQI")
 
 
-class _Head(msgspec.Struct, array_like=True):
+class Head(msgspec.Struct, array_like=True):
+    """The fields of a head, in order."""
+
     told: ClassVar[bool] = True
     """Whether the text of a refusal may show what was given."""
 
 
-class Connect(_Head):
+class Connect(Head):
     """CONNECT. ``instance`` names the client for as long as it lives, so that it can take up its claims after a lost
     connection. No value of it is in any message: a client that puts its fields in another order must not read its password
     in the log."""
@@ -120,7 +126,7 @@ class Connect(_Head):
         return f"<Connect {self.farm_id}/{self.client_id} instance={self.instance!r} user={self.user!r}>"
 
 
-class Connected(_Head):
+class Connected(Head):
     """The answer to CONNECT: the limits that the broker sets."""
 
     broker: str
@@ -134,9 +140,11 @@ class Connected(_Head):
     """The name in which this client's claims are made."""
     message_expiry_s: int = 0
     """What a queue gets whose time to live nobody has chosen; 0 = its messages never expire."""
+    keeps_later: bool = False
+    """Whether the store keeps messages until they are due, and the broker knows the commands for them."""
 
 
-class Failure(_Head):
+class Failure(Head):
     """ERROR. ``arguments`` are those of the exception class that ``code`` names, where it has numbers of its own."""
 
     code: str
@@ -146,14 +154,20 @@ class Failure(_Head):
     arguments: list[Any] = []
 
 
-class Named(_Head):
-    """Commands that are about one queue or magazine: ACK, DELETE, DELETE_WAITING, PEEK, METADATA, OLDEST, WAKE, DROP, DROP_EMPTY,
-    QUEUE_GET, QUEUE_REMOVE, QUEUE_INFO."""
+class Named(Head):
+    """Commands that are about one queue or magazine: ACK, DELETE_WAITING, OLDEST, WAKE, DROP_EMPTY, QUEUE_GET, QUEUE_REMOVE,
+    QUEUE_INFO, RUN_NOW, CANCEL_LATER, DELAYED."""
 
     name: Magazine
 
 
-class Subscribe(_Head):
+class AnyNamed(Head):
+    """Those that are about a later magazine as well: DELETE, PEEK, METADATA, DROP."""
+
+    name: AnyMagazine
+
+
+class Subscribe(Head):
     """SUBSCRIBE: ``credit`` is how many delivered messages may be unacknowledged."""
 
     queue: Magazine
@@ -161,20 +175,20 @@ class Subscribe(_Head):
     max_bytes: Size = 1 << 20
 
 
-class Credit(_Head):
+class Credit(Head):
     """CREDIT: a new limit for a subscription, which is named by the request id of its SUBSCRIBE."""
 
     subscription: RequestId
     credit: CountOrNone
 
 
-class Unsubscribe(_Head):
+class Unsubscribe(Head):
     """UNSUBSCRIBE. What was delivered and not acknowledged stays with the connection."""
 
     subscription: RequestId
 
 
-class Consume(_Head):
+class Consume(Head):
     """CONSUME: one answer with up to ``limit`` messages, empty when none came in time."""
 
     queue: Magazine
@@ -183,7 +197,7 @@ class Consume(_Head):
     max_bytes: Size = 16 << 20
 
 
-class Delivery(_Head):
+class Delivery(Head):
     """DELIVER, and the answer to FIRE; the claims follow as bulk."""
 
     more: bool = False
@@ -191,7 +205,7 @@ class Delivery(_Head):
     holes: dict[int, list[int]] = {}
 
 
-class Nack(_Head):
+class Nack(Head):
     """NACK, pointers as bulk: ``requeue`` after ``delay_ms``, or ``sideline`` with a reason."""
 
     queue: Magazine
@@ -201,21 +215,21 @@ class Nack(_Head):
     error: str = ""
 
 
-class CreateQueue(_Head):
+class CreateQueue(Head):
     """CREATE_QUEUE: settings as in ``[queue]`` of the settings page."""
 
     name: Name
     settings: Annotated[dict[str, Any], Meta(max_length=64)] = {}
 
 
-class DeleteQueue(_Head):
+class DeleteQueue(Head):
     """DELETE_QUEUE."""
 
     name: Name
     force: bool = False
 
 
-class Declare(_Head):
+class Declare(Head):
     """DECLARE."""
 
     magazine: Magazine
@@ -223,7 +237,7 @@ class Declare(_Head):
     durability: Durability
 
 
-class Fire(_Head):
+class Fire(Head):
     """FIRE. ``shards`` nil = all."""
 
     magazine: Magazine
@@ -233,16 +247,16 @@ class Fire(_Head):
     max_bytes: Size = 64 << 20
 
 
-class Scan(_Head):
+class Scan(Head):
     """SCAN. ``after``: shard -> pointer."""
 
-    magazine: Magazine
+    magazine: AnyMagazine
     after: dict[Annotated[int, Meta(ge=0, le=MAX_SHARDS)], Pointer] = {}
     limit: CountOrNone = 100
     pending_only: bool = False
 
 
-class TransferRequest(_Head):
+class TransferRequest(Head):
     """TRANSFER. Items are (shard, pointer, record, target shard); ``ttl_ms`` 0 = never, -1 = each keeps its own; the fence is
     a scope and an epoch."""
 
@@ -253,7 +267,7 @@ class TransferRequest(_Head):
     fence: Fencing = None
 
 
-class AbandonedRequest(_Head):
+class AbandonedRequest(Head):
     """ABANDONED."""
 
     magazine: Magazine
@@ -264,14 +278,14 @@ class AbandonedRequest(_Head):
     owner: Owner | None = None
 
 
-class LoadOnce(_Head):
+class LoadOnce(Head):
     """LOAD_ONCE; the payload of a SEND_BATCH follows as bulk."""
 
     magazine: Magazine
     remember_ms: Annotated[int, Meta(ge=1, le=MAX_TTL_S * 1000)]
 
 
-class ClaimRequest(_Head):
+class ClaimRequest(Head):
     """CLAIM."""
 
     magazine: Magazine
@@ -280,14 +294,14 @@ class ClaimRequest(_Head):
     shards: Shards = None
 
 
-class OwnerRequest(_Head):
+class OwnerRequest(Head):
     """HELD, RENEW."""
 
     magazine: Magazine
     owner: Owner
 
 
-class RenewClaims(_Head):
+class RenewClaims(Head):
     """RENEW_CLAIMS, pointers as bulk."""
 
     magazine: Magazine
@@ -295,14 +309,14 @@ class RenewClaims(_Head):
     to_owner: Owner = ""
 
 
-class Resume(_Head):
+class Resume(Head):
     """RESUME, pointers as bulk. ``renews``: the client renews them by itself."""
 
     magazine: Magazine
     renews: bool = False
 
 
-class PurgeRequest(_Head):
+class PurgeRequest(Head):
     """PURGE. ``left``: what the answer to the step before said, shard -> (first, last); nil begins a purge."""
 
     magazine: Magazine
@@ -311,21 +325,21 @@ class PurgeRequest(_Head):
     left: dict[Shard, tuple[Pointer, Pointer]] | None = None
 
 
-class Reload(_Head):
+class Reload(Head):
     """RELOAD, pointers as bulk."""
 
     magazine: Magazine
     fence: Fencing = None
 
 
-class Expire(_Head):
+class Expire(Head):
     """EXPIRE."""
 
     magazine: Magazine
     limit: Count = 10_000
 
 
-class Wait(_Head):
+class Wait(Head):
     """WAIT."""
 
     magazine: Magazine
@@ -333,7 +347,7 @@ class Wait(_Head):
     timeout_ms: Milliseconds
 
 
-class QueueReplace(_Head):
+class QueueReplace(Head):
     """QUEUE_REPLACE: the record becomes ``fresh`` if it still is ``known``; else ``conflict``."""
 
     known: QueueRecord
@@ -341,13 +355,13 @@ class QueueReplace(_Head):
     fence: Fencing = None
 
 
-class QueueList(_Head):
+class QueueList(Head):
     """QUEUE_LIST, LIST_QUEUES. ``active`` nil = all."""
 
     active: bool | None = None
 
 
-class LockRequest(_Head):
+class LockRequest(Head):
     """LOCK_ACQUIRE, LOCK_RENEW, LOCK_RELEASE, LOCK_GET, LOCK_TOKEN. ``table`` empty = the application's own locks."""
 
     name: LockName
@@ -357,14 +371,14 @@ class LockRequest(_Head):
     farm_id: Farm = ""
 
 
-class EpochRequest(_Head):
+class EpochRequest(Head):
     """EPOCH_NEXT, EPOCH_GET, EPOCH_RAISE."""
 
     scope: Scope
     epoch: Epoch = 0
 
 
-class ArrayRequest(_Head):
+class ArrayRequest(Head):
     """ARRAY_ENQUEUE, ARRAY_DEQUEUE, ARRAY_PEEK, ARRAY_SIZE."""
 
     name: Name

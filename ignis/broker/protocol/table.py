@@ -18,8 +18,10 @@ import msgspec
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import unpack
+from ignis.broker.protocol.later_payloads import DeferRequest, ListLater, LoadLater, MoveDue
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
+    AnyNamed,
     ArrayRequest,
     ClaimRequest,
     Consume,
@@ -141,6 +143,7 @@ def _replaced(records: _Records) -> tuple[str, ...]:
 
 
 _ONE = _head(Named, lambda head: (head.name,))
+_ANY = _head(AnyNamed, lambda head: (head.name,))
 _BOTH = _head(_Pair, lambda head: (head.source, head.target))
 _RECORD = _head(_RecordName, lambda record: (record.name,))
 _SCOPE = _head(EpochRequest, lambda head: (head.scope,))
@@ -150,6 +153,8 @@ _LOCK = _head(LockRequest, lambda head: (head.name,))
 _BULK, _WHOLE = Size.BULK, Size.WHOLE
 _Rows = list[tuple[int, int, bytes | None]]
 _Runs = list[tuple[int, int, int, int]]
+_Placed = list[tuple[int, int, int]]
+_Delayed = list[tuple[int, int, int, bytes | None]]
 
 
 def _queue(words: str, payload: type[Any] | None = Named, answer: Any = None, names: Names = _ONE, **more: Any) -> Row:
@@ -188,6 +193,7 @@ TABLE: dict[int, Row] = {
     Command.SEND: _queue("publish work", None, Any, size=_WHOLE),
     Command.SEND_BATCH: _queue("publish work", None, Any, size=_WHOLE),
     Command.LOAD_ONCE: _queue("publish work", LoadOnce, list[tuple[int, int, int]], size=_BULK),
+    Command.LOAD_LATER: _queue("publish work", LoadLater, _Placed, size=_BULK),
 
     Command.SUBSCRIBE: _queue("consume work", Subscribe, int),
     Command.UNSUBSCRIBE: Row(About.SUBSCRIPTION, "consume work", None, Unsubscribe, bool, finishes=True),
@@ -208,10 +214,14 @@ TABLE: dict[int, Row] = {
     Command.HELD: _queue("work", OwnerRequest, _Runs, repeats=True),
     Command.RENEW: _queue("work", OwnerRequest, bool, repeats=True),
     Command.RELOAD: _queue("work", Reload, int, finishes=True, size=_BULK),
-    Command.DELETE: _queue("work", Named, int, finishes=True, size=_BULK),
+    Command.DELETE: _queue("work", AnyNamed, int, _ANY, finishes=True, size=_BULK),
     Command.DELETE_WAITING: _queue("work manage", Named, int, size=_BULK),
     Command.PURGE: _queue("work manage", PurgeRequest, tuple[int, int, dict[int, tuple[int, int]]]),
     Command.TRANSFER: _queue("work", TransferRequest, int, _BOTH, finishes=True, size=_WHOLE),
+    Command.DEFER: _queue("work", DeferRequest, int, finishes=True, size=_WHOLE),
+    Command.MOVE_DUE: _queue("work", MoveDue, tuple[int, int, int | None]),
+    Command.RUN_NOW: _queue("work", Named, int, size=_BULK),
+    Command.CANCEL_LATER: _queue("work manage", Named, int, size=_BULK),
     Command.ABANDONED: _queue(
         "work", AbandonedRequest, tuple[list[tuple[int, int, bytes | None, int, str, bool]], bool], repeats=True, bulky=True
     ),
@@ -220,17 +230,21 @@ TABLE: dict[int, Row] = {
     Command.WAKE: _queue("work", repeats=True),
     Command.QUEUE_REPLACE: _queue("work manage", QueueReplace, QueueRecord, _head(_Records, _replaced)),
 
-    Command.PEEK: _queue("work look", Named, tuple[_Rows, bool], repeats=True, size=_BULK, bulky=True),
-    Command.SCAN: _queue("work look", Scan, tuple[_Rows, bool], repeats=True, bulky=True),
-    Command.METADATA: _queue("work look", Named, list[list[int]], repeats=True),
+    Command.PEEK: _queue("work look", AnyNamed, tuple[_Rows, bool], _ANY, repeats=True, size=_BULK, bulky=True),
+    Command.SCAN: _queue("work look", Scan, tuple[_Rows, bool], _ANY, repeats=True, bulky=True),
+    Command.LIST_LATER: _queue("work look", ListLater, tuple[_Delayed, bool], repeats=True, bulky=True),
+    Command.DELAYED: _queue("work look", Named, tuple[int, int | None], repeats=True),
+    Command.METADATA: _queue("work look", AnyNamed, list[list[int]], _ANY, repeats=True),
     Command.OLDEST: _queue("work look", Named, int | None, repeats=True),
     Command.NAMES: _list("work look", None, list[str]),
     Command.QUEUE_LIST: _list("work look", QueueList, list[QueueRecord]),
     Command.LIST_QUEUES: _list("look", QueueList, Any),
+    # Of who may do anything to any queue: what is delayed, and shown, is so by the store's clock.
+    Command.CLOCK: _list(f"{_OPENING} look", None, int),
 
     Command.CREATE_QUEUE: _queue("manage", CreateQueue, Any, repeats=True),
     Command.DELETE_QUEUE: _queue("manage", DeleteQueue, bool),
-    Command.DROP: _queue("manage", repeats=True),
+    Command.DROP: _queue("manage", AnyNamed, None, _ANY, repeats=True),
     Command.DROP_EMPTY: _queue("manage", Named, bool, repeats=True),
     Command.QUEUE_PUT: _queue("manage", QueueRecord, None, _RECORD, repeats=True),
     Command.QUEUE_REMOVE: _queue("manage", Named, bool),

@@ -23,10 +23,11 @@ from ignis.broker.server.queue_facts import QueueFacts
 from ignis.broker.server.recovery import Clients, Recovery
 from ignis.broker.server.redelivery import Redelivery
 from ignis.broker.server.write_batcher import WriteBatcher
-from ignis.errors import IgnisError
+from ignis.errors import IgnisError, InvalidNameError
 from ignis.log_limit import LimitedLog
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.storage.checks import check_magazine
+from ignis.storage.later import LATER_SUFFIX
 
 __all__ = ["Application"]
 
@@ -86,10 +87,15 @@ class Application:
     # -- parts
 
     def inbox(self, magazine: str) -> PublishBuffer:
-        """Raises InvalidNameError."""
+        """Raises InvalidNameError, also for a later magazine: what is put there needs a due time, and comes by LOAD_LATER."""
         found = self._inboxes.get(magazine)
         if found is None:
             check_magazine(magazine)
+            if magazine.endswith(LATER_SUFFIX):
+                raise InvalidNameError(
+                    f"{magazine!r} takes delayed messages alone; send to {magazine.removesuffix(LATER_SUFFIX)!r}, "
+                    "or with a due time"
+                )
             found = self._inboxes[magazine] = PublishBuffer(self.context, magazine, self.turns, self._pumps.get)
         return found
 

@@ -14,12 +14,12 @@ from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack
 from ignis.broker.server.application import Application
 from ignis.broker.server.peer import Peer
-from ignis.broker.server.permission_check import check_queue
-from ignis.magazine import SIDELINE_SUFFIX
+from ignis.broker.server.permission_check import check_queue, own_scope
+from ignis.magazine import queue_of
 from ignis.native.wire import ClaimsFrame
-from ignis.storage.base import Owner
+from ignis.storage.base import KEEP_TTL, Fence, Owner
 
-__all__ = ["RESULT", "Asked", "Call", "Reply", "value"]
+__all__ = ["RESULT", "Asked", "Call", "Reply", "kept_ttl_s", "value"]
 
 RESULT = int(Command.RESULT)
 
@@ -54,16 +54,25 @@ class Asked(NamedTuple):
 
     def may(self, command: Command, queue: str) -> bool:
         """Whether the sender may do something else as well."""
-        return self.principal.allows(command.name, queue.removesuffix(SIDELINE_SUFFIX))
+        return self.principal.allows(command.name, queue_of(queue))
 
     def check(self, command: Command, queue: str) -> None:
         """Raises PermissionDeniedError unless the sender may do that as well."""
         check_queue(self.principal, self.app.context.broker.state, command.name, queue)
 
+    def fence(self, fence: tuple[str, int] | None) -> Fence | None:
+        """The fence that a head names: its epoch is that which the sender's own EPOCH_NEXT raises."""
+        return None if fence is None else Fence(own_scope(self.principal, fence[0]), fence[1])
+
 
 def value(result: Any) -> Reply:
     """The answer that is one value."""
     return Reply(RESULT, pack(result))
+
+
+def kept_ttl_s(ttl_ms: int) -> float | None:
+    """The time to live of records that move: -1 = each keeps its own, 0 = never expires."""
+    return KEEP_TTL if ttl_ms < 0 else ttl_ms / 1000 if ttl_ms else None
 
 
 Call = Callable[[Asked], Reply]

@@ -144,7 +144,13 @@ class Watch:
         return True
 
     def glance(self) -> bool:
-        """`once` for a thread that has others to look after."""
+        """`once` for a thread that has others to look after. What comes to be due is moved by who sleeps in the store: not by
+        this one, which does it here."""
+        try:
+            if self._magazines.due_in_s(self.magazine) == 0:
+                self._magazines.move_due(self.magazine)
+        except IgnisError:
+            pass  # whatever it is, the wait says so
         return self.once(0.0 if self._magazines.quick else _ASK_S)
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from ignis.broker.server.caller import Caller
 from ignis.broker.server.state import BrokerState
 from ignis.config import NAME_PATTERN
 from ignis.errors import PermissionDeniedError
-from ignis.magazine import SIDELINE_SUFFIX
+from ignis.magazine import queue_of
 
 __all__ = ["check", "check_queue", "may_something", "own_lock", "own_scope"]
 
@@ -59,7 +59,7 @@ def check(caller: Caller, command: int, payload: bytes) -> None:
 
 def check_queue(principal: Principal, state: BrokerState, word: str, name: str) -> None:
     """Checks the name of a queue or of one of its magazines. Raises PermissionDeniedError."""
-    queue = name.removesuffix(SIDELINE_SUFFIX)
+    queue = queue_of(name)
     if not principal.allows(word, queue):
         _deny(state, word, queue)
 

@@ -87,6 +87,7 @@ def _info(asked: Asked) -> Reply:
         "expired": sum(one.expired for one in main),
         "sideline_expired": sum(one.expired for one in sideline_states),
         "oldest_enqueued_at_us": magazines.oldest_enqueued_at_us(head.name),
+        "delayed": magazines.delayed(head.name),
     }
     return value({**_described(record), **figures})
 

@@ -339,6 +339,7 @@ class Session(Connection):
             application.store.magazines.tells_repeats,
             str(self.owner),
             application.store.message_expiry_s,
+            application.store.magazines.keeps_later,
         )
         self._machine.screen = self._screen
         self.write(self._machine.welcome(request_id, welcome))

@@ -10,6 +10,7 @@ from ignis.broker.protocol.encoding import pack, unpack
 from ignis.broker.protocol.in_flight import as_pointers, runs_in
 from ignis.broker.protocol.payloads import (
     AbandonedRequest,
+    AnyNamed,
     Declare,
     Expire,
     LoadOnce,
@@ -21,8 +22,7 @@ from ignis.broker.protocol.payloads import (
     Scan,
     TransferRequest,
 )
-from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
-from ignis.broker.server.permission_check import own_scope
+from ignis.broker.server.calls import RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.errors import (
     BadRequestError,
     ConflictError,
@@ -32,7 +32,7 @@ from ignis.errors import (
 )
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
-from ignis.storage.base import KEEP_TTL, Fence, QueueRecord, Transfer
+from ignis.storage.base import QueueRecord, Transfer
 from ignis.storage.checks import check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
 
@@ -82,15 +82,8 @@ def _declare(asked: Asked) -> Reply:
 def _reload(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, Reload)
     runs = runs_in(asked.payload, at)
-    count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), _fence(asked, head.fence))
+    count = asked.app.store.magazines.reload(head.magazine, as_pointers(runs), asked.fence(head.fence))
     return Reply(RESULT, pack(count), lambda peer: peer.claims.let_go(head.magazine, runs))
-
-
-def _fence(asked: Asked, fence: tuple[str, int] | None) -> Fence | None:
-    """The epoch is that which the sender's own EPOCH_NEXT raises."""
-    if fence is None:
-        return None
-    return Fence(own_scope(asked.principal, fence[0]), fence[1])
 
 
 def _load_once(asked: Asked) -> Reply:
@@ -105,7 +98,7 @@ def _load_once(asked: Asked) -> Reply:
 
 
 def _delete(asked: Asked) -> Reply:
-    head, at = unpack(asked.payload, Named)
+    head, at = unpack(asked.payload, AnyNamed)
     runs = runs_in(asked.payload, at)
     count = asked.app.store.magazines.delete(head.name, as_pointers(runs))
     return Reply(RESULT, pack(count), lambda peer: peer.claims.let_go(head.name, runs))
@@ -126,7 +119,7 @@ def _purge(asked: Asked) -> Reply:
 
 def _peek(asked: Asked) -> Reply:
     """(rows, whether some were left out because the answer would have been too large)."""
-    head, at = unpack(asked.payload, Named)
+    head, at = unpack(asked.payload, AnyNamed)
     found = asked.app.store.magazines.peek(head.name, as_pointers(runs_in(asked.payload, at)))
     rows = [(shard, pointer, found[shard][pointer]) for shard in sorted(found) for pointer in sorted(found[shard])]
     return value(_fitting(rows, asked.bound))
@@ -153,8 +146,9 @@ def _fitting(rows: list[Any], bound: int) -> tuple[list[Any], bool]:
 def _transfer(asked: Asked) -> Reply:
     head, _ = unpack(asked.payload, TransferRequest)
     items = [Transfer(*item) for item in head.items]
-    ttl_s = KEEP_TTL if head.ttl_ms < 0 else head.ttl_ms / 1000 if head.ttl_ms else None
-    moved = asked.app.store.magazines.transfer(head.source, head.target, items, ttl_s, _fence(asked, head.fence))
+    moved = asked.app.store.magazines.transfer(
+        head.source, head.target, items, kept_ttl_s(head.ttl_ms), asked.fence(head.fence)
+    )
     gone = [(item.shard, item.pointer, item.pointer + 1) for item in items]
     return Reply(RESULT, pack(moved), lambda peer: peer.claims.let_go(head.source, gone))
 
@@ -179,7 +173,7 @@ def _expire(asked: Asked) -> Reply:
 
 
 def _metadata(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, Named)
+    head, _ = unpack(asked.payload, AnyNamed)
     states = asked.app.store.magazines.metadata(head.name)
     return value(
         [
@@ -210,7 +204,7 @@ def _wake(asked: Asked) -> Reply:
 
 
 def _drop(asked: Asked) -> Reply:
-    head, _ = unpack(asked.payload, Named)
+    head, _ = unpack(asked.payload, AnyNamed)
     asked.app.store.magazines.drop(head.name)
     asked.app.facts.forget(head.name)
     return Reply(RESULT, pack(None), lambda _: asked.app.poke(head.name))
@@ -265,7 +259,7 @@ def _queue_replace(asked: Asked) -> Reply:
             raise ConflictError(f"queue {record.name!r} was changed meanwhile")
         vars(record).update(vars(fresh))
 
-    result = asked.app.store.queues.update(known.name, change, _fence(asked, head.fence))
+    result = asked.app.store.queues.update(known.name, change, asked.fence(head.fence))
     asked.app.facts.forget(known.name)
     return Reply(RESULT, pack(result), lambda _: asked.app.look_at(known.name))
 

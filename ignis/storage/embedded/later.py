@@ -76,6 +76,10 @@ class EmbeddedLater(KeepsLater):
         check_dues([dues_ms], [len(items)])
         expires_at_ms = None if ttl_s == _KEEP_TTL else self._store.directory.clock.expiry_ms(ttl_s)
         self.calls["transfers"] += 1
+        if fence is not None or not items:  # the later magazine is made for what is put there, and not before
+            self._catalogue.on(magazine, lambda main: transfers.fenced(self._store, main, fence, lambda _: None))
+        if not items:
+            return 0
         return self._with_later(
             magazine,
             [item.target_shard for item in items],

@@ -32,7 +32,7 @@ from msgspec.inspect import (
 from ignis import errors
 from ignis.broker.client import requests, store_requests
 from ignis.broker.client.client_request import ClientRequest
-from ignis.broker.protocol import payloads
+from ignis.broker.protocol import later_payloads, payloads
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, unpack, unpack_value
 from ignis.broker.protocol.errors import _by_code
@@ -102,6 +102,9 @@ HEADS: dict[int, list[Any]] = {
     Command.LOCK_TOKEN: ["l", "me", 0, "", ""], Command.EPOCH_NEXT: ["s", 0], Command.EPOCH_GET: ["s", 0],
     Command.EPOCH_RAISE: ["s", 1 << 60], Command.ARRAY_ENQUEUE: ["a", "Q", [1], 0], Command.ARRAY_DEQUEUE: ["a", "Q", [], 1],
     Command.ARRAY_PEEK: ["a", "Q", [], 1], Command.ARRAY_SIZE: ["a", "Q", [], 0],
+    Command.LOAD_LATER: ["q", False], Command.DEFER: ["q", [], -1, ["s", 0]],
+    Command.MOVE_DUE: ["q", 1, ["s", 0]], Command.LIST_LATER: ["q", [1, 0, 1], 1], Command.RUN_NOW: ["q"],
+    Command.CANCEL_LATER: ["q"], Command.DELAYED: ["q"],
 }  # fmt: skip
 ALONE = {Command.QUEUE_PUT: RECORD}
 """Heads that are no array."""
@@ -111,13 +114,14 @@ NOTHING = {
     Command.METRICS,
     Command.STATS,
     Command.NAMES,
+    Command.CLOCK,
     Command.DISCONNECT,
 }
 NATIVE = {Command.CONNECT, Command.PING, Command.SEND, Command.SEND_BATCH}
 """Decoded by C, and tested with the codec; their names below."""
 WITH_POINTERS = {
     Command.ACK, Command.NACK, Command.RELOAD, Command.DELETE, Command.DELETE_WAITING, Command.PEEK,
-    Command.RENEW_CLAIMS, Command.RESUME,
+    Command.RENEW_CLAIMS, Command.RESUME, Command.RUN_NOW, Command.CANCEL_LATER,
 }  # fmt: skip
 FINE = {code for code in _by_code if code not in ("broker", "store_failed", "error", "store")}
 
@@ -127,10 +131,11 @@ def test_every_field_of_a_request_is_bounded() -> None:
     answers = {"Connected", "Failure", "Delivery"}
     before_anybody_is_known = {"Connect"}  # in a frame of 8 KiB at most, with rules of their own
     free = {("Nack", "error"), ("ArrayRequest", "values"), ("CreateQueue", "settings")}  # cut; checked one by one
-    heads = [one for one in vars(payloads).values() if isinstance(one, type) and issubclass(one, payloads._Head)]
+    named = [*vars(payloads).values(), *vars(later_payloads).values()]
+    heads = {one for one in named if isinstance(one, type) and issubclass(one, payloads.Head)}
     open_ended = []
     for kind in heads:
-        if kind is payloads._Head or kind.__name__ in answers | before_anybody_is_known:
+        if kind is payloads.Head or kind.__name__ in answers | before_anybody_is_known:
             continue
         described = type_info(kind)
         assert isinstance(described, StructType)
@@ -225,6 +230,10 @@ def mutants(command: int) -> Iterator[tuple[str, Any]]:
                 f"item {index} = {value!r:.60}",
                 ["q", "q_SIDELINE", [[*item[:index], value, *item[index + 1 :]]], 0, None],
             )
+    if command == Command.DEFER:
+        item = [0, 1, b"r" * 64, 0, 1]
+        for index, value in itertools.product(range(5), EXTREMES):
+            yield f"item {index} = {value!r:.60}", ["q", [[*item[:index], value, *item[index + 1 :]]], -1, None]
     if command == Command.SCAN:
         for shard, pointer in itertools.product((-1, 0, 65_535, 65_536, 1 << 63), (-1, 0, (1 << 63) - 1, 1 << 63)):
             yield f"after {shard}: {pointer}", ["q", {shard: pointer}, 1, False]

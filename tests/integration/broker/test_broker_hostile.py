@@ -20,7 +20,7 @@ import pytest
 from ignis.broker.auth.authenticator import KnownUser
 from ignis.broker.auth.principal import Credentials, Principal
 from ignis.broker.auth.users_file import User
-from ignis.broker.client import requests, store_requests
+from ignis.broker.client import later_requests, requests, store_requests
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.encoding import pack, pack_connect, unpack
 from ignis.broker.protocol.payloads import Connect, Failure, Subscribe, pack_send, pack_send_batch
@@ -45,10 +45,10 @@ LIMITS: dict[str, tuple[str, str]] = {
         "test_a_denied_request_is_answered_before_it_has_come",
     ),
     (
-        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, ACK, NACK, RELOAD, DELETE, DELETE_WAITING, PEEK, TRANSFER, "
-        "ARRAY_ENQUEUE"
+        "frame of a command other than SEND, SEND_BATCH, LOAD_ONCE, LOAD_LATER, ACK, NACK, RELOAD, DELETE, DELETE_WAITING, PEEK, "
+        "TRANSFER, DEFER, RUN_NOW, CANCEL_LATER, ARRAY_ENQUEUE"
     ): (_HERE, "test_a_denied_request_is_answered_before_it_has_come"),
-    "head of a request other than TRANSFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
+    "head of a request other than TRANSFER, DEFER and ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
     "values of an ARRAY_ENQUEUE": (_HERE, "test_heads_and_values_are_bounded"),
     "memory of frames that are still arriving, over all connections": (_HERE, "test_frames_that_never_arrive"),
     "time for a frame to arrive": (_HERE, "test_a_frame_that_arrives_too_slowly"),
@@ -61,7 +61,7 @@ LIMITS: dict[str, tuple[str, str]] = {
     "silence": (_LIMITS, "test_idle_connections_are_closed_and_clients_connect_again"),
     "connections": (_LIMITS, "test_connections_are_counted"),
     "connections that have not said who they are": (_FLOODS, "test_silence_of_one_address_does_not_lock_out_another"),
-    "answer to FIRE, CONSUME, PEEK, SCAN, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
+    "answer to FIRE, CONSUME, PEEK, SCAN, LIST_LATER, ABANDONED": (_HERE, "test_answers_are_cut_to_their_limit"),
     "unacknowledged messages of a subscription": (_HERE, "test_credit_over_the_limit"),
 }
 """What the page's table calls it -> module and test."""
@@ -392,6 +392,10 @@ def test_answers_are_cut_to_their_limit(memory_url: str) -> None:
         assert 1 <= sum(len(one.records) for one in pulled.claims) <= 3
         left = client.ask(store_requests.abandoned("q", 0, 1 << 50, 100, False, None))
         assert 1 <= len(left) <= 2
+        for _ in range(12):
+            client.send_later("q", encode_record(bytes(30_000)), 3600)
+        waiting, cut = client.ask(later_requests.listed("q", None, 100))
+        assert (len(waiting), cut) == (2, True)
 
 
 def test_credit_over_the_limit(memory_url: str) -> None:

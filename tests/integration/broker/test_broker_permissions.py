@@ -20,7 +20,7 @@ from ignis.broker.auth.principal import Credentials
 from ignis.broker.auth.users_file import User
 from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.sync_client import SyncClient
-from ignis.broker.protocol import payloads
+from ignis.broker.protocol import later_payloads, payloads
 from ignis.broker.protocol.commands import ANSWERS, Command
 from ignis.broker.protocol.encoding import pack, unpack, unpack_value
 from ignis.broker.protocol.payloads import Failure
@@ -119,6 +119,12 @@ def request(command: int, name: str) -> bytes:
         Command.SEND: payloads.pack_send(name.encode(), 0, 0, encode_record(b"x")),
         Command.SEND_BATCH: sent,
         Command.LOAD_ONCE: pack(payloads.LoadOnce(name, 1000), sent),
+        Command.LOAD_LATER: pack(later_payloads.LoadLater(name), later_payloads.pack_dues([[1]]) + sent),
+        Command.DEFER: pack(later_payloads.DeferRequest(name, [])),
+        Command.MOVE_DUE: pack(later_payloads.MoveDue(name)),
+        Command.LIST_LATER: pack(later_payloads.ListLater(name)),
+        Command.RUN_NOW: pack(payloads.Named(name), runs),
+        Command.CANCEL_LATER: pack(payloads.Named(name), runs),
         Command.SUBSCRIBE: pack(payloads.Subscribe(name, 0)),
         Command.UNSUBSCRIBE: pack(payloads.Unsubscribe(0)),
         Command.CREDIT: pack(payloads.Credit(0, 0)),
@@ -155,7 +161,7 @@ def request(command: int, name: str) -> bytes:
         **dict.fromkeys(
             (
                 Command.WAKE, Command.METADATA, Command.OLDEST, Command.DROP, Command.DROP_EMPTY, Command.QUEUE_GET,
-                Command.QUEUE_INFO, Command.QUEUE_REMOVE,
+                Command.QUEUE_INFO, Command.QUEUE_REMOVE, Command.DELAYED,
             ),
             named,
         ),

@@ -1,0 +1,44 @@
+"""What the calls of an ``ignis://`` store are given, checked and cut before anything is sent. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ignis.errors import ConfigError
+from ignis.native import PackedBatch
+from ignis.native.wire import MAX_POINTERS, pack_pointers
+from ignis.storage.base import Pointers
+
+__all__ = ["MOST_SHARDS", "check_batches", "pointer_pieces"]
+
+MOST_SHARDS = _MOST_BATCHES = 0xFFFF
+
+
+def check_batches(batches: Sequence[tuple[int, PackedBatch]]) -> None:
+    """Raises ConfigError, and ValueError for a batch that was loaded before."""
+    if len(batches) > _MOST_BATCHES:
+        raise ConfigError(f"{len(batches)} batches in one request; 1 to {_MOST_BATCHES} are allowed")
+    for shard, batch in batches:
+        if batch.sealed:
+            raise ValueError("the batch is sealed already")
+        if not 0 <= shard < MOST_SHARDS:
+            raise ConfigError(f"shard {shard} is outside 0 to {MOST_SHARDS - 1}")
+
+
+def pointer_pieces(pointers: Pointers) -> Iterator[tuple[bytes, int]]:
+    """Packs pointers in pieces that one request may have, with how many each names. What no shard can have is left out."""
+    pieces: list[tuple[int, Sequence[int]]] = []
+    count = 0
+    for shard, many in pointers.items():
+        if not 0 <= shard <= MOST_SHARDS:
+            continue
+        left = many if isinstance(many, range) or min(many, default=0) >= 0 else [one for one in many if one >= 0]
+        while left:
+            part = left[: MAX_POINTERS - count]
+            left = left[len(part) :]
+            pieces.append((shard, part))
+            count += len(part)
+            if count == MAX_POINTERS:
+                yield pack_pointers(pieces), count
+                pieces, count = [], 0
+    yield pack_pointers(pieces), count
