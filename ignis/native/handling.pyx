@@ -76,17 +76,19 @@ cdef class Delivery:
         self._messages = messages
         self.body = body
         self.queue = queue
-        self.attempt = attempt
+        self._attempt = attempt
         self.resources = resources
         self._items = None
 
 
-cdef inline Delivery delivery_of(type kind, bytes data, object body, object queue, object resources):
+cdef inline Delivery delivery_of(type kind, bytes data, object body, object queue, object resources, bint first):
+    # first: nothing stands in the envelope that could count attempts
     cdef Delivery made = <Delivery?>ignis_new(kind, _NOTHING)
     made._messages = Record.__new__(Record, data)
     made.body = body
     made.queue = queue
-    made.attempt = 1
+    if first:
+        made._attempt = 1
     made.resources = resources
     made._items = None
     return made
@@ -139,7 +141,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
                 return at, UNREADABLE, None, now / 1e9
         arguments[1] = <PyObject *>body
         if kind is not None:
-            context = delivery_of(kind, data, body, queue, resources)
+            context = delivery_of(kind, data, body, queue, resources, record.meta_len == 0)
             arguments[2] = <PyObject *>context
         answer = PyObject_Vectorcall(<PyObject *>fn, &arguments[1], given, NULL)
         body = context = None  # they end with the call
