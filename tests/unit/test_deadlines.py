@@ -286,3 +286,27 @@ def test_who_publishes_through_a_relay_knows_the_setting(on_expiry: str) -> None
     label = Label(1, "jobs", "json", "ignis", "local", settings)
     assert Label.parse(label.encoded()).settings == settings
     assert record_of("jobs", {"queues": {"jobs": {**settings, "codec": "json"}}}) == record
+
+
+@pytest.mark.parametrize("on_expiry", ["drop", "sideline"])
+def test_a_retry_that_comes_too_late_is_not_made(on_expiry: str) -> None:
+    clock = ManualClock()
+    with ignis.Ignis("memory://", clock=clock) as app:
+        queue = app.queue("jobs", str, on_expiry=on_expiry)
+        calls: list[str] = []
+
+        @queue.handler(retry=ignis.Retry(attempts=5, base="1m", jitter=False))
+        def handle(body: str) -> None:
+            calls.append(body)
+            raise ValueError("not yet")
+
+        queue.publish("a", expires_in="30s")
+        drain(queue, raises=False)
+        assert len(queue.later) == 1
+        clock.advance(61)
+        drain(queue, raises=False)
+        assert (calls, len(queue.later), queue.main.pending()) == (["a"], 0, 0)
+        aside = queue.sideline.peek()
+        assert len(aside) == (on_expiry == "sideline")
+        for one in aside:
+            assert [attempt.reason for attempt in one.envelope.history] == ["exception", "expired"]
