@@ -12,6 +12,7 @@ from ignis.message import Message
 from ignis.native import Receipt
 from ignis.publisher import Publisher
 from ignis.queue import Queue
+from ignis.retries import Retry, RetryLater
 
 __all__ = [
     "DROPPED",
@@ -32,5 +33,7 @@ __all__ = [
     "Publisher",
     "Queue",
     "Receipt",
+    "Retry",
+    "RetryLater",
     "__version__",
 ]

@@ -356,7 +356,13 @@ class Ignis:
             most = self.consumer_settings.max_consumers
             self._table.add_template(
                 HandlerTemplate(
-                    fn, pattern=pattern, handler_type=handler_type, type=type, options=options, max_consumers=most
+                    fn,
+                    pattern=pattern,
+                    handler_type=handler_type,
+                    type=type,
+                    options=options,
+                    max_consumers=most,
+                    file=self.file,
                 )
             )
             self._running.start_late()

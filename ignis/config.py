@@ -50,6 +50,7 @@ __all__ = [
     "QueueSettings",
     "RefresherSettings",
     "RelaySettings",
+    "RetrySettings",
     "SparkSettings",
     "SupervisorSettings",
     "SweeperSettings",
@@ -227,6 +228,8 @@ def _setting(
 @dataclass(frozen=True)
 class _Settings:
     section: ClassVar[str] = ""
+    named: ClassVar[bool] = False
+    """Whether it has tables such as ``[queue.orders]`` too, for which its own settings are the defaults."""
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -274,6 +277,7 @@ class QueueSettings(_Settings):
     """Settings of one queue. They are stored with it, so that every process that opens the queue has the same."""
 
     section: ClassVar[str] = "queue"
+    named: ClassVar[bool] = True
 
     shards: int = _setting(32, "independent FIFO sequences; more allow more parallel claims", 1, 512)
     message_expiry_s: float = _setting(
@@ -368,6 +372,28 @@ class ConsumerSettings(_Settings):
     ack_retry_s: float = _setting(
         0.5, "wait before an acknowledgement that the store refused is tried again", 0.001, 60
     )
+
+
+@dataclass(frozen=True)
+class RetrySettings(_Settings):
+    """A policy by which failed messages are tried again: ``[retries.NAME]``, for handlers with ``retry="NAME"``. What stands in
+    ``[retries]`` itself holds for all of them. See retries.md."""
+
+    section: ClassVar[str] = "retries"
+    named: ClassVar[bool] = True
+
+    attempts: int = _setting(
+        8, "calls of the handler, the first included, before the message goes to the sideline", 1, 1_000
+    )
+    base_s: float = _setting(1.0, "wait behind the first failed attempt", 0, MAX_EXPIRY_S)
+    factor: float = _setting(2.0, "each further wait is so many times as long", 1, 1_000)
+    max_s: float = _setting(600, "the longest wait; at least base_s", 0, MAX_EXPIRY_S)
+    jitter: bool = _setting(True, "each wait is drawn between half of it and all of it")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_s < self.base_s:
+            raise ConfigError(f"retries.max_s = {self.max_s:g} is below base_s = {self.base_s:g}")
 
 
 @dataclass(frozen=True)
@@ -670,8 +696,9 @@ class ClientSettings(_Settings):
 
 
 SECTIONS: tuple[type[_Settings], ...] = (
-    QueueSettings, ConsumerSettings, PublisherSettings, SweeperSettings, RefresherSettings, SchedulesSettings, LeaderSettings,
-    SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings, ClientSettings, SparkSettings,
+    QueueSettings, ConsumerSettings, RetrySettings, PublisherSettings, SweeperSettings, RefresherSettings,
+    SchedulesSettings, LeaderSettings, SupervisorSettings, AutoscalerSettings, LockSettings, RelaySettings, BrokerSettings,
+    ClientSettings, SparkSettings,
 )  # fmt: skip
 
 
@@ -770,9 +797,9 @@ def check_sections(file: Mapping[str, Any], environ: Mapping[str, str] | None = 
     """
     for cls in SECTIONS:
         resolve(cls, {}, file, environ=environ)
-    for name, own in file.get(QueueSettings.section, {}).items():
-        if isinstance(own, Mapping):
-            resolve(QueueSettings, {}, file, name=name, environ=environ)
+        for name, own in file.get(cls.section, {}).items() if cls.named else ():
+            if isinstance(own, Mapping):
+                resolve(cls, {}, file, name=name, environ=environ)
 
 
 def resolve(
@@ -826,7 +853,7 @@ def _given(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     table = dict((file or {}).get(cls.section, {}))
-    own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls is QueueSettings else {}
+    own = {key: value for key, value in table.items() if isinstance(value, Mapping)} if cls.named else {}
     shared = {key: value for key, value in table.items() if key not in own}
     _merge(cls, names, values, shared, f"settings file, [{cls.section}]")
     if name is not None and name in own:

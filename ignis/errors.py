@@ -316,21 +316,24 @@ class StaleEpochError(StoreError):
 
 
 class DelayNotSupportedError(StoreError):
-    """This store does not keep delayed messages; nothing was published. The memory store and the embedded store do.
+    """This store does not keep delayed messages; nothing was published, and no handler with ``retry`` was started. The memory
+    store and the embedded store do.
 
     Attributes: ``store`` (the store that was asked).
     """
 
     code = "delay_not_supported"
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, needs: str = "") -> None:
         super().__init__(
-            f"{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store (memory://) do"
+            f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store "
+            "(memory://) do"
         )
         self.store = store
+        self._needs = needs
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        return (type(self), (self.store,))
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return (type(self), (self.store, self._needs))
 
 
 class LockHeldError(IgnisError):

@@ -62,6 +62,7 @@ class ConsumerFigures:
     worker_deaths: int = _rises("ignis_worker_deaths", "Worker processes of pool=process that died.")
     handled: int = _rises("ignis_consumed", "Messages handled or dropped here, and acknowledged.")
     sidelined: int = _rises()
+    retried: int = _rises("ignis_retried", "Failed messages put back here to be tried again.")
     fetched: int = _rises("ignis_claimed_messages", "Messages in those claims.")
     claims: int = _rises("ignis_claims", "Claims that found something here.")
     late_acks: int = _rises("ignis_late_acknowledgements", "Messages taken away while they were being handled here.")

@@ -17,7 +17,7 @@ from ignis.message import Message
 from ignis.storage.base import Store
 from ignis.storage.later import Delayed
 
-__all__ = ["MAX_DELAY_S", "Clocked", "DelayedMessage", "Later", "due_time_ms"]
+__all__ = ["MAX_DELAY_S", "Clocked", "DelayedMessage", "Later", "check_delay_s", "due_time_ms", "until_s"]
 
 MAX_DELAY_S = 100 * 365 * 86_400
 _PAGE = 1_000
@@ -38,10 +38,7 @@ def due_time_ms(store: Clocked, delay: Any, at: Any) -> int:
     """
     if (delay is None) == (at is None):
         raise ConfigError("give delay or at, not both")
-    delay_s = parse_duration_s(delay, "delay") if at is None else _until(store, at)
-    if not delay_s <= MAX_DELAY_S or (at is None and delay_s < 0):
-        name, given = ("delay", delay) if at is None else ("at", at)
-        raise ConfigError(f"{name} = {shown(given)} is not within 100 years")
+    delay_s = check_delay_s(delay) if at is None else until_s(at, _wall_s(store))
     due_ms = (store.now_s() + delay_s) * 1000
     # Rounded up, for nobody gets it before; a thousandth of a millisecond is what adding them up may be wrong by.
     return max(0, math.ceil(due_ms - 1e-3) if delay_s > 0 else math.floor(due_ms))
@@ -52,8 +49,17 @@ def _wall_s(store: Clocked) -> float:
     return time.time() if store.lock_clock is None else store.lock_clock()
 
 
-def _until(store: Clocked, at: Any) -> float:
-    """Seconds from now on. One that is over is due at once."""
+def check_delay_s(delay: Any) -> float:
+    """Seconds of a delay in any of its forms. Raises ConfigError: it is none, below 0 or over 100 years."""
+    delay_s = parse_duration_s(delay, "delay")
+    if not 0 <= delay_s <= MAX_DELAY_S:
+        raise ConfigError(f"delay = {shown(delay)} is not within 100 years")
+    return delay_s
+
+
+def until_s(at: Any, wall_s: float) -> float:
+    """Seconds from ``wall_s``, the time by the wall clock, to the time ``at``; below 0 when it is over. Raises ConfigError: it is
+    no datetime, has no time zone or is over 100 years away."""
     if not isinstance(at, datetime):
         raise ConfigError(f"at = {shown(at)} is not a datetime")
     if at.utcoffset() is None:
@@ -61,7 +67,10 @@ def _until(store: Clocked, at: Any) -> float:
             f"at = {shown(at)} has no time zone, so nobody can tell when it is: give one, as in "
             "datetime.now(timezone.utc) + timedelta(hours=1) or datetime(2027, 3, 28, 8, tzinfo=ZoneInfo('Europe/Berlin'))"
         )
-    return at.timestamp() - _wall_s(store)
+    ahead_s = at.timestamp() - wall_s
+    if not ahead_s <= MAX_DELAY_S:
+        raise ConfigError(f"at = {shown(at)} is not within 100 years")
+    return ahead_s
 
 
 class DelayedMessage(NamedTuple):

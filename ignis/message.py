@@ -28,9 +28,11 @@ __all__ = [
     "encode_meta",
     "expires_at_ms_of",
     "failed_record",
+    "has_deadline",
     "is_readable",
     "returned_record",
     "slim_record",
+    "tried",
 ]
 
 REASON_REJECTED = "rejected"
@@ -56,8 +58,7 @@ REASONS = (
 STAYS = (REASON_CORRUPT, REASON_EXPIRED, REASON_CANCELLED)
 """With one of these the shovel's schedule brings no message back: it would fail again, or nobody wants it any more."""
 
-DEADLINE = b"expires_at_ms"
-"""Stands in the envelope of every message that has a deadline, and in few others: where it does not nobody need read it."""
+_DEADLINE = "expires_at_ms"
 
 MAX_ERROR_CHARS = 2_000
 """An error's text is cut here: a sideline full of tracebacks must not outgrow its messages."""
@@ -68,7 +69,9 @@ _meta_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 _headers_decoder = msgspec.msgpack.Decoder(dict[str, dict[str, Any]])
 _COUNTER_MAX = 0xFFFF
 _SLIM_ERROR_CHARS = 100
-_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history")
+_OF_FAILURE = ("reason", "error", "failed_at_ms", "handler", "history", "given_up")
+_OF_RETURNS = ("returns", "tried", "given_up")
+"""What begins anew when a person brings a message back."""
 MAX_KEY_BYTES = 0xFFFF
 """A record has two bytes for the length of its key."""
 MAX_HEADERS_BYTES = 16 << 10
@@ -104,7 +107,7 @@ def encode_meta(
     meta = _encode_headers(headers, max_bytes)
     if expires_at_ms is None:
         return meta
-    return _meta_encoder.encode({**decode_meta(meta), DEADLINE.decode(): expires_at_ms})
+    return _meta_encoder.encode({_DEADLINE: expires_at_ms, **decode_meta(meta)})
 
 
 def _encode_headers(headers: Mapping[str, Any] | None, max_bytes: int) -> bytes:
@@ -136,9 +139,14 @@ def decode_meta(data: bytes) -> dict[str, Any]:
         raise UnreadableMessageError(f"envelope of {len(data)} bytes is not a MessagePack map: {exc}") from exc
 
 
+def has_deadline(meta: bytes) -> bool:
+    """Whether an envelope may have a deadline: it stands first, so that nobody need read the envelopes of the others."""
+    return meta[1:15] == b"\xadexpires_at_ms"  # behind the byte that says how many entries the map has
+
+
 def expires_at_ms_of(meta: Mapping[str, Any]) -> int | None:
     """The deadline in an envelope, in milliseconds since 1970; None where it has none."""
-    value = meta.get(DEADLINE.decode())
+    value = meta.get(_DEADLINE)
     return value if type(value) is int else None
 
 
@@ -152,11 +160,14 @@ def failed_record(
     attempts: Sequence[Attempt] = (),
     worker: str = "",
     took_ms: int | None = None,
+    tried: int | None = None,
+    given_up: bool = False,
 ) -> bytes:
     """The record with its failure in the envelope: failures + 1 (crashes + 1 when ``crashed``), reason, error, time, and the
     calls that it is made of behind those of earlier failures, see `ignis.history`.
 
-    Without ``attempts`` the failure counts as one, by this ``worker``, of this duration.
+    Without ``attempts`` the failure counts as one, by this ``worker``, of this duration. ``tried``: how many attempts there were
+    by a retry policy, this one included; ``given_up``: that policy lets none follow.
 
     Id, key, body and enqueue time stay. Where the growing part of the envelope cannot be read the reason is ``unreadable``,
     the error says both, and the bytes that were there stay in it under ``unread``. A record that cannot be read at all is
@@ -169,7 +180,12 @@ def failed_record(
     if not attempts:
         attempts = (Attempt(time.time_ns() // 1_000_000, reason, error, worker=worker, took_ms=took_ms),)
     try:
-        meta = _encode_failure(decode_meta(record.meta), reason, error, handler, attempts)
+        stored = decode_meta(record.meta)
+        if tried is not None:
+            stored["tried"] = min(tried, _COUNTER_MAX)
+        if given_up:
+            stored["given_up"] = True
+        meta = _encode_failure(stored, reason, error, handler, attempts)
     except Exception as exc:  # what could be read may still be nested too deeply to be written again
         why = f"{exc} (then {reason}: {error})"
         meta = _encode_failure({"unread": record.meta}, REASON_UNREADABLE, why, handler, attempts)
@@ -190,21 +206,33 @@ def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str,
 
 def returned_record(data: bytes, *, counted: bool) -> bytes:
     """The record on its way back from the sideline. ``counted``: brought back by the schedule, one return more; else by a
-    person: the returns begin anew, and a deadline for which it is there holds no longer. Raises UnreadableMessageError where
-    the envelope cannot be counted in."""
+    person: the returns begin anew, as do the attempts of a retry policy, and a deadline for which it is there holds no longer.
+    Raises UnreadableMessageError where the envelope cannot be counted in."""
     record = Record(data)
     meta = decode_meta(record.meta)
     returns = _count(meta.get("returns"))
     if counted:
         meta["returns"] = min(returns + 1, _COUNTER_MAX)
     else:
-        expired = meta.get("reason") == REASON_EXPIRED and meta.pop(DEADLINE.decode(), None) is not None
-        if meta.pop("returns", None) is None and not expired:
+        gone = [name for name in _OF_RETURNS if name in meta]
+        if meta.get("reason") == REASON_EXPIRED and _DEADLINE in meta:
+            gone.append(_DEADLINE)
+        if not gone:
             return data
+        for name in gone:
+            del meta[name]
     try:
         return record.replace(meta=_meta_encoder.encode(meta))
     except Exception as exc:  # what could be read may still be nested too deeply to be written again
         raise UnreadableMessageError(f"envelope of {len(record.meta)} bytes cannot be written again: {exc}") from exc
+
+
+def tried(record: Record) -> int | None:
+    """How many attempts a retry policy has counted for a stored message; None where its envelope cannot be read."""
+    try:
+        return _count(decode_meta(record.meta).get("tried"))
+    except UnreadableMessageError:
+        return None
 
 
 def _count(value: object) -> int:
@@ -264,7 +292,8 @@ class Message:
     * ``failures`` (deliveries that failed), ``crashes``, ``reason`` and ``error`` of the last failure;
     * ``expires_at_ms``: its deadline, in milliseconds since 1970, or None;
     * ``history``: the last eight failed attempts, oldest first, see `ignis.history.Attempt`;
-    * ``returns``: how often the schedule brought it back from the sideline, since a person last did.
+    * ``returns``: how often the schedule brought it back from the sideline, since a person last did;
+    * ``attempt``: the number of the attempt that is next, or under way, by the handler's ``retry``; 1 is the first.
 
     >>> from ignis.testing import make_message
     >>> message = make_message({"id": 1}, key="customer-7", failures=2, reason="timeout")
@@ -310,8 +339,20 @@ class Message:
 
     @property
     def failures(self) -> int:
-        """Deliveries that ended in the sideline."""
+        """Deliveries that failed: that a retry follows, or that ended in the sideline."""
         return self._record.attempts
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that is next, or under way: one more than the handler's ``retry`` has counted since the
+        message was published, or since a person brought it back from the sideline. 1 where nobody counted or can read it."""
+        return 1 + (tried(self._record) or 0)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is in the sideline because the handler's ``retry`` lets no attempt follow: then only a person brings it
+        back. Raises UnreadableMessageError."""
+        return self.meta.get("given_up") is True
 
     @property
     def crashes(self) -> int:
@@ -390,6 +431,7 @@ class Message:
             "failed_at_ms": self.failed_at_ms,
             "expires_at_ms": self.expires_at_ms,
             "returns": self.returns,
+            "attempt": self.attempt,
             "history": [one._asdict() for one in self.history],
             "codec": self.codec,
         }

@@ -29,6 +29,7 @@ from ignis.pausing import PAUSED, store_pause
 from ignis.publisher import OnPlaced, Publisher
 from ignis.queue_definition import DECLARED, QueueDefinition
 from ignis.queue_handling import QueueHandling
+from ignis.retries import Retry
 from ignis.shovel import Shovel
 from ignis.storage.os_errors import without_means
 from ignis.sweep_result import SweepResult
@@ -38,6 +39,7 @@ __all__ = ["DECLARED", "Queue"]
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
 Delay = float | str | timedelta
+RetryOption = Retry | str | Mapping[type[BaseException], Retry | str | None] | None
 
 
 class Queue(Generic[M]):
@@ -53,7 +55,7 @@ class Queue(Generic[M]):
     ...     published = greetings.publish("Ada", key="customer-7")
     ...     drain(greetings)
     hello Ada
-    Drained(done=1, dropped=0, sidelined=0)
+    Drained(done=1, dropped=0, sidelined=0, retried=0)
 
     The field's words: the sideline is a dead-letter queue, a claim's ``stuck_after`` its visibility timeout.
 
@@ -374,6 +376,7 @@ class Queue(Generic[M]):
         ignore: tuple[type[Exception], ...] | type[Exception] = ...,
         timeout_s: float | None = ...,
         attempts: int = ...,
+        retry: RetryOption = ...,
         batch_size: int | None = ...,
         batch_wait_s: float | None = ...,
     ) -> Callable[[F], F]: ...
@@ -386,6 +389,7 @@ class Queue(Generic[M]):
         ignore: Iterable[type[Exception]] | type[Exception] = (),
         timeout_s: float | None = None,
         attempts: int = 1,
+        retry: RetryOption = None,
         batch_size: int | None = None,
         batch_wait_s: float | None = None,
     ) -> Any:
@@ -398,16 +402,19 @@ class Queue(Generic[M]):
             timeout_s: the longest time for all attempts together; then the message goes to the sideline. None = no limit, since
                 a living process renews its claims.
             attempts: calls before a failing message goes to the sideline, one right after the other.
+            retry: or calls with growing waits in between: an `ignis.Retry`, the name of one in the settings file, or a mapping
+                from exceptions to these, in which None stands for the sideline.
             batch_size: 2 to 200,000: ``fn`` gets a list of at most so many messages.
             batch_wait_s: how long a batch waits for more messages, 1 to 300 s; default 1.
 
         Raises:
             ConfigError, ConsumerLimitError.
+            DelayNotSupportedError: here or at the start, for ``retry`` on a store that keeps no delayed messages.
         """
 
         options = {
             "concurrency": concurrency, "pool": pool, "ignore": ignore, "timeout_s": timeout_s, "attempts": attempts,
-            "batch_size": batch_size, "batch_wait_s": batch_wait_s,
+            "retry": retry, "batch_size": batch_size, "batch_wait_s": batch_wait_s,
         }  # fmt: skip
 
         def register(target: F) -> F:

@@ -15,7 +15,7 @@ from ignis.consumer.handler_form import check_callable
 from ignis.consumer.registered import Registered, note_handler
 from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
-from ignis.errors import ConfigError
+from ignis.errors import ConfigError, DelayNotSupportedError
 from ignis.pausing import PAUSED
 from ignis.queue_definition import QueueDefinition
 from ignis.shovel import Shovel
@@ -64,8 +64,11 @@ class QueueHandling(Generic[M]):
         with self._lock:
             if queue.spec is not None:
                 raise ConfigError(f"queue {queue.name!r} has a handler already: {queue.spec.name}")
-            spec = make_spec(fn, queue.name, queue.type, options, self._app.consumer_settings.max_consumers)
+            most = self._app.consumer_settings.max_consumers
+            spec = make_spec(fn, queue.name, queue.type, options, most, self._app.file)
             spec.check_middleware(self.layers)
+            if queue.magazines is not None:
+                self._check_retry(spec)
             if not declares:
                 spec.declared = None
             queue.set_handler(spec)
@@ -157,6 +160,7 @@ class QueueHandling(Generic[M]):
                 self.pause(stored is not None and PAUSED in stored.extra)
             if queue.spec is not None:
                 self._app.store().check_consuming()
+                self._check_retry(queue.spec)
             open_queue()
             if self.consumer is None and queue.spec is not None:
                 self._app.take_back(queue.name)
@@ -170,6 +174,16 @@ class QueueHandling(Generic[M]):
                 consumer.start()
                 self.consumer = consumer
             self.shovel.start()
+
+    def _check_retry(self, spec: HandlerSpec) -> None:
+        """Raises DelayNotSupportedError for a handler with ``retry`` whose store cannot keep a message for the next attempt."""
+        magazines = self._app.store().magazines
+        if spec.retry is not None and not magazines.keeps_later:
+            raise DelayNotSupportedError(
+                type(magazines).__name__,
+                f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed messages; "
+                "leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
+            )
 
     def let_go(self) -> None:
         """The consumer that was started ``held`` claims now."""

@@ -36,6 +36,11 @@ message_expiry = "2d" # durations: seconds, or text with ms, s, m, h, d, w
 [queue.orders]        # this one
 durability = "interval"
 
+[retries.patient]     # for handlers with retry="patient"
+attempts = 20
+base = "10s"
+max = "1h"
+
 [sweeper]
 interval_s = 300
 """

@@ -81,8 +81,9 @@ class Shovel:
     the main magazine does not accept stays in the sideline. A corrupt one has no body to handle and always stays.
 
     The schedule brings a message back ``max_returns`` times and counts each return in its envelope; then it waits for a
-    person. So does a message whose envelope cannot hold the count. `run_once`, `run_until_done` and `start_once` are for a
-    person: they bring back every message that fits and begin the count anew.
+    person. So does a message whose envelope cannot hold the count, and one that its handler's ``retry`` has given up.
+    `run_once`, `run_until_done` and `start_once` are for a person: they bring back every message that fits and begin the
+    count anew.
 
     Args:
         name: of the queue.
@@ -483,7 +484,7 @@ def _coming_back(record: bytes | None, where: Where | None, max_returns: int | N
             return record
     try:
         message = Message.from_bytes(record)
-        if message.reason in STAYS or message.returns >= max_returns:
+        if message.reason in STAYS or message.given_up or message.returns >= max_returns:
             return None
         return returned_record(record, counted=True)
     except UnreadableMessageError:

@@ -16,6 +16,7 @@ from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
 from ignis.control.queue_depths import queue_depths
+from ignis.deadlines import on_expiry_of
 from ignis.errors import PermissionDeniedError, QueueNotEmptyError, QueueNotFoundError
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.pausing import store_pause
@@ -65,6 +66,7 @@ def cancel_command(state: State, name: str, ids: tuple[str, ...]) -> int:
 @click.option("--durability", type=click.Choice(["sync", "interval", "none"]), help="What an acknowledgement survives.")
 @click.option("--codec", type=click.Choice(["json", "msgpack", "raw"]), help="How bodies are stored.  [default: json]")
 @click.option("--message-expiry", metavar="AGE", help="A message that waits longer is dropped, e.g. 2d.")
+@click.option("--on-expiry", type=click.Choice(["drop", "sideline"]), help="Where a message past its deadline goes.")
 @click.option("--queue-expiry", metavar="AGE", help="A queue that is empty and unused for longer becomes inactive.")
 @click.option("--stuck-after", metavar="AGE", help="What nobody renews for so long is taken from its worker.")
 @common_options
@@ -103,9 +105,10 @@ def create_command(state: State, /, name: str, codec: str | None, **given: Any) 
     return exit_codes.OK
 
 
-def _changeable(record: QueueRecord) -> dict[str, int]:
+def _changeable(record: QueueRecord) -> dict[str, int | str]:
     """What `queue create` may change of a queue that is there."""
-    return {name: getattr(record, name) for name in ("shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s")}
+    names = ("shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s")
+    return {**{name: getattr(record, name) for name in names}, "on_expiry": on_expiry_of(record)}
 
 
 @queue.command("delete")

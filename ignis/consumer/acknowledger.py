@@ -1,4 +1,5 @@
-"""The acknowledger of one consumer: what has gathered becomes one delete and one transfer to the sideline per round.
+"""The acknowledger of one consumer: what has gathered becomes one delete and one transfer to the sideline per round, and one
+into the later magazine for what is tried again.
 
 Nothing is lost whatever fails: what could not be acknowledged stays queued here, and claimed in the store. On a full store
 the deletes, which free room, go first, and the transfer is made in parts.
@@ -6,22 +7,25 @@ the deletes, which free room, go first, and the transfer is made in parts.
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.handler import Failure
 from ignis.consumer.pools import Chunk
-from ignis.consumer.sideline_items import sideline_items
+from ignis.consumer.retrying import Moment, Retrying
+from ignis.consumer.sideline_items import corrupt_item, failed_item
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
 from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
+from ignis.retries import RetryRules
 from ignis.storage.base import RENEWALS, Transfer
 from ignis.storage.parts import in_parts
 from ignis.upkeep import Timer, run_soon, timers_of
@@ -40,6 +44,17 @@ _FIRST_LOOK_S = 0.5
 """So soon after the first message it is looked for the first time what is in hand."""
 
 
+_Failed = tuple[Chunk, int, Failure]
+"""A failed message: its chunk, its place there, and why."""
+
+
+class _Move(enum.Enum):
+    """Where failed messages go."""
+
+    LATER = enum.auto()
+    ASIDE = enum.auto()
+
+
 class Acknowledger:
     """Thread-safe: any worker adds outcomes, one thread at a time stores them.
 
@@ -50,6 +65,7 @@ class Acknowledger:
         counts: where it counts.
         on_room: called when less is unacknowledged than before.
         long_held: (shard, pointers) of what is being worked on for long; called a few times within the stuck time.
+        rules: the handler's ``retry``.
     """
 
     def __init__(
@@ -60,6 +76,7 @@ class Acknowledger:
         counts: ConsumerFigures,
         on_room: Callable[[], None],
         long_held: Callable[[], list[tuple[int, Sequence[int]]]],
+        rules: RetryRules | None,
     ) -> None:
         self._queue = queue
         self._handler = handler
@@ -67,13 +84,14 @@ class Acknowledger:
         self._counts = counts
         self._on_room = on_room
         self._long_held = long_held
+        self._retrying = Retrying(queue, rules)
         self._renew_at = 0.0
         self._renew_timer: Timer | None = None
         self._failing = False
         self._said = LimitedLog(log)
         self._magazines = queue.main.store
         self._done: deque[tuple[int, Sequence[int]]] = deque()
-        self._failures: deque[tuple[Chunk, int, Failure]] = deque()
+        self._failures: deque[_Failed] = deque()
         self._corrupt: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()  # over unacked
         self._settling = False
@@ -84,7 +102,7 @@ class Acknowledger:
         self._at_end: Callable[[], None] = lambda: None
         self._on_error: Callable[[BaseException], None] = lambda exc: None
         self._retry_at = 0.0
-        self._refused = 0  # transfers that were not made for want of room, in a row
+        self._refused: Counter[_Move] = Counter()  # transfers that were not made for want of room, in a row
         self.unacked = 0
         """Messages handled, or failed, and not retired yet: would be handled again if this process died now."""
         self.finishing = threading.Event()
@@ -240,7 +258,8 @@ class Acknowledger:
         return list(self._done) + [(shard, [pointer]) for shard, pointer in failed + list(self._corrupt)]
 
     def _round(self) -> None:
-        """One delete and one transfer for everything that has gathered. A store that refuses the one may take the other."""
+        """One delete, and a transfer of each kind, for everything that has gathered. A store that refuses the one may take the
+        other."""
         self._settling = True
         try:
             try:
@@ -282,24 +301,61 @@ class Acknowledger:
             self._queue.hooks.handled(self._queue.name, gone, 0)
 
     def _settle_failed(self) -> None:
-        queue = self._queue
         failures = [self._failures.popleft() for _ in range(len(self._failures))]
         corrupt = [self._corrupt.popleft() for _ in range(len(self._corrupt))]
         if not failures and not corrupt:
             return
-        items = sideline_items(queue.main.name, self._handler, failures, corrupt)
+        again: list[_Failed] = []
+        dues_ms: dict[tuple[int, int], int] = {}
+        aside: list[_Failed] = []
+        items: list[Transfer] = []
+        items_aside: list[Transfer] = []
+        now = Moment(self._queue.store)
+        try:
+            decisions = [self._retrying.decide(why, chunk.records[index], now) for chunk, index, why in failures]
+        except BaseException:
+            self._failures.extendleft(reversed(failures))
+            self._corrupt.extendleft(reversed(corrupt))
+            raise
+        for failed, decision in zip(failures, decisions, strict=True):
+            chunk, index, failure = failed
+            item = failed_item(self._handler, chunk, index, failure, decision)
+            if decision.due_ms is None:
+                aside.append(failed)
+                items_aside.append(item)
+            else:
+                again.append(failed)
+                items.append(item)
+                dues_ms[item.shard, item.pointer] = decision.due_ms
+        try:
+            self._move(_Move.LATER, again, [], items, lambda some: self._defer(some, dues_ms))
+        finally:
+            items_aside += [corrupt_item(self._queue.main.name, shard, pointer) for shard, pointer in corrupt]
+            self._move(_Move.ASIDE, aside, corrupt, items_aside, self._transfer)
+
+    def _move(
+        self,
+        move: _Move,
+        failures: Sequence[_Failed],
+        corrupt: Sequence[tuple[int, int]],
+        items: Sequence[Transfer],
+        transfer: Callable[[Sequence[Transfer]], int],
+    ) -> None:
+        """Transfers what there is of one kind; what was not moved is queued again. ``items``: failures, then corrupt."""
+        if not items:
+            return
         origin = {(item.shard, item.pointer): number for number, item in enumerate(items)}
         moved_total = 0
         try:
-            for part, moved in in_parts(items, self._transfer, self._refused):
+            for part, moved in in_parts(items, transfer, self._refused[move]):
                 for item in part:
                     origin.pop((item.shard, item.pointer), None)  # a message that was claimed twice is here twice
                 moved_total += moved
                 if origin:
                     self._settle_done()  # meanwhile gathered, and it frees room for the rest
-            self._refused = 0
+            self._refused[move] = 0
         except StoreFullError:
-            self._refused += 1
+            self._refused[move] += 1
             raise
         finally:
             left = sorted(origin.values())
@@ -307,30 +363,40 @@ class Acknowledger:
             self._corrupt.extendleft(
                 corrupt[number - len(failures)] for number in reversed(left) if number >= len(failures)
             )
-            self._count_sidelined(failures, corrupt, set(left), moved_total)
+            self._count_moved(move, failures, corrupt, set(left), moved_total)
 
     def _transfer(self, items: Sequence[Transfer]) -> int:
         queue = self._queue
         return self._magazines.transfer(queue.main.name, queue.sideline.name, items)
 
-    def _count_sidelined(
+    def _defer(self, items: Sequence[Transfer], dues_ms: Mapping[tuple[int, int], int]) -> int:
+        """Acknowledges and puts into the later magazine, in one transaction."""
+        return self._magazines.defer(
+            self._queue.main.name, items, [dues_ms[item.shard, item.pointer] for item in items]
+        )
+
+    def _count_moved(
         self,
-        failures: Sequence[tuple[Chunk, int, Failure]],
+        move: _Move,
+        failures: Sequence[_Failed],
         corrupt: Sequence[tuple[int, int]],
         left: set[int],
         moved: int,
     ) -> None:
         """``left``: the numbers of those that were not transferred, failures first."""
         settled = [failure for number, (_, _, failure) in enumerate(failures) if number not in left]
-        for failure in settled:
-            self._counts.sidelined_by[failure.reason] += 1
         aside = sum(number + len(failures) not in left for number in range(len(corrupt)))
-        if aside:
-            self._counts.sidelined_by[REASON_CORRUPT] += aside
-        self._counts.sidelined += moved
+        if move is _Move.LATER:
+            self._counts.retried += moved
+        else:
+            for failure in settled:
+                self._counts.sidelined_by[failure.reason] += 1
+            if aside:
+                self._counts.sidelined_by[REASON_CORRUPT] += aside
+            self._counts.sidelined += moved
         self._counts.late_acks += len(settled) + aside - moved
         with self._lock:
             self.unacked -= len(settled)
         self._on_room()
-        if self._queue.hooks.after_handling and settled:
+        if move is _Move.ASIDE and self._queue.hooks.after_handling and settled:
             self._queue.hooks.handled(self._queue.name, 0, moved)

@@ -75,7 +75,9 @@ class Consumer:
         self._lock = threading.Lock()  # over times, what is overdue, and the check
         self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
-        self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
+        self._acker = Acknowledger(
+            queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held, spec.retry
+        )
         self._dispatcher = Dispatcher(
             spec, settings, lambda: self._pool, self._in_hand, self._acker, self.counts, self.on_failed
         )

@@ -15,11 +15,12 @@ from ignis.consumer.handler_log import HandlerLog
 from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.consumer.outcome import DROPPED, Failure, Outcome, failure_of
 from ignis.consumer.work import Work, open_work
-from ignis.errors import ConfigError, ConsumerLimitError
+from ignis.errors import ConfigError, ConsumerLimitError, UnreadableMessageError
 from ignis.message import Message, as_utf8
 from ignis.native import Record
 from ignis.native.handling import Delivery
 from ignis.near_names import meant
+from ignis.retries import RetryRules, retry_rules
 
 __all__ = [
     "DROPPED",
@@ -40,8 +41,8 @@ MAX_TEXT_CHARS = 200
 BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
-_OPTIONS = ("attempts", "batch_size", "batch_wait_s", "concurrency", "ignore", "pool", "timeout_s")
-_MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s")
+_OPTIONS = ("attempts", "batch_size", "batch_wait_s", "concurrency", "ignore", "pool", "retry", "timeout_s")
+_MAY_BE_NONE = ("timeout_s", "batch_size", "batch_wait_s", "retry")
 
 Middleware = Callable[["Context", Callable[["Context"], Any]], Any]
 """``middleware(ctx, call_next)``: does something around ``call_next(ctx)`` and returns its answer (or another)."""
@@ -62,7 +63,9 @@ class Context(Delivery):
         messages: all envelopes of this call, in the order of the bodies.
         body: the decoded message; for a batch handler the list of them.
         queue: the queue's name.
-        attempt: 1 on the first call for this delivery, counting up with the handler's ``attempts``.
+        attempt: 1 on the first call, counting up with each one that the handler's ``retry`` or ``attempts`` lets follow; for a
+            batch handler that of the first message, and ``message.attempt`` of each tells its own.
+        last_error: what the attempt before this one failed with, as text; None when none did.
         resources: what the application put into ``Ignis(resources=...)``, shared by all handlers of the process.
         items: a dict of this call alone, for middleware to hand things down.
         cancelled: whether somebody has cancelled the message: see `ignis.Queue.cancel`.
@@ -72,6 +75,28 @@ class Context(Delivery):
 
     _messages: Sequence[Message] | Record
     _work: Work | None
+
+    @property
+    def attempt(self) -> int:
+        """1 on the first call, counting up with each that follows a failed one."""
+        if self._attempt is None:  # counted in the envelope, at which most handlers do not look
+            self._attempt = self.message.attempt
+        return self._attempt
+
+    @attempt.setter
+    def attempt(self, attempt: int) -> None:
+        self._attempt = attempt
+
+    @property
+    def last_error(self) -> str | None:
+        """What the attempt before this one failed with, the exception's type and its text; None when none did. Of a message that
+        comes back from the sideline, what sent it there."""
+        if self._last_error is None:
+            try:
+                return self.message.error
+            except UnreadableMessageError:
+                return None
+        return self._last_error
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -124,7 +149,8 @@ class Context(Delivery):
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._messages, self.body, self.queue, self.attempt, self.resources)
-        return type(self), parts, (None, {"_items": self._items})  # what copies it sets attributes from the second
+        # What copies it sets attributes from the second.
+        return type(self), parts, (None, {"_items": self._items, "_last_error": self._last_error})
 
 
 @dataclass
@@ -142,6 +168,7 @@ class HandlerSpec:
     batch_wait_s: float = 1.0
     middleware: list[Middleware] = field(default_factory=list)
     max_consumers: int = 100
+    retry: RetryRules | None = None
     declared: int | None = None
     """The concurrency that the code asks for; `concurrency` is the one in force."""
     log: HandlerLog = field(init=False, repr=False, compare=False)
@@ -149,7 +176,7 @@ class HandlerSpec:
 
     def __post_init__(self) -> None:
         check_handler(self.fn, f"handler of queue {self.queue!r}")
-        self.log = HandlerLog(self.queue, self.name)
+        self.log = HandlerLog(self.queue, self.name, retries=self.retry is not None)
         if not isinstance(self.pool, str):
             raise ConfigError(f"pool = {shown(self.pool)} is not one of {', '.join(POOLS)}")
         is_async = is_coroutine_function(self.fn)
@@ -163,6 +190,11 @@ class HandlerSpec:
         self.concurrency = check_consumers(self.concurrency, self.max_consumers)
         self.declared = self.concurrency if self.declared is None else self.declared
         self.attempts = check_whole(self.attempts, "attempts", 1)
+        if self.retry is not None and self.attempts > 1:
+            raise ConfigError(
+                f"attempts = {self.attempts} are calls one right after the other, and with retry each has its own delivery: give "
+                f"retry=ignis.Retry(attempts={self.attempts}), and base=0 for no wait"
+            )
         if self.timeout_s is not None:
             check_number(self.timeout_s, "timeout_s", above=True)
         for kind_ in cast("tuple[object, ...]", self.ignore):
@@ -209,7 +241,12 @@ def check_consumers(count: int, limit: int) -> int:
 
 
 def make_spec(
-    fn: Callable[..., Any], queue: str, kind: Any, options: Mapping[str, Any], max_consumers: int
+    fn: Callable[..., Any],
+    queue: str,
+    kind: Any,
+    options: Mapping[str, Any],
+    max_consumers: int,
+    file: Mapping[str, Any],
 ) -> HandlerSpec:
     """A handler's registration as it is written by a user.
 
@@ -219,6 +256,7 @@ def make_spec(
         kind: the type of its messages; None = any.
         options: of ``queue.handler``; None stands for one that was left out.
         max_consumers: most workers.
+        file: the parsed settings file, for the names of policies.
 
     Raises ConfigError for options that contradict each other or the handler, ConsumerLimitError.
     """
@@ -235,6 +273,8 @@ def make_spec(
         )
     if "timeout_s" in options:
         options["timeout_s"] = check_number(options["timeout_s"], "timeout_s")
+    if "retry" in options:
+        options["retry"] = retry_rules(options["retry"], file)
     ignore = options.pop("ignore", ())
     ignore = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)
     spec = HandlerSpec(fn, queue, ignore=ignore, max_consumers=max_consumers, **options)

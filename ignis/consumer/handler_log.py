@@ -32,17 +32,19 @@ class HandlerLog:
 
     Args:
         queue, handler: their names.
+        retries: whether the handler has a ``retry``, by which a message that failed may be tried again.
     """
 
-    def __init__(self, queue: str, handler: str) -> None:
+    def __init__(self, queue: str, handler: str, *, retries: bool = False) -> None:
         self._name = f"handler {handler} of queue {queue}"
+        self._became = "failed" if retries else "goes to the sideline"
         self._limit = LogLimit()
         self._once: dict[str, object] = {}
         self.send: Send | None = None
         """In a worker process: hands what is to be logged to the parent, whose log is the one that people read."""
 
     def raised(self, exc: BaseException, message: str, *, again: bool) -> None:
-        """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows at once."""
+        """A call has raised. ``message``: which one it was; ``again``: whether another attempt follows."""
         kind = type_name(exc)
         # Two limits: what is tried again must not keep quiet that a message failed for good.
         kept = f"again {kind}" if again else kind
@@ -56,7 +58,7 @@ class HandlerLog:
         """A message failed without an exception of the handler's: overran, or could not be read."""
         count = self._limit.due(reason)
         if count:
-            text = f"{self._name}: {message} goes to the sideline, {reason}: {error}{_more(count)}"
+            text = f"{self._name}: {message} {self._became}, {reason}: {error}{_more(count)}"
             self._write(logging.WARNING, reason, text, None)
 
     def ignored(self, answer: object) -> None:

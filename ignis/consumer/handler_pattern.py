@@ -24,6 +24,7 @@ class HandlerTemplate:
         type: of the messages, see ``app.queue``.
         options: see ``queue.handler``; without ``concurrency`` the stored one counts.
         max_consumers: most workers of a queue.
+        file: the parsed settings file.
 
     Raises ConfigError, ConsumerLimitError: here, and not by the first queue that is found.
     """
@@ -37,9 +38,10 @@ class HandlerTemplate:
         type: Any,
         options: Mapping[str, Any],
         max_consumers: int,
+        file: Mapping[str, Any],
     ) -> None:
         check_handler(fn, f"handler of queues {pattern!r}")
-        self.pool = make_spec(fn, pattern or "*", type, options, max_consumers).pool
+        self.pool = make_spec(fn, pattern or "*", type, options, max_consumers, file).pool
         self.fn = fn
         self.pattern = pattern
         self.handler_type = handler_type or getattr(fn, "__qualname__", "")

@@ -15,6 +15,9 @@
 A batch handler gets a list and answers for all at once in the same way, or with a list of such answers, one per
 message. A coroutine, a generator, a future or anything else to be awaited is work whose end nobody waits for: the message
 must not be lost for it.
+
+Where the handler has a ``retry``, or raises `ignis.RetryLater`, what says sideline here is for the last attempt: see
+`ignis.consumer.retrying`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Final, NamedTuple, TypeGuard
 from ignis.consumer.handler_log import HandlerLog
 from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
 from ignis.message import REASON_EXCEPTION, REASON_EXPIRED, REASON_REJECTED, REASON_TIMEOUT, as_utf8
+from ignis.retries import Backoff
 
 __all__ = [
     "DROPPED",
@@ -35,6 +39,7 @@ __all__ = [
     "Failed",
     "Failure",
     "Outcome",
+    "again_after",
     "attempts_of",
     "batch_outcomes",
     "by_worker",
@@ -51,7 +56,7 @@ __all__ = [
 
 
 class Failure(NamedTuple):
-    """Why a message goes to the sideline."""
+    """Why a message failed."""
 
     reason: str
     error: str
@@ -63,13 +68,33 @@ class Failed(Failure):
     attempts: tuple[Attempt, ...]
     ended_s: tuple[float, ...]
     """When each of the calls ended, by the clock of `time.monotonic`; empty once the durations are in the attempts."""
+    again: Backoff | None
+    """What follows, where an exception has decided it."""
 
     @classmethod
-    def of(cls, reason: str, error: str, attempts: Sequence[Attempt] = (), ended_s: Sequence[float] = ()) -> Failed:
+    def of(
+        cls,
+        reason: str,
+        error: str,
+        attempts: Sequence[Attempt] = (),
+        ended_s: Sequence[float] = (),
+        again: Backoff | None = None,
+    ) -> Failed:
         made = cls(reason, error)
         made.attempts = tuple(attempts)
         made.ended_s = tuple(ended_s)
+        made.again = again
         return made
+
+
+def again_after(failure: Failure) -> Backoff | None:
+    """What an exception has decided; None = nothing has."""
+    return failure.again if isinstance(failure, Failed) else None
+
+
+def _of_calls(failure: Failure, attempts: Sequence[Attempt], ended_s: Sequence[float] = ()) -> Failed:
+    """The same failure, made of these calls."""
+    return Failed.of(failure.reason, failure.error, attempts, ended_s, again_after(failure))
 
 
 def attempts_of(failure: Failure) -> tuple[Attempt, ...]:
@@ -83,7 +108,7 @@ def stamped(failure: Failure) -> Failed:
     """With the call that it is made of, which has ended just now, where it does not say."""
     if isinstance(failure, Failed) and failure.attempts:
         return failure
-    return Failed.of(failure.reason, failure.error, attempts_of(failure), [time.monotonic()])
+    return _of_calls(failure, attempts_of(failure), [time.monotonic()])
 
 
 def timed(outcome: Outcome, began_s: float) -> Outcome:
@@ -100,7 +125,7 @@ def timed(outcome: Outcome, began_s: float) -> Outcome:
     for attempt, ended_s in zip(failed.attempts, ended, strict=True):
         attempts.append(attempt._replace(took_ms=max(0, round((ended_s - began_s) * 1000))))
         began_s = ended_s
-    return Failed.of(failed.reason, failed.error, attempts)
+    return _of_calls(failed, attempts)
 
 
 def overrun_failure(timeout_s: float) -> Failed:
@@ -112,8 +137,7 @@ def overrun_failure(timeout_s: float) -> Failed:
 
 def by_worker(failure: Failure, worker: str) -> Failed:
     """With the name of who ran the calls, where they do not say."""
-    attempts = [one if one.worker else one._replace(worker=worker) for one in attempts_of(failure)]
-    return Failed.of(failure.reason, failure.error, attempts)
+    return _of_calls(failure, [one if one.worker else one._replace(worker=worker) for one in attempts_of(failure)])
 
 
 def now_ms() -> int:
@@ -128,7 +152,7 @@ def joined_failure(earlier: Sequence[Failed], last: Failure) -> Failure:
     calls = [*earlier, stamped(last)]
     attempts = [one for call in calls for one in call.attempts]
     ended_s = [at for call in calls for at in call.ended_s]
-    return Failed.of(last.reason, last.error, attempts[-MOST_ATTEMPTS:], ended_s[-MOST_ATTEMPTS - 1 :])
+    return _of_calls(last, attempts[-MOST_ATTEMPTS:], ended_s[-MOST_ATTEMPTS - 1 :])
 
 
 def is_dropped(failure: Failure, on_expiry: str) -> bool:

@@ -24,6 +24,7 @@ from ignis.consumer.outcome import (
     Failed,
     Failure,
     Outcome,
+    again_after,
     batch_outcomes,
     failure_of,
     is_awaitable,
@@ -36,7 +37,6 @@ from ignis.consumer.work import is_asked
 from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
 from ignis.message import (
-    DEADLINE,
     REASON_CANCELLED,
     REASON_EXPIRED,
     REASON_TIMEOUT,
@@ -46,10 +46,13 @@ from ignis.message import (
     as_utf8,
     decode_meta,
     expires_at_ms_of,
+    has_deadline,
+    tried,
 )
 from ignis.native import Record
 from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
 from ignis.process_hooks import FORKS
+from ignis.retries import ANY_HANDLER, Backoff, RetryLater
 
 __all__ = ["Runner", "message_name"]
 
@@ -81,6 +84,7 @@ class Runner:
         self._resources = resources
         self._queue = spec.queue
         self._attempts = spec.attempts
+        self._retry = spec.retry
         self._ignore = spec.ignore
         self._layers = _onion(spec)
         self._call = ending_children(self._layers, spec.queue)
@@ -114,26 +118,28 @@ class Runner:
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
-        context = Context(record, body, self._queue, 1, self._resources)
+        context = Context(record, body, self._queue, None, self._resources)
         earlier: Sequence[Failed] = ()
+        call = 1
         while True:
             try:
                 answer = self._call(context)
-            except self._ignore:
-                return DROPPED
             except BaseException as exc:
                 # SystemExit too: a handler ends its message, never its worker.
-                outcome: Outcome = self._raised(exc, record, context.attempt)
+                if self._drops(exc):
+                    return DROPPED
+                outcome: Outcome = self._raised(exc, record, call)
             else:
                 if answer is None or answer is True:
                     return None
                 outcome = outcome_of(answer, self._log)
             if not isinstance(outcome, Failure):
                 return outcome
-            if context.attempt >= self._attempts:
+            if call >= self._attempts or not self._again(outcome):
                 return joined_failure(earlier, outcome)
             earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
-            context.attempt += 1
+            call += 1
+            _follow(context, outcome.error)
 
     def _run_direct(self, data: bytes) -> Outcome:
         """`run` where nothing stands between the worker and the handler: no middleware, one attempt."""
@@ -147,13 +153,13 @@ class Runner:
         forks = FORKS[0]
         try:
             if self._takes_context:
-                answer = self._fn(body, Context(record, body, self._queue, 1, self._resources))
+                answer = self._fn(body, Context(record, body, self._queue, None, self._resources))
             else:
                 answer = self._fn(body)
         except BaseException as exc:
             if FORKS[0] != forks:
                 end_child(self._queue, exc)
-            return DROPPED if isinstance(exc, self._ignore) else self._raised(exc, record, 1)
+            return DROPPED if self._drops(exc) else self._raised(exc, record, 1)
         if FORKS[0] != forks:
             end_child(self._queue, None)
         return None if answer is None or answer is True else outcome_of(answer, self._log)
@@ -166,9 +172,7 @@ class Runner:
             return self.run(data)
         if what == FORKED:
             end_child(self._queue, value)
-        if isinstance(value, self._ignore):
-            return DROPPED
-        return self._raised(value, Record(data), 1)
+        return DROPPED if self._drops(value) else self._raised(value, Record(data), 1)
 
     async def run_async(self, data: bytes) -> Outcome:
         """One record through a coroutine handler. All attempts together take at most the handler's ``timeout_s``, of which the
@@ -185,33 +189,34 @@ class Runner:
         finally:
             if clock is not None:
                 clock.note_step(began_s)
-        context = Context(record, body, self._queue, 1, self._resources)
+        context = Context(record, body, self._queue, None, self._resources)
         earlier: Sequence[Failed] = ()
+        call = 1
         while True:
-            answer, outcome = await self._await(context, clock, record, 1)
+            answer, outcome = await self._await(context, clock, record, call, 1)
             if outcome is None:
                 outcome = outcome_of(answer, self._log)
             if not isinstance(outcome, Failure):
                 return outcome
-            if not self._again(outcome) or context.attempt >= self._attempts:
+            if not self._again(outcome) or call >= self._attempts:
                 return joined_failure(earlier, outcome)
             earlier = [*earlier[1 - MOST_ATTEMPTS :], stamped(outcome)]
-            context.attempt += 1
+            call += 1
+            _follow(context, outcome.error)
 
     def run_batch(self, records: Sequence[bytes]) -> list[Outcome]:
         """Several records through a batch handler; one outcome each, in order. A further attempt gets what failed."""
         outcomes, todo = self._open_batch(records)
-        attempt = 1
+        call = 1
         while todo:
-            context = self._batch_context(todo, attempt)
+            context = self._batch_context(outcomes, todo, call)
             try:
                 answers = batch_outcomes(self._call(context), len(todo), self._log)
-            except self._ignore:
-                answers = [DROPPED] * len(todo)
             except BaseException as exc:
-                answers = [self._raised(exc, todo[0].record, attempt, len(todo))] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, attempt)
-            attempt += 1
+                outcome: Outcome = DROPPED if self._drops(exc) else self._raised(exc, todo[0].record, call, len(todo))
+                answers = [outcome] * len(todo)
+            todo = self._close_batch(outcomes, todo, answers, call)
+            call += 1
         return outcomes
 
     async def run_batch_async(self, records: Sequence[bytes]) -> list[Outcome]:
@@ -221,23 +226,38 @@ class Runner:
         outcomes, todo = self._open_batch(records)
         if clock is not None:
             clock.note_step(began_s)
-        attempt = 1
+        call = 1
         while todo:
-            context = self._batch_context(todo, attempt)
-            answer, outcome = await self._await(context, clock, todo[0].record, len(todo))
+            context = self._batch_context(outcomes, todo, call)
+            answer, outcome = await self._await(context, clock, todo[0].record, call, len(todo))
             answers = batch_outcomes(answer, len(todo), self._log) if outcome is None else [outcome] * len(todo)
-            todo = self._close_batch(outcomes, todo, answers, attempt)
-            attempt += 1
+            todo = self._close_batch(outcomes, todo, answers, call)
+            call += 1
         return outcomes
 
     # -- failures
 
-    def _raised(self, exc: BaseException, record: Record, attempt: int, count: int = 1) -> Failed:
+    def _drops(self, exc: BaseException) -> bool:
+        return isinstance(exc, self._ignore) and not isinstance(exc, RetryLater)
+
+    def _raised(self, exc: BaseException, record: Record, call: int, count: int = 1) -> Failed:
         """The outcome of a call that raised, which is logged. ``record``: of the message, or the first of a batch."""
         ended_s = time.monotonic()
-        self._log.raised(exc, _which(record, count), again=attempt < self._attempts)
+        again = self._after(exc)
+        if again is None:
+            follows = call < self._attempts
+        else:
+            follows = (tried(record) or 0) + call < again.attempts
+        if not (follows and isinstance(exc, RetryLater)):  # what was asked for is no trouble, and in the history
+            self._log.raised(exc, _which(record, count), again=follows)
         failure = failure_of(exc)
-        return Failed.of(failure.reason, failure.error, failure.attempts, [ended_s])
+        return Failed.of(failure.reason, failure.error, failure.attempts, [ended_s], again)
+
+    def _after(self, exc: BaseException) -> Backoff | None:
+        """What follows, where the exception decides it."""
+        if isinstance(exc, RetryLater):
+            return exc.within(ANY_HANDLER if self._retry is None else self._retry.attempts_for(type(exc)))
+        return None if self._retry is None else self._retry.after(type(exc))
 
     def _unreadable(self, data: bytes, exc: UnreadableMessageError) -> Failure:
         failure = Failure(REASON_UNREADABLE, as_utf8(str(exc)))
@@ -247,7 +267,7 @@ class Runner:
     def _expired(self, record: Record) -> Failure | None:
         """The outcome of a message whose deadline has passed before its turn came; None for one that is to be handled."""
         meta = record.meta
-        if DEADLINE not in meta:
+        if not has_deadline(meta):
             return None
         try:
             ends_ms = expires_at_ms_of(decode_meta(meta))
@@ -262,7 +282,7 @@ class Runner:
         return None if timeout_s is None else CallClock(self._blocked, timeout_s)
 
     async def _await(
-        self, context: Context, clock: CallClock | None, record: Record, count: int
+        self, context: Context, clock: CallClock | None, record: Record, call: int, count: int
     ) -> tuple[Any, Failure | Dropped | None]:
         """(what the handler answered, None) or (None, what became of a call that raised or ran for too long)."""
         try:
@@ -280,18 +300,20 @@ class Runner:
             self._log.failed(failure.reason, failure.error, _which(record, count))
             return None, failure
         except BaseException as exc:
-            if isinstance(exc, self._ignore):
+            if self._drops(exc):
                 return None, DROPPED
             if isinstance(exc, asyncio.CancelledError):
                 if self.cancelling:
                     raise
                 if is_asked(self._queue, record.id):
                     return None, Failure(REASON_CANCELLED, "its coroutine was cancelled")
-            return None, self._raised(exc, record, context.attempt, count)
+            return None, self._raised(exc, record, call, count)
 
     @staticmethod
-    def _again(outcome: Outcome) -> bool:
-        return isinstance(outcome, Failure) and outcome.reason not in _FOR_GOOD
+    def _again(outcome: Failure) -> bool:
+        """Whether another call may follow at once."""
+        asked = again_after(outcome)
+        return outcome.reason not in _FOR_GOOD and (asked is None or not asked.asked)
 
     def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
         outcomes: list[Outcome] = [None] * len(records)
@@ -307,12 +329,16 @@ class Runner:
                 outcomes[index] = self._unreadable(data, exc)
         return outcomes, todo
 
-    def _batch_context(self, todo: Sequence[_Opened], attempt: int) -> Context:
+    def _batch_context(self, outcomes: Sequence[Outcome], todo: Sequence[_Opened], call: int) -> Context:
         messages = [one.message for one in todo]
-        return Context(messages, [one.body for one in todo], self._queue, attempt, self._resources)
+        context = Context(messages, [one.body for one in todo], self._queue, None, self._resources)
+        failure = outcomes[todo[0].place]  # of the call before
+        if isinstance(failure, Failure):
+            _follow(context, failure.error, call - 1)
+        return context
 
     def _close_batch(
-        self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], attempt: int
+        self, outcomes: list[Outcome], todo: Sequence[_Opened], answers: Sequence[Outcome], call: int
     ) -> list[_Opened]:
         """Notes the answers; returns what is to be tried once more."""
         left = []
@@ -322,7 +348,7 @@ class Runner:
                 outcomes[one.place] = answer
                 continue
             failure = joined_failure([before], answer) if isinstance(before, Failed) else answer
-            if attempt < self._attempts and self._again(answer):
+            if call < self._attempts and self._again(answer):
                 failure = stamped(failure)
                 left.append(one)
             outcomes[one.place] = failure
@@ -336,6 +362,12 @@ class _Opened(NamedTuple):
     record: Record
     message: Message
     body: Any
+
+
+def _follow(context: Context, error: str, calls: int = 1) -> None:
+    """For the next call in the same delivery: so many failed, the last with this error."""
+    context.attempt += calls
+    context._last_error = error
 
 
 def _onion(spec: HandlerSpec) -> Callable[[Context], Any]:

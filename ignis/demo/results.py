@@ -17,14 +17,16 @@ from ignis.private_files import open_private
 
 __all__ = ["Entry", "ResultsWriter", "count_entries", "read_entries"]
 
-_LAYOUT = struct.Struct("<QQIhh2sBx4x")
-"""Handled at, published at (both microseconds), row, departure and arrival delay, carrier, failed deliveries."""
+_LAYOUT = struct.Struct("<QQIhh2sBB4x")
+"""Handled at, published at (both microseconds), row, departure and arrival delay, carrier, failed deliveries,
+attempt."""
 SUFFIX = ".results"
 _NO_DELAY = -0x8000
 
 
 class Entry(NamedTuple):
-    """One handled flight. Delays None = there was none; ``attempts``: deliveries that failed before."""
+    """One handled flight. Delays None = there was none; ``attempts``: deliveries that failed before; ``attempt``: the one that
+    succeeded, counted since the flight last came out of the sideline."""
 
     handled_at_us: int
     published_at_us: int
@@ -33,6 +35,7 @@ class Entry(NamedTuple):
     arr_delay: int | None
     carrier: str
     attempts: int
+    attempt: int = 1
 
 
 class ResultsWriter:
@@ -51,6 +54,7 @@ class ResultsWriter:
             _NO_DELAY if entry.arr_delay is None else entry.arr_delay,
             entry.carrier.encode("ascii"),
             min(entry.attempts, 255),
+            min(entry.attempt, 255),
         )
         if os.write(self._fd, packed) != _LAYOUT.size:
             raise OSError("the results file took only part of an entry")
@@ -71,7 +75,7 @@ def read_entries(directory: Path) -> Iterator[Entry]:
     for path in result_files(directory):
         data = path.read_bytes()
         whole = len(data) - len(data) % _LAYOUT.size
-        for handled, published, row, dep, arr, carrier, attempts in _LAYOUT.iter_unpack(data[:whole]):
+        for handled, published, row, dep, arr, carrier, attempts, attempt in _LAYOUT.iter_unpack(data[:whole]):
             yield Entry(
                 handled,
                 published,
@@ -80,4 +84,5 @@ def read_entries(directory: Path) -> Iterator[Entry]:
                 None if arr == _NO_DELAY else arr,
                 carrier.rstrip(b"\0").decode("ascii"),
                 attempts,
+                attempt,
             )

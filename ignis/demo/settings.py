@@ -10,7 +10,16 @@ from typing import Any
 
 from ignis.app import Ignis
 
-__all__ = ["COUNT_CANCELLED", "DIRECTORY_VARIABLE", "PARENT_VARIABLE", "QUEUE", "QUEUE_SETTINGS", "WorkerApp"]
+__all__ = [
+    "BUSY_CARRIER",
+    "BUSY_FAILURES",
+    "COUNT_CANCELLED",
+    "DIRECTORY_VARIABLE",
+    "PARENT_VARIABLE",
+    "QUEUE",
+    "QUEUE_SETTINGS",
+    "WorkerApp",
+]
 
 DIRECTORY_VARIABLE = "IGNIS_DEMO_DIR"
 """Environment variable: the directory in which workers note their results and look for `COUNT_CANCELLED`."""
@@ -21,6 +30,10 @@ QUEUE_SETTINGS: dict[str, Any] = {"shards": 32, "durability": "sync", "shovel_in
 """The sideline goes back only when the demo says so."""
 COUNT_CANCELLED = "count-cancelled"
 """While this file is missing from the directory, cancelled flights fail."""
+
+BUSY_CARRIER = "HA"
+BUSY_FAILURES = 2
+"""So often the handler fails for each flight of that carrier before it works."""
 
 
 class WorkerApp(Ignis):

@@ -10,7 +10,8 @@ cdef class Delivery:
     cdef public object _messages
     cdef public object body
     cdef public object queue
-    cdef public object attempt
+    cdef public object _attempt         # None: that of the message
     cdef public object resources
     cdef public object _items
+    cdef public object _last_error
     cdef public object _work

@@ -20,11 +20,14 @@ class Delivery:
     _messages: Any
     body: Any
     queue: str
-    attempt: int
+    _attempt: int | None
     resources: Mapping[str, Any]
     _items: dict[str, Any] | None
+    _last_error: str | None
     _work: Any
-    def __init__(self, messages: Any, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]) -> None: ...
+    def __init__(
+        self, messages: Any, body: Any, queue: str, attempt: int | None, resources: Mapping[str, Any]
+    ) -> None: ...
 
 def handle_records(
     fn: Callable[..., Any],

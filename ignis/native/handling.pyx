@@ -6,6 +6,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcmp
 
 from ignis.native.record cimport Record, ign_record, ign_record_decode
 from ignis.native.wait cimport ign_fork_generation, ign_now_ns
@@ -41,9 +42,6 @@ cdef extern from *:
     object ignis_raised()
     object ignis_new(object type, object nothing)
 
-cdef extern from "string.h" nogil:
-    void *memmem(const void *haystack, size_t size, const void *needle, size_t needle_size)
-
 cdef extern from "Python.h":
     const size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *Py_None
@@ -58,8 +56,8 @@ FORKED = 4
 DATED = 5
 
 cdef tuple _NOTHING = ()
-cdef const char *_DEADLINE = b"expires_at_ms"  # as `ignis.message.DEADLINE`
-cdef size_t _DEADLINE_BYTES = 13
+cdef const char *_DEADLINE = b"\xadexpires_at_ms"  # behind the first byte of the map, which says how many entries it has
+cdef size_t _DEADLINE_BYTES = 14
 
 
 @cython.final
@@ -78,17 +76,19 @@ cdef class Delivery:
         self._messages = messages
         self.body = body
         self.queue = queue
-        self.attempt = attempt
+        self._attempt = attempt
         self.resources = resources
         self._items = None
 
 
-cdef inline Delivery delivery_of(type kind, bytes data, object body, object queue, object resources):
+cdef inline Delivery delivery_of(type kind, bytes data, object body, object queue, object resources, bint first):
+    # first: nothing stands in the envelope that could count attempts
     cdef Delivery made = <Delivery?>ignis_new(kind, _NOTHING)
     made._messages = Record.__new__(Record, data)
     made.body = body
     made.queue = queue
-    made.attempt = 1
+    if first:
+        made._attempt = 1
     made.resources = resources
     made._items = None
     return made
@@ -131,7 +131,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
             raise TypeError("a record is bytes, not None")
         if ign_record_decode(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), &record) != IGN_OK:
             return at, UNREADABLE, None, now / 1e9
-        if record.meta_len and memmem(record.meta, record.meta_len, _DEADLINE, _DEADLINE_BYTES) != NULL:
+        if record.meta_len > _DEADLINE_BYTES and memcmp(record.meta + 1, _DEADLINE, _DEADLINE_BYTES) == 0:
             return at, DATED, None, now / 1e9
         body = PyBytes_FromStringAndSize(<const char *>record.body, <Py_ssize_t>record.body_len)
         if decode is not None:
@@ -141,7 +141,7 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
                 return at, UNREADABLE, None, now / 1e9
         arguments[1] = <PyObject *>body
         if kind is not None:
-            context = delivery_of(kind, data, body, queue, resources)
+            context = delivery_of(kind, data, body, queue, resources, record.meta_len == 0)
             arguments[2] = <PyObject *>context
         answer = PyObject_Vectorcall(<PyObject *>fn, &arguments[1], given, NULL)
         body = context = None  # they end with the call

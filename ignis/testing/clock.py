@@ -30,7 +30,7 @@ class ManualClock(Clock):
     ...     published = codes.publish(1234)
     ...     now_s = clock.advance(3601)
     ...     drain(codes)
-    Drained(done=0, dropped=0, sidelined=0)
+    Drained(done=0, dropped=0, sidelined=0, retried=0)
 
     Not by it go what a handler may take (``timeout_s``), waits for locks, renewals of claims and the pace of a shovel: they
     are about the machine. Ids and the time at which a message was published are the machine's as well.

@@ -48,12 +48,14 @@ class Drained(NamedTuple):
     done: int = 0
     dropped: int = 0
     sidelined: int = 0
+    retried: int = 0
+    """Deliveries behind which the message waits for its next attempt."""
 
 
 def drain(target: Ignis | Queue[Any], *, raises: bool = True, limit: int = _LIMIT) -> Drained:
     """Handles everything that waits, and what handlers publish meanwhile, in this thread and without any other.
 
-    Middleware, attempts, ``ignore`` and outcomes are those of a running application. Handlers and middleware that are
+    Middleware, attempts, retries, ``ignore`` and outcomes are those of a running application. Handlers and middleware that are
     coroutine functions run in an event loop of their own, a handler with ``pool="process"`` here as well. Before that, open
     publishers are flushed and, with a `ManualClock`, what is due by it is done: ticks of schedules, sweeps, returns from
     the sideline, the refresher's pass.
@@ -172,7 +174,7 @@ def _steps(target: Ignis | Queue[Any], raises: bool, limit: int, may_await: bool
                         f"more than {limit:,} messages were handled and {one.queue.main.pending():,} wait in queue "
                         f"{one.queue.name!r} (limit): does a handler publish to its own queue?"
                     )
-    return Drained(total["done"], total["dropped"], total["sidelined"])
+    return Drained(total["done"], total["dropped"], total["sidelined"], total["retried"])
 
 
 def _chosen(target: Ignis | Queue[Any]) -> list[Queue[Any]]:
@@ -231,7 +233,10 @@ class _QueueDrain:
             self._spec.timeout_s = None  # of a plain function it is not kept
         self._context = queue.context()
         settings = queue.app.consumer_settings
-        self._acker = Acknowledger(self._context, spec.name, settings, ConsumerFigures(), lambda: None, list)
+        self._figures = ConsumerFigures()
+        self._acker = Acknowledger(
+            self._context, spec.name, settings, self._figures, lambda: None, list, self._spec.retry
+        )
 
     def _note(self, ctx: Context, call_next: Any) -> Any:
         """The outermost layer: the runner makes text of what a handler raises."""
@@ -289,7 +294,12 @@ class _QueueDrain:
             else:
                 self._acker.add_done(chunk, index, 1)
                 counts["dropped" if outcome is DROPPED else "done"] += 1
+        before = self._figures.retried
         self._acker.settle()
+        counts["retried"] = self._figures.retried - before
+        counts["sidelined"] -= counts["retried"]
+        if not counts["sidelined"]:
+            self.caught = None
         return counts
 
     def _call(self, records: list[bytes]) -> Generator[Call, Any, list[Any]]:

@@ -95,8 +95,10 @@ async def act_timed_async(job: dict[str, Any], ctx: ignis.Context) -> Any:
 
 
 def act_again(job: dict[str, Any], ctx: ignis.Context) -> Any:
-    """Fails until the attempt that the job names."""
+    """Fails until the attempt that the job names; takes its process with it at the one that it names for that."""
     note(f"try {job['n']} {ctx.attempt}")
+    if ctx.attempt == job.get("dies"):
+        _die()
     if ctx.attempt < job["good"]:
         raise RuntimeError(f"attempt {ctx.attempt}")
 
@@ -136,6 +138,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "jobs": {"ignore": IgnoredError},
     "timed": {"ignore": IgnoredError, "timeout_s": 0.4},
     "again": {"attempts": 3},
+    "retried": {"retry": {RuntimeError: ignis.Retry(attempts=3, base=0), Exception: ignis.Retry(attempts=2, base=0)}},
     "batches": {"ignore": IgnoredError, "batch_size": 5, "batch_wait_s": 1.0},
 }
 
@@ -143,6 +146,7 @@ HANDLERS: dict[str, tuple[Any, Any]] = {
     "jobs": (act, act_async),
     "timed": (act_timed, act_timed_async),
     "again": (act_again, act_again_async),
+    "retried": (act_again, act_again_async),
     "batches": (act_batch, act_batch_async),
 }
 

@@ -185,6 +185,44 @@ def test_defer_acknowledges_and_puts_in_one(later: MagazineStore, now_ms: Callab
     assert sorted(str(one) for one in drain(later, "m")) == ["a again", "c again"]
 
 
+def test_what_was_deferred_keeps_its_time_over_an_opening(
+    later: MagazineStore, kind: Kind, now_ms: Callable[[], int]
+) -> None:
+    if not kind.in_directory:
+        pytest.skip("keeps nothing")
+    base_ms = now_ms() + FAR_MS
+    later.load("m", [(0, batch("a", "b"))], 7_200)
+    (claim,) = later.fire("m", 2, "me").claims
+    items = [Transfer(0, pointer, record(f"{n} again"), 0) for n, pointer in enumerate(claim.pointers)]
+    assert later.defer("m", items, [base_ms + 1, base_ms]) == 2
+    again = kind.reopen().magazines
+    assert listed(again) == [(base_ms, 0, "1 again"), (base_ms + 1, 0, "0 again")]
+    assert (state(again, "m").in_flight, drain(again, "m")) == (0, [])
+    assert again.next_due_ms("m") == base_ms
+
+
+def test_of_two_that_defer_the_same_one_does(later: MagazineStore, kind: Kind, now_ms: Callable[[], int]) -> None:
+    """A handler that was taken for dead fails late, behind the sweep: its retry makes no second message."""
+    later.load_records("m", 0, numbered(200))
+    (claim,) = later.fire("m", 200, "me").claims
+    items = [Transfer(0, pointer, record(f"m{pointer}"), 0) for pointer in claim.pointers]
+    due_ms, moved = now_ms() + FAR_MS, []
+    others = [kind.open().magazines for _ in range(3)]
+
+    def defer(magazines: MagazineStore) -> None:
+        for start in range(0, 200, 10):
+            part = items[start : start + 10]
+            moved.append(magazines.defer("m", part, [due_ms] * len(part)))
+
+    threads = [threading.Thread(target=defer, args=[one]) for one in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(BOUND_S)
+    assert sum(moved) == later.delayed("m") == len(listed(later)) == 200
+    assert state(later, "m").in_flight == 0
+
+
 def test_defer_keeps_its_fence(later: MagazineStore, store: Store, now_ms: Callable[[], int]) -> None:
     later.load_records("m", 0, records("a"))
     (claim,) = later.fire("m", 1, "me").claims

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from ignis.demo.data import CarrierStats, load_flights
+from ignis.demo.data import CarrierStats, Flight, load_flights
 from ignis.demo.report import Report
 from ignis.demo.results import Entry, ResultsWriter, count_entries, read_entries
+from ignis.demo.settings import BUSY_CARRIER, BUSY_FAILURES
 from ignis.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -71,6 +72,11 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
     assert cancelled - report["swept"] <= report["sidelined"]["exception"] <= cancelled
     assert report["shovelled"] == sum(report["sidelined"].values())
     assert report["duplicates"] <= report["swept"]
+    busy = sum(flight.carrier == BUSY_CARRIER for flight in load_flights(flights).flights)
+    assert busy > 20
+    assert (report["retried"], report["not_retried"]) == (busy, 0), (
+        "each of that carrier's flights, at its third attempt"
+    )
     assert report["steady_latency"]["count"] > 0
     assert report["backlog_latency"]["p50_ms"] <= report["backlog_latency"]["p999_ms"]
     assert sum(one["flights"] for one in report["carriers"]) == flights
@@ -135,7 +141,7 @@ def entry(row: int, **changes: Any) -> Entry:
 
 def test_results_survive_and_a_torn_entry_is_passed_over(tmp_path: Path) -> None:
     writer = ResultsWriter(tmp_path)
-    wanted = [entry(0), entry(1, dep_delay=None, arr_delay=None), entry(2, attempts=1_000, carrier="9E")]
+    wanted = [entry(0), entry(1, dep_delay=None, arr_delay=None), entry(2, attempts=1_000, carrier="9E", attempt=3)]
     for one in wanted:
         writer.append(one)
     assert list(read_entries(tmp_path)) == [*wanted[:2], wanted[2]._replace(attempts=255)]
@@ -170,19 +176,26 @@ def report_of(directory: Path, flights: int) -> Report:
 def note_all(directory: Path, flights: int) -> ResultsWriter:
     writer = ResultsWriter(directory)
     for one in load_flights(flights).flights:
-        writer.append(entry(one.row, dep_delay=one.dep_delay, arr_delay=one.arr_delay, carrier=one.carrier))
+        writer.append(noted(one))
     return writer
+
+
+def noted(one: Flight, **changes: Any) -> Entry:
+    """As a worker notes it, at the attempt that succeeds."""
+    attempt = BUSY_FAILURES + 1 if one.carrier == BUSY_CARRIER else 1
+    given = {"dep_delay": one.dep_delay, "arr_delay": one.arr_delay, "carrier": one.carrier, "attempt": attempt}
+    return entry(one.row, **{**given, **changes})
 
 
 def test_a_flight_handled_twice_counts_once(tmp_path: Path) -> None:
     first = load_flights(1).flights[0]
     writer = note_all(tmp_path, 500)
-    writer.append(entry(0, dep_delay=first.dep_delay, arr_delay=first.arr_delay, carrier=first.carrier))
+    writer.append(noted(first))
     report = report_of(tmp_path, 500)
     assert (report.ok, report.handled, report.duplicates, report.lost) == (True, 500, 1, 0)
 
 
-@pytest.mark.parametrize("fault", ["lost", "invented", "wrong figure"])
+@pytest.mark.parametrize("fault", ["lost", "invented", "wrong figure", "not retried"])
 def test_the_checker_can_fail(tmp_path: Path, fault: str) -> None:
     """What the demo promises to notice is noticed."""
     if fault == "lost":
@@ -192,8 +205,8 @@ def test_the_checker_can_fail(tmp_path: Path, fault: str) -> None:
     else:
         writer = ResultsWriter(tmp_path)
         for one in load_flights(500).flights:
-            late = (one.dep_delay or 0) + (one.row == 7)
-            writer.append(entry(one.row, dep_delay=late, arr_delay=one.arr_delay, carrier=one.carrier))
+            late = {"dep_delay": (one.dep_delay or 0) + (one.row == 7)} if fault == "wrong figure" else {}
+            writer.append(noted(one, **late, **({"attempt": 2} if fault == "not retried" and one.row == 7 else {})))
     report = report_of(tmp_path, 500)
     assert not report.ok
     assert (report.lost, report.invented) == (int(fault == "lost"), int(fault == "invented"))

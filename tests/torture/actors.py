@@ -21,6 +21,7 @@ from ignis.storage import (
     open_store,
 )
 from ignis.storage.base import MagazineStore, Store, Transfer
+from ignis.storage.records import group_pointers
 from tests.torture.ledger import make_body, make_id, read_body
 from tests.torture.process import Reporter, Role
 
@@ -286,12 +287,16 @@ def sweep(store: Store, place: Place) -> int:
 
 
 def drain(store: Store, place: Place, report: Reporter, ordered: bool = True) -> None:
-    """Hands out everything that both magazines hold, fired or not, and deletes it.
+    """Hands out everything that the magazines hold, fired or not, due or not, and deletes it.
 
     ``ordered``: let the ledger check the order within each shard of the main magazine. Not after moves: a message
     that came back is behind younger ones.
     """
     magazines = store.magazines
+    while waiting := magazines.list_later(MAIN, limit=5000):  # for its next attempt
+        if not magazines.run_now(MAIN, group_pointers((one.shard, one.pointer) for one in waiting)):
+            report.note("left", f"{len(waiting)} delayed")
+            break
     for name in place.magazines():
         while True:
             fired = magazines.fire(name, 5000, store.owner)

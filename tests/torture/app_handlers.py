@@ -35,12 +35,18 @@ class PlannedFailure(Exception):
     """Sends a message to the sideline."""
 
 
+class PlannedRetry(Exception):
+    """Sends a message to the later magazine, and to the sideline at the third time."""
+
+
 def handle(body: bytes) -> None:
     """Fails now and then, is slow now and then, and otherwise notes what it got."""
     luck = _rng.random()
     if luck < 0.05:
         raise PlannedFailure
-    if luck < 0.08:
+    if luck < 0.15:
+        raise PlannedRetry
+    if luck < 0.18:
         time.sleep(0.003)
     identity = read_body(body)
     if identity is None:
@@ -56,5 +62,6 @@ async def handle_on_loop(body: bytes) -> None:
     handle(body)
 
 
+_RETRY = ignis.Retry(attempts=3, base=0.005, max=0.02, on=PlannedRetry)
 _POOL = os.environ["IGNIS_TORTURE_POOL"]
-queue.handler(handle_on_loop if _POOL == "async" else handle, concurrency=2, pool=_POOL)
+queue.handler(handle_on_loop if _POOL == "async" else handle, concurrency=2, pool=_POOL, retry=_RETRY)

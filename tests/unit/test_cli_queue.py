@@ -480,6 +480,10 @@ def test_create_says_what_it_changes_of_a_queue_that_is_there(run: Run) -> None:
         "durability": "sync",
         "changed": {"stuck_after_s": {"from": 1_200, "to": 1_800}},
     }
+    assert run("queue", "create", "orders", "--on-expiry", "sideline")[2] == (
+        "queue orders is there already; changed: on expiry drop -> sideline\n"
+    )
+    assert run("queue", "create", "orders")[2] == "queue orders is there already, and stays as it is\n"
 
 
 def test_watch_says_where_the_queue_goes(run: Run) -> None:

@@ -14,7 +14,7 @@ import pytest
 import ignis
 from ignis.deadlines import Deadline, note_on_expiry
 from ignis.errors import ConfigError
-from ignis.message import encode_meta
+from ignis.message import Message, bare_record, encode_meta, failed_record, has_deadline, returned_record
 from ignis.metrics import Collector, Exposition
 from ignis.native import Record, encode_record
 from ignis.relay.channel_label import Label, record_of, settings_of
@@ -108,6 +108,16 @@ def test_the_limit_of_the_headers_is_about_the_headers() -> None:
     headers = {"a": "x" * 20}
     meta = encode_meta(headers, len(encode_meta(headers)), 1_600_000_000_000)
     assert msgspec.msgpack.decode(meta) == {"headers": headers, "expires_at_ms": 1_600_000_000_000}
+
+
+def test_it_stays_the_first_entry_whatever_is_added() -> None:
+    """Who handles messages looks there, and nowhere else."""
+    record = encode_record(b"a", meta=encode_meta({"a": 1}, expires_at_ms=1_600_000_000_000))
+    for _ in range(3):
+        record = returned_record(failed_record(record, "exception", "E"), counted=True)
+        assert has_deadline(Record(record).meta)
+    assert Message.from_bytes(bare_record(record)).expires_at_ms == 1_600_000_000_000
+    assert has_deadline(Record(bare_record(record)).meta)
 
 
 def plain(queue: ignis.Queue[str], seen: list[Any]) -> None:
@@ -247,9 +257,10 @@ def test_what_is_no_deadline_ends_nothing(memory_app: ignis.Ignis, meta: dict[st
     queue.open()
     record = encode_record(b"a", meta=msgspec.msgpack.encode(meta))
     assert Record(record).meta
-    queue.main.store.load_records("jobs", 0, [record, encode_record(b"b", meta=b"\xc1expires_at_ms")], None)
+    unreadable = [b"\xc1\xadexpires_at_ms\x01", b"\x81\xadexpires_at_ms", b"\x81\xadexpires"]
+    queue.main.store.load_records("jobs", 0, [record, *(encode_record(b"b", meta=one) for one in unreadable)], None)
     drain(queue)
-    assert seen == [b"a", b"b"]
+    assert seen == [b"a", b"b", b"b", b"b"]
 
 
 def test_wrong_settings(memory_app: ignis.Ignis) -> None:
@@ -275,3 +286,27 @@ def test_who_publishes_through_a_relay_knows_the_setting(on_expiry: str) -> None
     label = Label(1, "jobs", "json", "ignis", "local", settings)
     assert Label.parse(label.encoded()).settings == settings
     assert record_of("jobs", {"queues": {"jobs": {**settings, "codec": "json"}}}) == record
+
+
+@pytest.mark.parametrize("on_expiry", ["drop", "sideline"])
+def test_a_retry_that_comes_too_late_is_not_made(on_expiry: str) -> None:
+    clock = ManualClock()
+    with ignis.Ignis("memory://", clock=clock) as app:
+        queue = app.queue("jobs", str, on_expiry=on_expiry)
+        calls: list[str] = []
+
+        @queue.handler(retry=ignis.Retry(attempts=5, base="1m", jitter=False))
+        def handle(body: str) -> None:
+            calls.append(body)
+            raise ValueError("not yet")
+
+        queue.publish("a", expires_in="30s")
+        drain(queue, raises=False)
+        assert len(queue.later) == 1
+        clock.advance(61)
+        drain(queue, raises=False)
+        assert (calls, len(queue.later), queue.main.pending()) == (["a"], 0, 0)
+        aside = queue.sideline.peek()
+        assert len(aside) == (on_expiry == "sideline")
+        for one in aside:
+            assert [attempt.reason for attempt in one.envelope.history] == ["exception", "expired"]

@@ -16,8 +16,11 @@ from ignis.cancellation import CANCEL, requests_of
 from ignis.cli import exit_codes, main
 from ignis.config import ConsumerSettings
 from ignis.consumer import work
+from ignis.consumer.in_hand import InHand
+from ignis.consumer.long_work import LongWork
 from ignis.errors import ConfigError, InvalidMessageError
 from ignis.metrics import Collector, Exposition
+from ignis.native import encode_record
 from ignis.storage.base import QueueRecord
 from ignis.testing import drain, make_context
 from ignis.told_progress import PROGRESS, progress_of, store_progress
@@ -368,3 +371,27 @@ def test_stored_progress_is_bounded_and_grows_old(memory_app: ignis.Ignis) -> No
 
 def test_the_grace_is_a_setting() -> None:
     assert ConsumerSettings().cancel_grace_s == 10
+
+
+def test_quick_messages_are_not_looked_after(memory_app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue's record is read only where something has been in hand since the look before."""
+    queue = memory_app.queue("jobs", str)
+    context = queue.context()
+    reads: list[str] = []
+    get = context.store.queues.get
+    monkeypatch.setattr(context.store.queues, "get", lambda name: reads.append(name) or get(name))
+    in_hand = InHand(lambda: None)
+    looked = LongWork(context, in_hand, lambda request_id: None, may_cancel=True)
+    try:
+        for _ in range(3):
+            chunk = in_hand.add([(0, [1])], [encode_record(b"a")], 1)
+            looked._look_in_time()
+            in_hand.forget(chunk, 1)
+        assert reads == []
+        in_hand.add([(0, [2])], [encode_record(b"b")], 1)
+        looked._look_in_time()
+        assert reads == []
+        looked._look_in_time()
+        assert reads == ["jobs"]
+    finally:
+        looked.end()

@@ -28,6 +28,8 @@ PUBLIC = [
     "Publisher",
     "Queue",
     "Receipt",
+    "Retry",
+    "RetryLater",
     "__version__",
 ]
 

@@ -543,7 +543,7 @@ def test_a_worker_process_can_report_what_is_not_utf8() -> None:
     outbox = make_inbox(MAX_RECORD_BYTES)
     _ChildSink(outbox).on_failed(7, Failure("exception", "caf\udce9" * 2_000))
     ((_, request_id, payload),) = decode_frames(outbox.recv_many(1, WAIT_S)[0])[0]
-    reason, error, _ = msgspec.msgpack.decode(payload)
+    reason, error, _, _ = msgspec.msgpack.decode(payload)
     assert (request_id, reason, error) == (7, "exception", ("caf\\udce9" * 2_000)[: len(error)])
     outbox.close()
 

@@ -22,7 +22,7 @@ import msgspec
 
 from ignis.consumer.handler import Failure, failure_of
 from ignis.consumer.handler_log import cut
-from ignis.consumer.outcome import attempts_of
+from ignis.consumer.outcome import again_after, attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
@@ -301,6 +301,7 @@ class _ChildSink:
                         as_utf8(failure.reason),
                         as_utf8(failure.error[:MAX_ERROR_CHARS])[:MAX_ERROR_CHARS],
                         extended(None, attempts_of(failure)),
+                        again_after(failure),
                     )
                 ),
             )

@@ -42,6 +42,7 @@ from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel, process_start_time
 from ignis.private_files import make_temporary
 from ignis.process_hooks import at_exit
+from ignis.retries import Backoff
 from ignis.stacks import start_thread
 
 __all__ = ["ProcessPool"]
@@ -209,8 +210,9 @@ class _ProcessWorker(Worker):
                     if timed:
                         self.on_timing(timed, elapsed_s)
                 elif command == COMMAND_FAILED:
-                    reason, error, attempts = _decode(payload)
-                    self.on_failed(request_id, Failed.of(reason, error, parsed(attempts)))
+                    reason, error, attempts, again = _decode(payload)
+                    after = None if again is None else Backoff(*again)
+                    self.on_failed(request_id, Failed.of(reason, error, parsed(attempts), again=after))
                 elif command == COMMAND_PROGRESS:
                     id, fraction, text = _decode(payload)
                     if self._work is None or self._work.id != id:

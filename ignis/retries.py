@@ -1,0 +1,247 @@
+"""When a message that failed is tried again: policies as users give them, and what a handler asks for itself."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, cast
+
+from ignis.config import (
+    MAX_EXPIRY_S,
+    RetrySettings,
+    check_number,
+    check_whole,
+    parse_bool,
+    parse_duration_s,
+    resolve,
+    shown,
+)
+from ignis.errors import ConfigError
+from ignis.later import check_delay_s, until_s
+from ignis.near_names import meant
+
+__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_rules"]
+
+Kinds = type[BaseException] | tuple[type[BaseException], ...]
+Duration = float | str | timedelta
+
+MOST_ATTEMPTS = 1_000
+MOST_FACTOR = 1_000
+
+
+class Backoff(NamedTuple):
+    """What follows a failed attempt: numbers alone, which travel from the worker that saw the failure to who stores it.
+
+    Attributes:
+        attempts: calls of the handler in all.
+        base_s, factor, max_s, jitter: as in `Retry`.
+        after_s, at_s: asked for by the handler, and instead of these: seconds, or a time in seconds since 1970.
+    """
+
+    attempts: int
+    base_s: float = 0.0
+    factor: float = 1.0
+    max_s: float = 0.0
+    jitter: bool = False
+    after_s: float | None = None
+    at_s: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the handler itself asked for it."""
+        return self.after_s is not None or self.at_s is not None
+
+    def delay_s(self, attempt: int, draw: Callable[[], float] = random.random) -> float:
+        """Seconds between the failure of that attempt, 1 being the first, and the next one.
+
+        ``draw``: a number from 0 to 1, for the jitter.
+        """
+        if not self.base_s:
+            return 0.0
+        try:
+            whole_s = min(self.base_s * float(self.factor) ** (attempt - 1), self.max_s)
+        except OverflowError:
+            whole_s = self.max_s
+        return whole_s * (0.5 + draw() / 2) if self.jitter else whole_s
+
+
+NEVER = Backoff(1)
+"""The message goes to the sideline."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """When a message whose handler failed is tried again. Immutable; may be shared by handlers.
+
+    >>> policy = Retry(attempts=5, base="1s", factor=3, max="10s", jitter=False)
+    >>> [policy.backoff.delay_s(attempt) for attempt in (1, 2, 3, 4)]
+    [1.0, 3.0, 9.0, 10.0]
+
+    Args:
+        attempts: calls of the handler, the first included; then the message goes to the sideline.
+        base: wait behind the first failed attempt: seconds, text such as ``"500ms"``, or a timedelta.
+        factor: each further wait is so many times as long ...
+        max: ... and never longer than this.
+        jitter: each wait is drawn between half of it and all of it, so that what failed together does not come together.
+        on: only these exceptions are tried again. The default is every failure.
+        give_up_on: ... but not these.
+
+    Raises ConfigError.
+    """
+
+    attempts: int = 8
+    base: Duration = 1.0
+    factor: float = 2.0
+    max: Duration = 600.0
+    jitter: bool = True
+    on: Kinds = (BaseException,)
+    give_up_on: Kinds = ()
+
+    def __post_init__(self) -> None:
+        base_s, max_s = (parse_duration_s(getattr(self, name), f"retry.{name}") for name in ("base", "max"))
+        checked = {
+            "attempts": check_whole(self.attempts, "retry.attempts", 1, MOST_ATTEMPTS),
+            "base": check_number(base_s, "retry.base", 0, MAX_EXPIRY_S),
+            "factor": float(check_number(self.factor, "retry.factor", 1, MOST_FACTOR)),
+            "max": check_number(max_s, "retry.max", 0, MAX_EXPIRY_S),
+            "jitter": parse_bool(self.jitter, "retry.jitter"),
+            "on": _kinds(self.on, "retry.on"),
+            "give_up_on": _kinds(self.give_up_on, "retry.give_up_on"),
+        }
+        if max_s < base_s:
+            raise ConfigError(f"retry.max = {shown(self.max)} is below base = {shown(self.base)}")
+        if not checked["on"]:
+            raise ConfigError("retry.on is empty: nothing would be tried again; leave it out for every failure")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def base_s(self) -> float:
+        """Seconds."""
+        return cast(float, self.base)
+
+    @property
+    def max_s(self) -> float:
+        """Seconds."""
+        return cast(float, self.max)
+
+    @property
+    def backoff(self) -> Backoff:
+        """Its numbers."""
+        return Backoff(self.attempts, self.base_s, self.factor, self.max_s, self.jitter)
+
+    def takes(self, kind: type[BaseException]) -> bool:
+        """Whether a failure of that kind is tried again."""
+        return issubclass(kind, self.on) and not issubclass(kind, self.give_up_on)
+
+
+class RetryLater(Exception):
+    """Raised by a handler: the message comes back then, and the attempt counts.
+
+    Args:
+        delay: so long from now: seconds, text such as ``"30s"``, or a timedelta.
+        why: for the message's history.
+        at: ... or at that time, which needs a time zone.
+
+    After the ``attempts`` of the handler's policy, or 8 where it has none, the message goes to the sideline. Raises ConfigError
+    for a wrong time.
+    """
+
+    def __init__(self, delay: Duration | None = None, why: str = "", *, at: datetime | None = None) -> None:
+        if (delay is None) == (at is None):
+            raise ConfigError('RetryLater takes delay or at, and not both: RetryLater("30s")')
+        self.delay_s = None if delay is None else check_delay_s(delay)
+        self.at = at
+        self.why = str(why)
+        if at is not None:
+            until_s(at, time.time())
+        when = f"in {self.delay_s:g} s" if at is None else f"at {at.isoformat()}"
+        super().__init__(f"{when}: {self.why}" if self.why else when)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _asked_again, (self.delay_s, self.why, self.at)
+
+    def within(self, backoff: Backoff) -> Backoff:
+        """What follows, by a policy's number of attempts."""
+        return backoff._replace(after_s=self.delay_s, at_s=None if self.at is None else self.at.timestamp())
+
+
+def _asked_again(delay_s: float | None, why: str, at: datetime | None) -> RetryLater:
+    return RetryLater(delay_s, why, at=at)
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """What a handler's ``retry`` says: by kind of exception, the nearest one counts.
+
+    Attributes: ``policies``: (exception, its policy or None), each exception once.
+    """
+
+    policies: tuple[tuple[type[BaseException], Retry | None], ...]
+
+    def after(self, kind: type[BaseException]) -> Backoff:
+        """What follows a failure of that kind."""
+        policy = self._nearest(kind)
+        return NEVER if policy is None or not policy.takes(kind) else policy.backoff
+
+    def attempts_for(self, kind: type[BaseException]) -> Backoff:
+        """What holds for a failure behind which the handler itself asked for another attempt: no kind is given up on."""
+        policy = self._nearest(kind)
+        return ANY_HANDLER if policy is None else policy.backoff
+
+    def _nearest(self, kind: type[BaseException]) -> Retry | None:
+        return next((policy for one in kind.__mro__ for known, policy in self.policies if known is one), None)
+
+
+def retry_rules(given: Any, file: Mapping[str, Any]) -> RetryRules:
+    """What ``retry=`` of a handler means: a policy, the name of one in the settings file, or a mapping from exceptions to these.
+
+    Raises ConfigError.
+    """
+    if isinstance(given, RetryRules):
+        return given
+    if not isinstance(given, Mapping):
+        return RetryRules(((BaseException, _policy(given, file)),))
+    if not given:
+        raise ConfigError("retry is an empty mapping: nothing would be tried again; leave it out")
+    policies = {
+        one: None if policy is None else _policy(policy, file)
+        for kind, policy in given.items()
+        for one in _kinds(kind, "retry")
+    }
+    return RetryRules(tuple(policies.items()))
+
+
+def _policy(given: Any, file: Mapping[str, Any]) -> Retry:
+    if isinstance(given, Retry):
+        return given
+    if not isinstance(given, str):
+        raise ConfigError(
+            f"retry = {shown(given)} is no policy: give ignis.Retry(...), the name of one in the settings file, or a mapping "
+            "from exceptions to these"
+        )
+    table = file.get(RetrySettings.section, {})
+    known = sorted(name for name, value in table.items() if isinstance(value, Mapping))
+    if given not in known:
+        said = f"known: {', '.join(known)}" if known else "it has none"
+        raise ConfigError(
+            f"retry = {shown(given)} names no policy: the settings file has no [retries.{given}]; {meant(given, known)}{said}"
+        )
+    found = resolve(RetrySettings, {}, file, name=given)
+    return Retry(found.attempts, found.base_s, found.factor, found.max_s, found.jitter)
+
+
+def _kinds(given: Any, name: str) -> tuple[type[BaseException], ...]:
+    """One exception or several. Raises ConfigError."""
+    kinds = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, type)) else (given,)
+    for kind in kinds:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise ConfigError(f"{name} holds {shown(kind)}, which is not an exception class")
+    return kinds
+
+
+ANY_HANDLER = Retry().backoff
+"""Of a handler without a policy that asks for another attempt."""
