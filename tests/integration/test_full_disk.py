@@ -69,6 +69,34 @@ def test_failures_reach_the_sideline_of_a_full_disk(
         app.close()
 
 
+def test_retries_wait_for_room_on_a_full_disk(tmp_path: Path, new_app: MakeApp) -> None:
+    """Nothing is lost or counted twice meanwhile, and all of it goes on when there is room."""
+    with disk(tmp_path / "disk", "24m") as path:
+        app = new_app(f"embedded://{path}/store", consumer={"ack_retry": 0.05})
+        queue = app.queue("jobs", bytes, shards=2, shovel_interval=0)
+        count = len(queue.publish_many([os.urandom(900) for _ in range(3_000)]))
+        fill_disk(path / "ballast")
+        calls: list[int] = []
+
+        @queue.handler(retry=ignis.Retry(attempts=3, base=0))
+        def handle(message: bytes, ctx: ignis.Context) -> bool:
+            calls.append(ctx.attempt)
+            return len(calls) % 2 == 0
+
+        def figure(name: str) -> int:
+            return int(queue.stats()["consumer"][name])
+
+        app.start()
+        eventually(lambda: figure("ack_errors") >= 3)
+        (path / "ballast").unlink()
+        eventually(lambda: figure("handled") + figure("sidelined") == count, timeout=DRAINED_WITHIN_S)
+        assert calls.count(1) == count
+        assert sum(reasons(queue).values()) == figure("sidelined")
+        assert figure("retried") == calls.count(2) + calls.count(3)
+        assert app.stop() is True
+        app.close()
+
+
 @pytest.mark.parametrize(
     ("size", "batch", "room", "attempts"),
     [
