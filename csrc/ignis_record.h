@@ -21,6 +21,7 @@
  *   error         str           of the last failure, at most 2,000 characters
  *   failed_at_ms  int           when that was, milliseconds since the Unix epoch
  *   handler       str           what failed it
+ *   expires_at_ms int           until when a handler may begin with it, milliseconds since the Unix epoch
  *   history       array         the last 8 attempts, oldest first, at most 12 KiB in all, each an array
  *                               [at_ms int, reason str, error str, trace str, worker str, took_ms int or nil];
  *                               elements at its end that a reader does not know are ignored, missing ones not known

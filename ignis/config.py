@@ -312,6 +312,12 @@ class QueueSettings(_Settings):
     max_returns: int = _setting(
         5, "how often that schedule brings a failed message back before it waits for a person; 0 = never", 0, 65_535
     )
+    on_expiry: str = _setting(
+        "drop",
+        "where a message goes when its own deadline (expires_in) has passed: drop removes and counts it, sideline keeps it there "
+        "with the reason expired; holds for what is published from now on",
+        choices=("drop", "sideline"),
+    )
     handler_type: str = _setting("", "name of the handler that runs it; default: the function's name")
 
     def __post_init__(self) -> None:
@@ -355,6 +361,9 @@ class ConsumerSettings(_Settings):
     max_in_flight_bytes: int = _setting(64 << 20, "most bytes claimed and not yet acknowledged", 1 << 16, 1 << 40)
     worker_start_timeout_s: float = _setting(60, "how long a worker process may take to import its handler", 0.1, 3_600)
     stop_timeout_s: float = _setting(30, "how long a graceful stop waits for running handlers", 0, 86_400)
+    cancel_grace_s: float = _setting(
+        10, "how long a worker process may go on with a message that was cancelled before it is killed", 0, 86_400
+    )
     ack_linger_s: float = _setting(0.002, "how long acknowledgements gather before one transaction takes them", 0, 1)
     ack_retry_s: float = _setting(
         0.5, "wait before an acknowledgement that the store refused is tried again", 0.001, 60

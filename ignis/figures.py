@@ -53,6 +53,8 @@ class ConsumerFigures:
     in_flight_bytes: int = _now("ignis_direct_used_bytes", "Bytes of messages in memory here, claimed, not finished.")
     paused: bool = _now(default=False)
     handle_s: float = _now(default=0.0)
+    progress_told: int = _now("ignis_progress_told", "Messages in handlers here that have told their progress.")
+    progress: float = _now("ignis_progress", "The sum of what they told, each 0 to 1.", default=0.0)
     lost_threads: int = _now("ignis_lost_threads", "Threads given up that still run here.")
     failed_starts: int = _now("ignis_failed_starts", "Worker processes in a row that could not start here.")
     start_error: str | None = _now(default=None)
@@ -69,6 +71,7 @@ class ConsumerFigures:
     renew_errors: int = _rises()
     reloaded: int = _rises()
     expired: int = _rises()
+    overdue: int = _rises("ignis_overdue", "Messages dropped here: their deadline had passed when their turn came.")
     timed: int = _rises()
     sidelined_by: Counter[str] = dataclasses.field(default_factory=Counter)
     """Of `sidelined`: by reason. In ``stats`` as ``sidelined_<reason>``, from the first on."""

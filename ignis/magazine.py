@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from ignis.config import MAX_EXPIRY_S, check_number, check_queue_name, check_whole, shown
+from ignis.deadlines import Deadline
 from ignis.errors import (
     ConfigError,
     IgnisError,
@@ -190,13 +191,21 @@ class Magazine(Generic[M]):
             self.codec, self._asked_shards, self.ttl_s, self.durability, self.max_message_bytes, self.max_headers_bytes,
         )  # fmt: skip
 
-    def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
+    def load(
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        deadline: Deadline | None = None,
+    ) -> Published:
         """Appends one message. It is durable on return.
 
         Args:
             message: of the magazine's type.
             key: messages of one key go to one shard and keep their order there; None spreads them.
             headers: a small map of your own, kept in the envelope.
+            deadline: of a queue's message, see `ignis.deadlines`.
 
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, QueueRemovedError.
@@ -205,7 +214,7 @@ class Magazine(Generic[M]):
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
-        meta = encode_meta(headers, self.max_headers_bytes)
+        meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
         shards = self.shards
         batches, ids = PackedBatch.pack_bodies(
             [body],
@@ -215,7 +224,7 @@ class Magazine(Generic[M]):
             any_shard=next(self._next_shard) % shards,
             metas=[meta] if meta else None,
         )
-        placed, (pointer,) = self.load_batches(batches, shards)
+        placed, (pointer,) = self.load_batches(batches, shards, deadline=deadline)
         return Published(id_text(ids[0]), placed[0][0] if pointer else -1, pointer)
 
     def load_many(
@@ -225,6 +234,7 @@ class Magazine(Generic[M]):
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
         due_ms: int | None = None,
+        deadline: Deadline | None = None,
     ) -> MessageIds:
         """Appends messages, 8,192 in each transaction. All are durable on return, and in order in each shard. Returns their ids
         in order.
@@ -237,6 +247,7 @@ class Magazine(Generic[M]):
             keys: one key for each message; None = no keys.
             headers: given to each.
             due_ms: the messages come to the tail at this time, by the store's clock; None = at once.
+            deadline: of each message, see `ignis.deadlines`.
 
         Raises what `load` raises.
         """
@@ -248,7 +259,7 @@ class Magazine(Generic[M]):
             if len(keys) != len(todo):
                 raise ConfigError(f"{len(keys)} keys were given for {len(todo)} messages")
         encode, limit = self.codec.encode_checked, self.max_message_bytes
-        meta = encode_meta(headers, self.max_headers_bytes)
+        meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
         ids: list[bytes] = []
         for start in range(0, len(todo), _CHUNK_BODIES):
             part = todo[start : start + _CHUNK_BODIES]
@@ -266,7 +277,7 @@ class Magazine(Generic[M]):
                 metas=[meta] * len(part) if meta else None,
             )
             dues_ms = None if due_ms is None else [[due_ms] * batch.count for _, batch in batches]
-            self.load_batches(batches, shards, dues_ms)
+            self.load_batches(batches, shards, dues_ms, deadline)
             ids += part_ids
         return MessageIds(ids)
 
@@ -275,6 +286,7 @@ class Magazine(Generic[M]):
         batches: Sequence[tuple[int, PackedBatch]],
         shards: int | None = None,
         dues_ms: Sequence[Sequence[int]] | None = None,
+        deadline: Deadline | None = None,
     ) -> tuple[Sequence[tuple[int, PackedBatch]], list[int]]:
         """Appends packed batches in one transaction. Returns them as they were stored, and the first pointer of each.
 
@@ -285,14 +297,18 @@ class Magazine(Generic[M]):
             batches: (shard, batch).
             shards: the number that they were routed by; None = `shards`.
             dues_ms: a due time for each record of each batch: they wait for it, see `load_many`.
+            deadline: as for `load_many`.
 
         Raises QueueRemovedError and what the store raises.
         """
         if self.registration is not None:
             self.registration.check()
+        ttl_s = self.ttl_s if deadline is None else deadline.ttl_within(self.ttl_s)
         if shards is None or shards == self.shards:
             try:
-                return batches, self._load(batches, dues_ms)
+                if dues_ms is None:  # the way of most, without a call more
+                    return batches, self._magazines.load(self.name, batches, ttl_s)
+                return batches, self._load(batches, dues_ms, ttl_s)
             except (ConfigError, QueueNotFoundError) as exc:
                 self._look_again(exc, self.shards if shards is None else shards)
         if dues_ms is None:
@@ -300,14 +316,16 @@ class Magazine(Generic[M]):
         else:
             batches, dues_ms = route_with_dues(batches, dues_ms, self.shards)
         try:
-            return batches, self._load(batches, dues_ms)
+            return batches, self._load(batches, dues_ms, ttl_s)
         except QueueNotFoundError as exc:
             raise self._explained(exc) from exc
 
-    def _load(self, batches: Sequence[tuple[int, PackedBatch]], dues_ms: Sequence[Sequence[int]] | None) -> list[int]:
+    def _load(
+        self, batches: Sequence[tuple[int, PackedBatch]], dues_ms: Sequence[Sequence[int]] | None, ttl_s: float | None
+    ) -> list[int]:
         if dues_ms is None:
-            return self._magazines.load(self.name, batches, self.ttl_s)
-        return self._magazines.load_later(self.name, batches, dues_ms, self.ttl_s)
+            return self._magazines.load(self.name, batches, ttl_s)
+        return self._magazines.load_later(self.name, batches, dues_ms, ttl_s)
 
     def _look_again(self, exc: ConfigError | QueueNotFoundError, shards: int) -> None:
         """Raises the error of a refused load, unless the magazine has another number of shards by now."""
@@ -416,7 +434,14 @@ class Magazine(Generic[M]):
 class _Sideline(Magazine[M]):
     """A queue's sideline. It refuses loads by hand: each message in it has a reason, which its queue gives."""
 
-    def load(self, message: M, *, key: str | bytes | None = None, headers: dict[str, Any] | None = None) -> Published:
+    def load(
+        self,
+        message: M,
+        *,
+        key: str | bytes | None = None,
+        headers: dict[str, Any] | None = None,
+        deadline: Deadline | None = None,
+    ) -> Published:
         """Refused. Raises ConfigError."""
         raise self._refused()
 
@@ -427,6 +452,7 @@ class _Sideline(Magazine[M]):
         keys: Sequence[str | bytes | None] | None = None,
         headers: dict[str, Any] | None = None,
         due_ms: int | None = None,
+        deadline: Deadline | None = None,
     ) -> MessageIds:
         """Refused. Raises ConfigError."""
         raise self._refused()

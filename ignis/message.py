@@ -26,6 +26,7 @@ __all__ = [
     "corrupt_record",
     "encode_key",
     "encode_meta",
+    "expires_at_ms_of",
     "failed_record",
     "is_readable",
     "returned_record",
@@ -39,6 +40,8 @@ REASON_UNREADABLE = "unreadable"
 REASON_CRASH = "crash"
 REASON_ABANDONED = "abandoned"
 REASON_CORRUPT = "corrupt"
+REASON_EXPIRED = "expired"
+REASON_CANCELLED = "cancelled"
 REASONS = (
     REASON_REJECTED,
     REASON_EXCEPTION,
@@ -47,7 +50,14 @@ REASONS = (
     REASON_CRASH,
     REASON_ABANDONED,
     REASON_CORRUPT,
+    REASON_EXPIRED,
+    REASON_CANCELLED,
 )
+STAYS = (REASON_CORRUPT, REASON_EXPIRED, REASON_CANCELLED)
+"""With one of these the shovel's schedule brings no message back: it would fail again, or nobody wants it any more."""
+
+DEADLINE = b"expires_at_ms"
+"""Stands in the envelope of every message that has a deadline, and in few others: where it does not nobody need read it."""
 
 MAX_ERROR_CHARS = 2_000
 """An error's text is cut here: a sideline full of tracebacks must not outgrow its messages."""
@@ -86,8 +96,18 @@ def encode_key(key: str | bytes | None) -> bytes:
     return raw
 
 
-def encode_meta(headers: Mapping[str, Any] | None, max_bytes: int = MAX_HEADERS_BYTES) -> bytes:
-    """The envelope's growing part for a new message. Raises InvalidMessageError, MessageTooLargeError."""
+def encode_meta(
+    headers: Mapping[str, Any] | None, max_bytes: int = MAX_HEADERS_BYTES, expires_at_ms: int | None = None
+) -> bytes:
+    """The envelope's growing part for a new message, with its deadline where it has one. Raises InvalidMessageError,
+    MessageTooLargeError."""
+    meta = _encode_headers(headers, max_bytes)
+    if expires_at_ms is None:
+        return meta
+    return _meta_encoder.encode({**decode_meta(meta), DEADLINE.decode(): expires_at_ms})
+
+
+def _encode_headers(headers: Mapping[str, Any] | None, max_bytes: int) -> bytes:
     if headers is None:
         return b""
     if not isinstance(headers, Mapping):
@@ -114,6 +134,12 @@ def decode_meta(data: bytes) -> dict[str, Any]:
         # Text that is not UTF-8 and values nested too deeply are no errors of msgspec's own. Whoever may publish chooses
         # these bytes: they must not be able to end whoever reads them.
         raise UnreadableMessageError(f"envelope of {len(data)} bytes is not a MessagePack map: {exc}") from exc
+
+
+def expires_at_ms_of(meta: Mapping[str, Any]) -> int | None:
+    """The deadline in an envelope, in milliseconds since 1970; None where it has none."""
+    value = meta.get(DEADLINE.decode())
+    return value if type(value) is int else None
 
 
 def failed_record(
@@ -164,16 +190,17 @@ def _encode_failure(meta: dict[str, Any], reason: str, error: str, handler: str,
 
 def returned_record(data: bytes, *, counted: bool) -> bytes:
     """The record on its way back from the sideline. ``counted``: brought back by the schedule, one return more; else by a
-    person, and the returns begin anew. Raises UnreadableMessageError where the envelope cannot be counted in."""
+    person: the returns begin anew, and a deadline for which it is there holds no longer. Raises UnreadableMessageError where
+    the envelope cannot be counted in."""
     record = Record(data)
     meta = decode_meta(record.meta)
     returns = _count(meta.get("returns"))
     if counted:
         meta["returns"] = min(returns + 1, _COUNTER_MAX)
-    elif "returns" not in meta:
-        return data
     else:
-        del meta["returns"]
+        expired = meta.get("reason") == REASON_EXPIRED and meta.pop(DEADLINE.decode(), None) is not None
+        if meta.pop("returns", None) is None and not expired:
+            return data
     try:
         return record.replace(meta=_meta_encoder.encode(meta))
     except Exception as exc:  # what could be read may still be nested too deeply to be written again
@@ -235,6 +262,7 @@ class Message:
 
     * ``id`` (UUIDv7 text), ``key`` (text or None), ``enqueued_at_us``, ``headers``, ``body``;
     * ``failures`` (deliveries that failed), ``crashes``, ``reason`` and ``error`` of the last failure;
+    * ``expires_at_ms``: its deadline, in milliseconds since 1970, or None;
     * ``history``: the last eight failed attempts, oldest first, see `ignis.history.Attempt`;
     * ``returns``: how often the schedule brought it back from the sideline, since a person last did.
 
@@ -327,6 +355,11 @@ class Message:
         return value if type(value) is int else None
 
     @property
+    def expires_at_ms(self) -> int | None:
+        """Until when a handler may begin with it, in milliseconds since 1970; None when it was published without a deadline."""
+        return expires_at_ms_of(self.meta)
+
+    @property
     def history(self) -> tuple[Attempt, ...]:
         """The last eight failed attempts, oldest first."""
         return parsed(self.meta.get("history"))
@@ -355,6 +388,7 @@ class Message:
             "reason": self.reason,
             "error": self.error,
             "failed_at_ms": self.failed_at_ms,
+            "expires_at_ms": self.expires_at_ms,
             "returns": self.returns,
             "history": [one._asdict() for one in self.history],
             "codec": self.codec,

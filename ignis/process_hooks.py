@@ -67,7 +67,7 @@ def _before() -> None:
 
 def _told() -> list[_Hook]:
     """Who is told of this fork: not who came meanwhile, in another thread, and should have been asked before."""
-    return [hook for hook in _hooks if hook.before is None or hook in _forking.hooks]
+    return [hook for hook in tuple(_hooks) if hook.before is None or hook in _forking.hooks]
 
 
 def _in_parent() -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
+from ignis.cancellation import Cancelled, cancel_message
 from ignis.clearing import Deleted, Purged, delete_matching, match_messages, purge
 from ignis.config import QueueSettings, check_whole, shown
 from ignis.consumer import Consumer
@@ -17,6 +18,7 @@ from ignis.consumer.handler_form import check_callable
 from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
+from ignis.deadlines import Deadline, deadline_of
 from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError, QueueNotFoundError
 from ignis.figures import depths
@@ -188,6 +190,8 @@ class Queue(Generic[M]):
         headers: dict[str, Any] | None = None,
         delay: Delay | None = None,
         at: datetime | None = None,
+        expires_in: Delay | None = None,
+        expires_at: datetime | None = None,
     ) -> Published:
         """Stores one message. On return it is durable as the queue's ``durability`` promises.
 
@@ -197,15 +201,25 @@ class Queue(Generic[M]):
             headers: a small map kept in the envelope.
             delay: the message is delivered after this time: seconds, text such as ``"5m"``, or a timedelta.
             at: the message is delivered at this time, which needs a time zone. Give ``delay`` or ``at``. See `later`.
+            expires_in: no handler begins with the message after this time: seconds, text such as ``"10m"``, or a timedelta, at
+                most 100 years. The message then goes where the queue's ``on_expiry`` says.
+            expires_at: no handler begins with the message after this moment, which needs a time zone. Give ``expires_in`` or
+                ``expires_at``.
 
         Raises:
             InvalidMessageError, MessageTooLargeError, StoreFullError, StoreFailedError, StoreUnreachableError.
             DelayNotSupportedError: the store keeps no delayed messages; nothing was published.
         """
         if delay is not None or at is not None:
-            ids = self.publish_many([message], keys=[key], headers=headers, delay=delay, at=at)
+            ids = self.publish_many(
+                [message], keys=[key], headers=headers, delay=delay, at=at, expires_in=expires_in, expires_at=expires_at
+            )
             return Published(ids[0], -1, 0)
-        published = self.main.load(message, key=key, headers=headers)
+        if expires_in is None and expires_at is None:
+            published = self.main.load(message, key=key, headers=headers)
+        else:
+            deadline = self._deadline(expires_in, expires_at)
+            published = self.main.load(message, key=key, headers=headers, deadline=deadline)
         self._stored(1)
         return published
 
@@ -218,6 +232,8 @@ class Queue(Generic[M]):
         headers: dict[str, Any] | None = None,
         delay: Delay | None = None,
         at: datetime | None = None,
+        expires_in: Delay | None = None,
+        expires_at: datetime | None = None,
     ) -> MessageIds:
         """Stores many messages, 8,192 in each transaction; all are durable on return. Returns their ids in order.
 
@@ -226,7 +242,7 @@ class Queue(Generic[M]):
             key: computes each message's key. Give ``key`` or ``keys``.
             keys: one key for each message.
             headers: given to each.
-            delay, at: as for `publish`; all of them are due at the same time.
+            delay, at, expires_in, expires_at: as for `publish`; all messages are due, and expire, at the same time.
 
         Raises what `publish` raises. InvalidMessageError also for text, bytes or a mapping: they would be published piece by
         piece.
@@ -247,9 +263,15 @@ class Queue(Generic[M]):
             keys = [key(message) for message in messages]
         main = self.main
         due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
-        ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms)
+        deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
+        ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline)
         self._stored(len(ids))
         return ids
+
+    def _deadline(self, expires_in: Delay | None, expires_at: datetime | None) -> Deadline | None:
+        if self._main is None:
+            self.open()  # what it does with what has expired may be stored with it
+        return deadline_of(self._app.store(), expires_in, expires_at, self.settings.on_expiry)
 
     def _stored(self, count: int) -> None:
         """Counts messages that became durable, and tells the hooks. Called after every batch, however it was published."""
@@ -271,6 +293,8 @@ class Queue(Generic[M]):
         headers: dict[str, Any] | None = None,
         delay: Delay | None = None,
         at: datetime | None = None,
+        expires_in: Delay | None = None,
+        expires_at: datetime | None = None,
     ) -> Coroutine[Any, Any, Published]:
         """`publish` for coroutines. One transaction makes this message and all others published at that moment durable, as
         with a `publisher`. The event loop runs on meanwhile.
@@ -281,8 +305,12 @@ class Queue(Generic[M]):
         Raises what `publish` raises; WaitTimeoutError when there was no room for ``publisher.send_timeout_s``; ClosedError
         when the application is closed meanwhile.
         """
-        if delay is not None or at is not None:  # in a thread, since a delayed message is not batched with others
-            return asyncio.to_thread(self.publish, message, key=key, headers=headers, delay=delay, at=at)
+        if not (delay is None and at is None and expires_in is None and expires_at is None):
+            # In a thread, since such a message is not batched with others.
+            return asyncio.to_thread(
+                self.publish, message, key=key, headers=headers, delay=delay, at=at, expires_in=expires_in,
+                expires_at=expires_at,
+            )  # fmt: skip
         # Returns the inner coroutine and awaits nothing here: every message would pay for two coroutines.
         if self._awaited is None:
             return self._open_and_apublish(message, key, headers)
@@ -523,6 +551,27 @@ class Queue(Generic[M]):
         self._handling.pause(paused)
 
     # -- removing messages
+
+    def cancel(self, id: Any) -> Cancelled | None:
+        """Cancels the message with that id, wherever it is. Thread-safe.
+
+        Returns where it was, or None where nobody has it: it was handled, or is in the sideline.
+
+        * ``"delayed"``, ``"waiting"``: it is removed, durable on return.
+        * ``"running"``: whoever handles it is told within about two seconds, on this machine or another. A coroutine is
+          cancelled; a thread finds ``ctx.cancelled`` true; a worker process too, and is killed after
+          ``consumer.cancel_grace_s`` (10 s). What breaks off goes to the sideline with the reason ``cancelled``; what ends by
+          itself before is done.
+
+        There is no index of ids: it reads what waits until it has found the message. In a batch nothing is cancelled.
+
+        Raises InvalidMessageError for what is no id, QueueNotFoundError, StoreError.
+        """
+        found = cancel_message(self._app.store(), self.main.name, id)
+        consumer = self.consumer
+        if found == "running" and consumer is not None:
+            consumer.look_for_cancelled()
+        return found
 
     def purge(self, *, in_flight: bool = False, sideline: bool = False) -> Purged:
         """Removes the messages that wait in the queue when the call begins; nobody handles them. Returns how many.

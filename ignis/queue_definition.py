@@ -13,6 +13,7 @@ from ignis.config import QueueSettings, check_queue_name, given_names, resolve
 from ignis.consumer.handler import HandlerSpec
 from ignis.consumer.handler_pattern import HandlerTemplate
 from ignis.context import AppContext
+from ignis.deadlines import note_on_expiry, on_expiry_of
 from ignis.errors import QueueMismatchError
 from ignis.magazine import SIDELINE_SUFFIX, Magazine
 from ignis.message import BodyCodec
@@ -246,6 +247,7 @@ class QueueDefinition(Generic[M]):
         record.shovel_interval_s = math.ceil(settings.shovel_interval_s)
         record.shovel_concurrency = settings.shovel_concurrency
         record.max_returns = settings.max_returns
+        note_on_expiry(record, settings.on_expiry)
         record.active = True
         record.handler_type = settings.handler_type or record.handler_type
         self._describe_handler(record)
@@ -283,4 +285,4 @@ def _settings_of(stored: QueueRecord) -> dict[str, Any]:
         "shards", "message_expiry_s", "queue_expiry_s", "stuck_after_s", "durability", "codec", "shovel_interval_s",
         "shovel_concurrency", "max_returns",
     )  # fmt: skip
-    return {name: getattr(stored, name) for name in names}
+    return {**{name: getattr(stored, name) for name in names}, "on_expiry": on_expiry_of(stored)}

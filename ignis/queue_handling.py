@@ -104,7 +104,7 @@ class QueueHandling(Generic[M]):
         if codec is not None:
             self._definition.take_codec(codec)
         spec.middleware = [*outermost, *self.layers]
-        return Runner(spec, self._definition.codec, self._app.resources)
+        return Runner(spec, self._definition.codec, self._app.resources, self._app.clock())
 
     # -- how many
 

@@ -57,6 +57,8 @@ class Registration:
                     if record is not None and record.shards != self._shards:
                         self._shards = record.shards
                         self.on_shards()
+                else:
+                    self.removed = False  # the load that follows finds out
             except IgnisError:
                 pass  # the load that follows says what is wrong with the store
         if self.removed:

@@ -17,7 +17,7 @@ from ignis.errors import ConfigError, IgnisError, UnreadableMessageError
 from ignis.hooks import log_safely
 from ignis.last_run import due_in_s
 from ignis.log_limit import LimitedLog
-from ignis.message import REASON_CORRUPT, Message, returned_record
+from ignis.message import REASON_CORRUPT, STAYS, Message, returned_record
 from ignis.near_names import meant
 from ignis.stacks import roomy_stacks, start_thread
 from ignis.storage.base import MOST_FRUITLESS, Claim, QueueRecord, Transfer
@@ -483,7 +483,7 @@ def _coming_back(record: bytes | None, where: Where | None, max_returns: int | N
             return record
     try:
         message = Message.from_bytes(record)
-        if message.reason == REASON_CORRUPT or message.returns >= max_returns:
+        if message.reason in STAYS or message.returns >= max_returns:
             return None
         return returned_record(record, counted=True)
     except UnreadableMessageError:

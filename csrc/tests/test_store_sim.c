@@ -230,7 +230,8 @@ static void put_later(ign_store *store, bool flush)
     ign_store_part part = {.shard = 0, .batch = batch, .bytes = batch_make(batch, count, first, 8 + (uint32_t)sim_below(64))};
     rc = ign_store_load_later(store, later, &part, 1, dues, NULL, &mark);
     TELL("later %u x %u: %d\n", first, count, rc);
-    REQUIRE(rc == IGN_OK || allowed(rc));
+    /* The declaration was not flushed: a flush of another process that is refused in between takes it along. */
+    REQUIRE(rc == IGN_OK || allowed(rc) || (disk_fails && rc == IGN_E_UNKNOWN));
     int flushed = rc == IGN_OK && flush ? ign_store_flush(store, &mark, true) : IGN_OK;
     REQUIRE(flushed == IGN_OK || allowed(flushed));
     for (uint32_t i = 0; i < count; i++) {

@@ -13,6 +13,7 @@ from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, pass_state, queue_record
 from ignis.control.queue_depths import queue_depths, shard_states
 from ignis.control.refresher import EXPIRED
+from ignis.deadlines import on_expiry_of
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
 from ignis.pausing import PAUSED
@@ -269,7 +270,8 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
         "max_returns",
         "created_at_ms",
     )
-    return {"state": queue_state(record), **{name: getattr(record, name) for name in names}}
+    found = {name: getattr(record, name) for name in names}
+    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record)}
 
 
 def queue_state(record: QueueRecord) -> str:

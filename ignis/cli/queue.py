@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from ignis.cancellation import cancel_message
 from ignis.clearing import delete_matching
 from ignis.clearing import purge as purge_magazine
 from ignis.cli import exit_codes, output
 from ignis.cli.confirm import confirmed, yes_option
-from ignis.cli.filters import Filter, filter_options
+from ignis.cli.filters import Filter, filter_options, message_ids
 from ignis.cli.queue_names import complete_queue
 from ignis.cli.state import State, common_options, counted, pass_state, queue_record
 from ignis.config import check_queue_name
@@ -22,11 +23,40 @@ from ignis.storage.base import QueueRecord, Store
 
 __all__ = ["queue"]
 
+_CANCELLED = {
+    "delayed": "was delayed, and is removed",
+    "waiting": "waited, and is removed",
+    "running": "is being handled, and told to end",
+    None: "is not there",
+}
+
 
 @click.group()
 @common_options
 def queue() -> None:
     """Makes, empties, pauses and removes queues."""
+
+
+@queue.command("cancel")
+@click.argument("name", metavar="QUEUE", shell_complete=complete_queue)
+@click.argument("ids", nargs=-1, required=True, callback=message_ids)
+@common_options
+@pass_state
+def cancel_command(state: State, name: str, ids: tuple[str, ...]) -> int:
+    """Cancels messages of QUEUE by their IDS, wherever they are.
+
+    What waits or is delayed is removed. What is being handled is told to end, and goes to the sideline as cancelled when it
+    does. Ends with 5 when none of them was there.
+    """
+    with state.store() as store:
+        queue_record(store, name)
+        found = {id: cancel_message(store, name, id) for id in ids}
+    if state.json:
+        output.document({"queue": name, "messages": found})
+    else:
+        for id, where in found.items():
+            output.remark(f"{id}: {_CANCELLED[where]}")
+    return exit_codes.OK if any(found.values()) else exit_codes.NOTHING
 
 
 @queue.command("create")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from ignis.config import ConsumerSettings
 from ignis.consumer.acknowledger import Acknowledger
@@ -21,12 +22,16 @@ from ignis.consumer.claims import Claims, ThreadClaims
 from ignis.consumer.dispatcher import Dispatcher
 from ignis.consumer.handler import Failure, HandlerSpec, check_consumers
 from ignis.consumer.in_hand import InHand
+from ignis.consumer.long_work import LongWork
 from ignis.consumer.loop_claims import LoopClaims
-from ignis.consumer.pools import make_pool
+from ignis.consumer.outcome import is_dropped
+from ignis.consumer.pools import Chunk, make_pool
 from ignis.consumer.runner import Runner, message_name
 from ignis.context import QueueContext
 from ignis.errors import ClosedError, QueueNotFoundError, WaitTimeoutError
 from ignis.figures import ConsumerFigures
+from ignis.message import REASON_CANCELLED, REASON_EXPIRED
+from ignis.storage.expired_log import ExpiredLog
 from ignis.upkeep import Timer, run_soon, timers_of
 
 __all__ = ["FLEET", "PROCESS", "REMOVAL", "START", "Consumer"]
@@ -67,7 +72,8 @@ class Consumer:
         self.settings = settings
         self.counts = ConsumerFigures()
         self.failed: BaseException | None = None
-        self._lock = threading.Lock()  # over times and the check
+        self._lock = threading.Lock()  # over times, what is overdue, and the check
+        self._expired_log = ExpiredLog()
         self._in_hand = InHand(self._look_after)
         self._acker = Acknowledger(queue, spec.name, settings, self.counts, self._poke, self._in_hand.long_held)
         self._dispatcher = Dispatcher(
@@ -75,6 +81,7 @@ class Consumer:
         )
         claims_of = (queue, settings, self._dispatcher, self._in_hand, self.counts, self._ended_by)
         self._claims: Claims = LoopClaims(*claims_of) if spec.pool == "async" else ThreadClaims(*claims_of)
+        self._long_work = LongWork(queue, self._in_hand, self._cancel, may_cancel=spec.batch_size is None)
         self._pool_lock = threading.RLock()
         self._pool = make_pool(
             spec,
@@ -84,6 +91,7 @@ class Consumer:
             max_record_bytes=queue.settings.max_message_bytes + (128 << 10),
             give_back_s=max(10 * settings.chunk_target_s, 0.25),
             start_timeout_s=settings.worker_start_timeout_s,
+            cancel_grace_s=settings.cancel_grace_s,
             claims=self._claims,
         )
         self._pool.on_ended = self._check_soon
@@ -132,6 +140,7 @@ class Consumer:
         with self._pool_lock:
             self._pool.close(max(1.0, deadline - time.monotonic()))
         self._started = False
+        self._long_work.end()
         left = self._in_hand or self._acker.left or self._dispatcher.returned
         clean = drained and stored and not left
         if not clean:
@@ -210,7 +219,21 @@ class Consumer:
                 shard, pointer = place
                 one.update(shard=shard, pointer=pointer, messages=running[1], seconds=running[2])
             workers.append(one)
-        return {"in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers}
+        told = [
+            {"id": str(UUID(bytes=one.id)), "fraction": one.fraction, "text": one.text}
+            for one in self._long_work.told()
+        ]
+        return {
+            "in_flight": self.in_flight, "unacknowledged": self._acker.unacked, "workers": workers, "progress": told,
+        }  # fmt: skip
+
+    def look_for_cancelled(self) -> None:
+        """A message that this consumer may be at was cancelled just now. Raises the store's error."""
+        self._long_work.look()
+
+    def _cancel(self, request_id: int) -> None:
+        for worker in list(self._pool.workers):
+            worker.cancel(request_id)
 
     def figures(self) -> ConsumerFigures:
         """Counts since the start, and what is in flight now."""
@@ -221,6 +244,9 @@ class Consumer:
         now.in_flight_bytes = self._in_hand.nbytes
         now.paused = self.paused
         now.handle_s = self._dispatcher.handle_s
+        told = self._long_work.told()
+        now.progress_told = len(told)
+        now.progress = sum(one.fraction or 0.0 for one in told)
         now.lost_threads = getattr(self._pool, "lost_threads", 0)
         now.failed_starts = getattr(self._pool, "failed_starts", 0)
         now.start_error = getattr(self._pool, "start_error", None)
@@ -234,16 +260,50 @@ class Consumer:
     # -- the workers' reports (any thread)
 
     def on_done(self, first_id: int, count: int) -> None:
+        if self._long_work.asked:
+            first_id, count = self._without_broken_off(first_id, count)
+            if not count:
+                return
         chunk, start = self._in_hand.locate(first_id)
         self._acker.add_done(chunk, start, count)
         self._in_hand.forget(chunk, count)
         self._claims.poke()
 
+    def _without_broken_off(self, first_id: int, count: int) -> tuple[int, int]:
+        """What is left of a run of done messages behind those that broke off because they were cancelled."""
+        for request_id in self._long_work.broken_off(first_id, count):
+            failure = Failure(REASON_CANCELLED, "its handler was told, and came to its end")
+            done = request_id - first_id
+            if done:
+                chunk, start = self._in_hand.locate(first_id)
+                self._acker.add_done(chunk, start, done)
+                self._in_hand.forget(chunk, done)
+            self.on_failed(request_id, failure)
+            first_id, count = request_id + 1, count - done - 1
+        return first_id, count
+
     def on_failed(self, request_id: int, failure: Failure) -> None:
         chunk, index = self._in_hand.locate(request_id)
-        self._acker.add_failed(chunk, index, failure)
+        if self._long_work.asked:
+            failure = self._long_work.failure_of(request_id, failure)
+        if failure.reason == REASON_EXPIRED:
+            self._end_expired(chunk, index, failure)
+        else:
+            if failure.reason == REASON_CANCELLED:
+                self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
+            self._acker.add_failed(chunk, index, failure)
         self._in_hand.forget(chunk, 1)
         self._claims.poke()
+
+    def _end_expired(self, chunk: Chunk, index: int, failure: Failure) -> None:
+        if is_dropped(failure, self._queue.settings.on_expiry):
+            with self._lock:
+                self.counts.overdue += 1
+            self._expired_log.note(self._queue.name, 1)
+            self._acker.add_done(chunk, index, 1)
+        else:
+            self.spec.log.failed(failure.reason, failure.error, message_name(chunk.records[index]))
+            self._acker.add_failed(chunk, index, failure)
 
     def on_returned(self, first_id: int, count: int) -> None:
         chunk, start = self._in_hand.locate(first_id)
@@ -282,6 +342,7 @@ class Consumer:
     def _look_after(self) -> None:
         """Something is in hand: the workers, and the age of the claims, are looked after from now on."""
         self._acker.keep()
+        self._long_work.keep()
         if self._check_timer is None:
             self._plan_check()
 

@@ -14,8 +14,9 @@ from ignis.consumer.handler_form import check_expected, check_handler
 from ignis.consumer.handler_log import HandlerLog
 from ignis.consumer.middleware import check_layers, is_coroutine_function
 from ignis.consumer.outcome import DROPPED, Failure, Outcome, failure_of
+from ignis.consumer.work import Work, open_work
 from ignis.errors import ConfigError, ConsumerLimitError
-from ignis.message import Message
+from ignis.message import Message, as_utf8
 from ignis.native import Record
 from ignis.native.handling import Delivery
 from ignis.near_names import meant
@@ -34,6 +35,8 @@ __all__ = [
 
 POOLS = ("thread", "async", "process")
 _MOST = 1 << 62
+MAX_TEXT_CHARS = 200
+"""Of what a handler says of its progress."""
 BATCH_SIZE_RANGE = (2, 200_000)
 BATCH_WAIT_RANGE_S = (1.0, 300.0)
 
@@ -62,11 +65,13 @@ class Context(Delivery):
         attempt: 1 on the first call for this delivery, counting up with the handler's ``attempts``.
         resources: what the application put into ``Ignis(resources=...)``, shared by all handlers of the process.
         items: a dict of this call alone, for middleware to hand things down.
+        cancelled: whether somebody has cancelled the message: see `ignis.Queue.cancel`.
     """
 
     __slots__ = ()
 
     _messages: Sequence[Message] | Record
+    _work: Work | None
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -88,6 +93,34 @@ class Context(Delivery):
         if self._items is None:
             self._items = {}
         return self._items
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody has cancelled the message, and the handler should end: a handler that takes long looks now and then.
+        Once it has been told, the message ends in the sideline as ``cancelled``, whatever the handler answers. Always False in a
+        batch."""
+        return self._opened_work().look()
+
+    def progress(self, fraction: float, text: str = "") -> None:
+        """Says how far it has come, for people who look: ``ignis workers``, the metrics. Cheap; stored now and then.
+
+        Args:
+            fraction: 0 to 1.
+            text: what it is at; 200 characters of it are kept.
+
+        Raises ConfigError.
+        """
+        check_number(fraction, "fraction", 0, 1)
+        if not isinstance(text, str):
+            raise ConfigError(f"text = {shown(text)} is not text")
+        self._opened_work().tell(float(fraction), as_utf8(text[:MAX_TEXT_CHARS]))
+
+    def _opened_work(self) -> Work:
+        if self._work is None:
+            messages = self._messages
+            record = messages if isinstance(messages, Record) else messages[0]._record
+            self._work = open_work(self.queue, record.id)
+        return self._work
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self._messages, self.body, self.queue, self.attempt, self.resources)

@@ -33,6 +33,15 @@ class InHand:
     def messages(self) -> int:
         return sum(chunk.left for chunk in list(self._chunks.values()))
 
+    def numbers(self) -> tuple[int, int]:
+        """Those of the oldest and of the newest chunk; (0, 0) = there is none."""
+        numbers = list(self._chunks)
+        return (numbers[0], numbers[-1]) if numbers else (0, 0)
+
+    def chunks(self) -> list[Chunk]:
+        """Those that are not accounted for as a whole."""
+        return list(self._chunks.values())
+
     def add(self, places: Sequence[tuple[int, Sequence[int]]], records: Sequence[bytes], nbytes: int) -> Chunk:
         chunk = Chunk(next(self._numbers), places, records, nbytes)
         self._chunks[chunk.first_id >> INDEX_BITS] = chunk

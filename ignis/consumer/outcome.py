@@ -10,6 +10,7 @@
 | runs for longer than ``timeout_s``            | sideline, ``timeout``         |
 | (body cannot be decoded: it is not called)    | sideline, ``unreadable``      |
 | (its process dies)                            | sideline, ``crash``           |
+| (its deadline has passed: it is not called)   | as the queue's ``on_expiry``  |
 
 A batch handler gets a list and answers for all at once in the same way, or with a list of such answers, one per
 message. A coroutine, a generator, a future or anything else to be awaited is work whose end nobody waits for: the message
@@ -26,7 +27,7 @@ from typing import Final, NamedTuple, TypeGuard
 
 from ignis.consumer.handler_log import HandlerLog
 from ignis.history import MOST_ATTEMPTS, Attempt, trace_of, type_name
-from ignis.message import REASON_EXCEPTION, REASON_REJECTED, REASON_TIMEOUT, as_utf8
+from ignis.message import REASON_EXCEPTION, REASON_EXPIRED, REASON_REJECTED, REASON_TIMEOUT, as_utf8
 
 __all__ = [
     "DROPPED",
@@ -39,6 +40,7 @@ __all__ = [
     "by_worker",
     "failure_of",
     "is_awaitable",
+    "is_dropped",
     "joined_failure",
     "now_ms",
     "outcome_of",
@@ -127,6 +129,11 @@ def joined_failure(earlier: Sequence[Failed], last: Failure) -> Failure:
     attempts = [one for call in calls for one in call.attempts]
     ended_s = [at for call in calls for at in call.ended_s]
     return Failed.of(last.reason, last.error, attempts[-MOST_ATTEMPTS:], ended_s[-MOST_ATTEMPTS - 1 :])
+
+
+def is_dropped(failure: Failure, on_expiry: str) -> bool:
+    """Whether the message is dropped and counted instead of being set aside: it has expired, and the queue says so."""
+    return failure.reason == REASON_EXPIRED and on_expiry == "drop"
 
 
 class Dropped:

@@ -32,14 +32,29 @@ from ignis.consumer.outcome import (
     overrun_failure,
     stamped,
 )
+from ignis.consumer.work import is_asked
 from ignis.errors import UnreadableMessageError
 from ignis.history import MOST_ATTEMPTS
-from ignis.message import REASON_TIMEOUT, REASON_UNREADABLE, BodyCodec, Message, as_utf8
+from ignis.message import (
+    DEADLINE,
+    REASON_CANCELLED,
+    REASON_EXPIRED,
+    REASON_TIMEOUT,
+    REASON_UNREADABLE,
+    BodyCodec,
+    Message,
+    as_utf8,
+    decode_meta,
+    expires_at_ms_of,
+)
 from ignis.native import Record
-from ignis.native.handling import ANSWERED, FORKED, UNREADABLE, Progress, handle_records
+from ignis.native.handling import ANSWERED, DATED, FORKED, UNREADABLE, Progress, handle_records
 from ignis.process_hooks import FORKS
 
 __all__ = ["Runner", "message_name"]
+
+_FOR_GOOD = (REASON_TIMEOUT, REASON_UNREADABLE, REASON_CANCELLED)
+"""No further call follows at once."""
 
 
 class Runner:
@@ -49,11 +64,19 @@ class Runner:
         spec: the handler.
         codec: the queue's body codec.
         resources: given to every context.
+        wall: seconds since 1970, by which deadlines go.
     """
 
-    def __init__(self, spec: HandlerSpec, codec: BodyCodec[Any], resources: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        spec: HandlerSpec,
+        codec: BodyCodec[Any],
+        resources: Mapping[str, Any],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._spec = spec
         self._log = spec.log
+        self._wall = wall
         self._decode = codec.decode_checked
         self._resources = resources
         self._queue = spec.queue
@@ -86,6 +109,8 @@ class Runner:
         """One record through a plain handler."""
         try:
             record = Record(data)
+            if record.meta and (expired := self._expired(record)):
+                return expired
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
@@ -114,6 +139,8 @@ class Runner:
         """`run` where nothing stands between the worker and the handler: no middleware, one attempt."""
         try:
             record = Record(data)
+            if record.meta and (expired := self._expired(record)):
+                return expired
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
@@ -135,7 +162,7 @@ class Runner:
         """The outcome of a record for which `direct` came back."""
         if what == ANSWERED:
             return outcome_of(value, self._log)
-        if what == UNREADABLE:
+        if what in (UNREADABLE, DATED):
             return self.run(data)
         if what == FORKED:
             end_child(self._queue, value)
@@ -150,6 +177,8 @@ class Runner:
         began_s = 0.0 if clock is None else clock.now_s()
         try:
             record = Record(data)
+            if record.meta and (expired := self._expired(record)):
+                return expired
             body = self._decode(record.body)
         except UnreadableMessageError as exc:
             return self._unreadable(data, exc)
@@ -215,6 +244,19 @@ class Runner:
         self._log.failed(failure.reason, failure.error, message_name(data))
         return failure
 
+    def _expired(self, record: Record) -> Failure | None:
+        """The outcome of a message whose deadline has passed before its turn came; None for one that is to be handled."""
+        meta = record.meta
+        if DEADLINE not in meta:
+            return None
+        try:
+            ends_ms = expires_at_ms_of(decode_meta(meta))
+        except UnreadableMessageError:
+            return None  # what nobody can read is no deadline
+        if ends_ms is None or (late_s := self._wall() - ends_ms / 1000) < 0:
+            return None
+        return Failure(REASON_EXPIRED, f"its deadline had passed by {late_s:.3f} s when its turn came")
+
     def _clock(self) -> CallClock | None:
         timeout_s = self._spec.timeout_s
         return None if timeout_s is None else CallClock(self._blocked, timeout_s)
@@ -240,13 +282,16 @@ class Runner:
         except BaseException as exc:
             if isinstance(exc, self._ignore):
                 return None, DROPPED
-            if isinstance(exc, asyncio.CancelledError) and self.cancelling:
-                raise
+            if isinstance(exc, asyncio.CancelledError):
+                if self.cancelling:
+                    raise
+                if is_asked(self._queue, record.id):
+                    return None, Failure(REASON_CANCELLED, "its coroutine was cancelled")
             return None, self._raised(exc, record, context.attempt, count)
 
     @staticmethod
     def _again(outcome: Outcome) -> bool:
-        return isinstance(outcome, Failure) and outcome.reason not in (REASON_TIMEOUT, REASON_UNREADABLE)
+        return isinstance(outcome, Failure) and outcome.reason not in _FOR_GOOD
 
     def _open_batch(self, records: Sequence[bytes]) -> tuple[list[Outcome], list[_Opened]]:
         outcomes: list[Outcome] = [None] * len(records)
@@ -254,6 +299,9 @@ class Runner:
         for index, data in enumerate(records):
             try:
                 record = Record(data)
+                if record.meta and (expired := self._expired(record)):
+                    outcomes[index] = expired
+                    continue
                 todo.append(_Opened(index, record, Message(record), self._decode(record.body)))
             except UnreadableMessageError as exc:
                 outcomes[index] = self._unreadable(data, exc)

@@ -10,7 +10,7 @@ cdef class ReceiptBook:
     """
 
     def __cinit__(self, *arguments, **named):
-        if type(self) is ReceiptBook or type(self) is SendRing:
+        if type(self) is not Outbox and type(self) is not MappedOutbox:
             raise TypeError("use Outbox or MappedOutbox")
         self._failures = []
         self._heap = []

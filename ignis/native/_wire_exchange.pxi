@@ -162,6 +162,7 @@ def receive_answer(FrameReader reader not None, int fd, int64_t request_id, comm
     if reader._carry is not None or reader._exports or reader._skipping or reader._error is not None:
         return None
     while True:
+        reader._lend()
         area._busy = True
         with nogil:
             size = recv(fd, area._data, <size_t>area._read, 0)

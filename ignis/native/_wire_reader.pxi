@@ -4,7 +4,8 @@ cdef class ReadArea:
     """Memory that all connections of one event loop read into, one after the other.
 
     What a connection receives is taken out of it before the next one reads; only the beginning of a frame that is not complete
-    yet moves into the connection's own memory. So an idle connection holds no buffer.
+    yet moves into the connection's own memory. So an idle connection holds no buffer. What was not taken out before the next
+    one was given the area is refused from then on: it would be another connection's bytes.
 
     Args:
         size: bytes, 4,096 to 16 MiB.
@@ -181,6 +182,7 @@ cdef class FrameReader:
             raise BufferError("the last buffer is still in use")
         if self._carry is None:
             return memoryview(self)
+        self._lent = 0
         want = self._room_wanted()
         if want > self._carry.room:
             grown = <uint8_t *>realloc(self._carry.data, <size_t>want)
@@ -191,9 +193,15 @@ cdef class FrameReader:
             self._carry.room = want
         return memoryview(self._carry)
 
+    cdef void _lend(self) noexcept:
+        """The next bytes go into the area, over what lies there."""
+        self._area._lent += 1
+        self._lent = self._area._lent
+
     def __getbuffer__(self, Py_buffer *view, int flags):
         PyBuffer_FillInfo(view, self, self._area._data, self._area._read, 0, flags)
         self._exports += 1
+        self._lend()
 
     def __releasebuffer__(self, Py_buffer *view):
         self._exports -= 1
@@ -206,7 +214,8 @@ cdef class FrameReader:
         payload that breaks the rules stands its MalformedFrameError.
 
         Raises MalformedFrameError, FrameTooLargeError: what follows is no frame. Frames before it are returned first: then
-        `lost` says so already.
+        `lost` says so already. NativeError: another connection has been given the buffer since, or they were read into what was
+        closed.
         """
         cdef list out = []  # made before the look, as it may run others' code
         cdef Py_ssize_t used, room, skipped = 0
@@ -218,6 +227,8 @@ cdef class FrameReader:
         room = self._area._size if carry is None else carry.room - carry.filled
         if size < 0 or size > room:
             raise ValueError(f"{size} bytes were received into {room}")
+        if size and self._lent != (self._area._lent if carry is None else 0):
+            raise _errors.NativeError("read area: the bytes that were received are no longer there")
         if carry is None:
             if self._skipping:
                 skipped = min(self._skipping, size)

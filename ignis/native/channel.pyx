@@ -532,9 +532,10 @@ cdef class Channel:
                     out.append(PyBytes_FromStringAndSize(<const char *>messages[i].bytes, <Py_ssize_t>messages[i].length))
                     taken += 1
             finally:
+                # Taken first: a slot that was given back may be written anew while an entry that a successor reads still names it.
+                ign_channel_advance(self._channel, taken)
                 for i in range(taken):
                     ign_channel_give_back(self._channel, messages[i].slot, messages[i].generation)
-                ign_channel_advance(self._channel, taken)
             if taken < got:
                 break  # a bad reference: the next call raises
         rc = ign_region_check(&self._channel.region)

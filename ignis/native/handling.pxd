@@ -13,3 +13,4 @@ cdef class Delivery:
     cdef public object attempt
     cdef public object resources
     cdef public object _items
+    cdef public object _work

@@ -8,6 +8,7 @@ ANSWERED: int
 RAISED: int
 UNREADABLE: int
 FORKED: int
+DATED: int
 
 @final
 class Progress:
@@ -22,6 +23,7 @@ class Delivery:
     attempt: int
     resources: Mapping[str, Any]
     _items: dict[str, Any] | None
+    _work: Any
     def __init__(self, messages: Any, body: Any, queue: str, attempt: int, resources: Mapping[str, Any]) -> None: ...
 
 def handle_records(

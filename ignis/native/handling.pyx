@@ -41,6 +41,9 @@ cdef extern from *:
     object ignis_raised()
     object ignis_new(object type, object nothing)
 
+cdef extern from "string.h" nogil:
+    void *memmem(const void *haystack, size_t size, const void *needle, size_t needle_size)
+
 cdef extern from "Python.h":
     const size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *Py_None
@@ -52,8 +55,11 @@ ANSWERED = 1
 RAISED = 2
 UNREADABLE = 3
 FORKED = 4
+DATED = 5
 
 cdef tuple _NOTHING = ()
+cdef const char *_DEADLINE = b"expires_at_ms"  # as `ignis.message.DEADLINE`
+cdef size_t _DEADLINE_BYTES = 13
 
 
 @cython.final
@@ -101,13 +107,13 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
 
     Returns (place, what, value, monotonic time at which that call began): `WENT_ON`: the place is that of the next record, for the time is
     over, ``progress.returning`` was set, or there is none. Otherwise it is of one that was `ANSWERED` with a value that is neither None nor
-    True, whose call `RAISED` the value, or that is `UNREADABLE` and was not handed to the handler. `FORKED`: this is a child that the
+    True, whose call `RAISED` the value, or that was not handed to the handler: it is `UNREADABLE`, or `DATED`, which is for the caller to
+    look at: it seems to have a deadline. `FORKED`: this is a child that the
     call forked off, and the value is what it raised there, or None.
     """
     ign_fork_watch()
     cdef unsigned int forks = ign_fork_generation()
     cdef list held = records if type(records) is list else list(records)
-    cdef Py_ssize_t count = len(held)
     cdef uint64_t now = ign_now_ns(), until = <uint64_t>(until_s * 1e9)
     cdef PyObject *arguments[3]
     cdef PyObject *answer
@@ -116,13 +122,17 @@ def handle_records(fn, decode, kind, queue, resources, records, Py_ssize_t at, l
     cdef bytes data
     cdef object body, context = None, value
     arguments[0] = NULL
-    while at < count and not progress.returning:
+    if at < 0:
+        raise ValueError(f"there is no record {at}")
+    while at < len(held) and not progress.returning:  # it is the caller's list, which others may shorten
         progress.at_id = first_id + at
         data = held[at]
         if data is None:
             raise TypeError("a record is bytes, not None")
         if ign_record_decode(<const uint8_t *>PyBytes_AS_STRING(data), <size_t>PyBytes_GET_SIZE(data), &record) != IGN_OK:
             return at, UNREADABLE, None, now / 1e9
+        if record.meta_len and memmem(record.meta, record.meta_len, _DEADLINE, _DEADLINE_BYTES) != NULL:
+            return at, DATED, None, now / 1e9
         body = PyBytes_FromStringAndSize(<const char *>record.body, <Py_ssize_t>record.body_len)
         if decode is not None:
             try:

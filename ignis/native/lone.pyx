@@ -66,8 +66,8 @@ cdef enum:
 cdef class LoneRequest:
     """The SEND, or the SEND_BATCH of one group, that a connection has received and nothing else with it.
 
-    First `look`; then `load`, as long as nothing more is read into the area; then `acknowledge`. Where one of the first two says None,
-    nothing has happened and the bytes are as they were, for `FrameReader.received`.
+    First `look`; then `load`, before anybody is given the area to read into; then `acknowledge`. Where one of the first two says
+    None, nothing has happened and the bytes are as they were, for `FrameReader.received`.
 
     Args:
         area: what the connections read into.
@@ -78,6 +78,7 @@ cdef class LoneRequest:
     cdef ReadArea _area
     cdef ign_wire_lone _lone        # points into the area
     cdef bint _known                # there is one
+    cdef uint64_t _lent             # which time it was that the area was read into
     cdef bint _loaded
     cdef bint _busy                 # the store reads the segment
     cdef bytes _name_bytes
@@ -137,7 +138,7 @@ cdef class LoneRequest:
         self._known = self._loaded = False
         if (
             reader._area is not self._area or self._area._busy or reader._carry is not None or reader._skipping != 0
-            or reader._error is not None or not 0 < size <= self._area._size
+            or reader._error is not None or not 0 < size <= self._area._size or reader._lent != self._area._lent
         ):
             return None
         if ign_wire_lone_open(&self._lone, self._area._data, <size_t>size, <size_t>reader._max_frame_bytes) != IGN_OK:
@@ -157,6 +158,7 @@ cdef class LoneRequest:
                 return None
             self._name_bytes = raw
         self._known = True
+        self._lent = self._area._lent
         self._count = ign_wire_lone_count(&self._lone)
         return self._name
 
@@ -182,7 +184,7 @@ cdef class LoneRequest:
         cdef ign_store_mark mark
         cdef int rc
         self._check()
-        if not self._known or self._loaded:
+        if not self._known or self._loaded or self._lent != self._area._lent:
             raise ValueError("there is no request to load: look first")
         rc = ign_wire_lone_shard(&self._lone, most, &self._shard)
         if rc == IGN_FULL and chosen < most:

@@ -120,6 +120,7 @@ cdef class ReadArea:
     cdef Py_ssize_t _size
     cdef Py_ssize_t _read
     cdef Py_ssize_t _carried
+    cdef uint64_t _lent             # how often it was given to be read into
     cdef ign_wire_sorter _sorter    # scratch of whichever connection is being read
     cdef bint _busy                 # frames are being taken out
 
@@ -138,12 +139,14 @@ cdef class FrameReader:
     cdef ReadArea _area
     cdef _Carry _carry               # None between two frames
     cdef Py_ssize_t _exports        # of the area
+    cdef uint64_t _lent             # which time it was this one's; 0 = the next bytes go into the carry
     cdef bint _sends
     cdef tuple _error               # class and arguments, once the stream is lost
     cdef Py_ssize_t _skipping       # bytes to come of a frame that nobody wants
     cdef Py_ssize_t _max_frame_bytes
 
     cdef int _limit(self, Py_ssize_t value) except -1
+    cdef void _lend(self) noexcept
     cdef Py_ssize_t _room_wanted(self)
     cdef int _keep(self, const uint8_t *src, Py_ssize_t size) except -1
     cdef int _drop(self) except -1

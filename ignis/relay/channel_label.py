@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ignis.config import check_name
+from ignis.deadlines import DROP, ON_EXPIRY, note_on_expiry, on_expiry_of
 from ignis.errors import ConfigError
 from ignis.storage.base import QueueRecord
 
@@ -59,7 +60,7 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
             raise ConfigError(f"the producer's codec {label.codec!r} is not one of {', '.join(CODEC_FLAGS)}")
         for name, what in ((label.queue, "queue"), (label.client_id, "client_id"), (label.farm_id, "farm_id")):
             check_name(name, what)
-        unknown = set(label.settings) - set(_SETTINGS)
+        unknown = set(label.settings) - {*_SETTINGS, ON_EXPIRY}
         if unknown:
             raise ConfigError(f"the producer gave its queue a setting {min(unknown)!r} that queues do not have")
         return label
@@ -67,11 +68,10 @@ class Label(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 def settings_of(record: QueueRecord, chosen: Set[str] = frozenset()) -> dict[str, Any]:
     """The queue's settings that are not the defaults, and those of these names."""
-    return {
-        name: getattr(record, name)
-        for name in _SETTINGS
-        if name in chosen or getattr(record, name) != getattr(_DEFAULTS, name)
-    }
+    settings = {name: getattr(record, name) for name in _SETTINGS}
+    found = {name: value for name, value in settings.items() if name in chosen or value != getattr(_DEFAULTS, name)}
+    on_expiry = on_expiry_of(record)
+    return {**found, ON_EXPIRY: on_expiry} if ON_EXPIRY in chosen or on_expiry != DROP else found
 
 
 def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:
@@ -80,7 +80,11 @@ def record_of(name: str, state: dict[str, Any]) -> QueueRecord | None:
     found = queues.get(name) if isinstance(queues, dict) else None
     if not isinstance(found, dict):
         return None
+    settings = {"name": name, **found}
+    on_expiry = settings.pop(ON_EXPIRY, DROP)
     try:
-        return msgspec.convert({"name": name, **found}, QueueRecord)
+        record = msgspec.convert(settings, QueueRecord)
     except msgspec.ValidationError:
         return None
+    note_on_expiry(record, on_expiry)
+    return record

@@ -384,6 +384,10 @@ class Store(abc.ABC):
         nobody can set it; elsewhere it is this machine's wall clock."""
         return time.time()
 
+    def wall_s(self) -> float:
+        """What users read as the time, in seconds since 1970: the wall clock, or the one that a test gave the store."""
+        return time.time() if self.lock_clock is None else self.lock_clock()
+
     def open_publisher(self, magazine: Any, settings: PublisherSettings) -> Any:
         """A buffered publisher of this store's own making (an `ignis.Publisher`) for an `ignis.Magazine`; None, which is the
         rule: messages gather in this process and go to the store with `MagazineStore.load`."""

@@ -28,5 +28,5 @@ class ExpiredLog:
         """So many were retired just now."""
         due = self._limit.due(magazine, count) if count else 0
         if due:
-            text = "%d message(s) of %s waited longer than their time to live (message_expiry_s) and were dropped"
+            text = "%d message(s) of %s waited longer than their time to live (message_expiry_s, or a deadline) and were dropped"
             log_safely(log, logging.WARNING, text, due, magazine)

@@ -17,6 +17,7 @@ from ignis.config import check_whole, shown
 from ignis.consumer.acknowledger import Acknowledger
 from ignis.consumer.handler import DROPPED, Context, Failure, HandlerSpec, Middleware
 from ignis.consumer.middleware import is_coroutine_function
+from ignis.consumer.outcome import is_dropped
 from ignis.consumer.pools import Chunk
 from ignis.consumer.runner import Runner
 from ignis.errors import ConfigError, HandlerTimeoutError, IgnisError, UnreadableMessageError, WaitTimeoutError
@@ -278,7 +279,10 @@ class _QueueDrain:
         chunk = Chunk(next(self._numbers), places, records, sum(map(len, records)))
         counts: Counter[str] = Counter(sidelined=sum(map(len, (one.pointers for one in claims))) - len(records))
         for index, outcome in enumerate(outcomes):
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, Failure) and is_dropped(outcome, self.queue.settings.on_expiry):
+                self._acker.add_done(chunk, index, 1)
+                counts["dropped"] += 1
+            elif isinstance(outcome, Failure):
                 self._acker.add_failed(chunk, index, outcome)
                 self.caught = self.caught or self._error_of(outcome)
                 counts["sidelined"] += 1

@@ -66,6 +66,7 @@ def make_context(
     attempt: int = 1,
     resources: Mapping[str, Any] | None = None,
     items: Mapping[str, Any] | None = None,
+    cancelled: bool = False,
     **envelope: Any,
 ) -> Context:
     """A context to call a handler or a middleware with.
@@ -77,6 +78,7 @@ def make_context(
         message: the envelope; None = made of the body and ``envelope``.
         attempt, resources: as a handler would find them; without ``resources`` those of the queue's application.
         items: what outer middleware left in ``ctx.items``.
+        cancelled: whether ``ctx.cancelled`` says that the handler should end.
         envelope: as for `make_message`: ``key``, ``headers``, ``failures``, ...
 
     Raises as `make_message`.
@@ -92,6 +94,8 @@ def make_context(
         resources = {} if of is None else of.app.resources
     context = Context(messages, body, name, check_whole(attempt, "attempt", 1), resources)
     context.items.update(items or {})
+    if cancelled:
+        context._opened_work().asked = True
     return context
 
 

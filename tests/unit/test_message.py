@@ -230,7 +230,7 @@ def test_as_dict_is_json_whatever_the_record_holds(body: bytes, meta: bytes, key
 
 
 def test_reasons_are_distinct() -> None:
-    assert len(set(REASONS)) == len(REASONS) == 7
+    assert len(set(REASONS)) == len(REASONS) == 9
 
 
 @pytest.mark.parametrize("kind", UNREADABLE_METAS)

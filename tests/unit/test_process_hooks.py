@@ -73,6 +73,23 @@ def test_who_comes_during_a_fork_is_not_told_what_it_was_not_asked() -> None:
     assert run(f"{program}{FORK}{FORK}").split() == ["asked", "told"]
 
 
+def test_who_comes_while_it_is_found_out_whom_to_tell_keeps_nobody_from_being_told() -> None:
+    """As another thread may, of which a comparison that registers stands here."""
+    program = f"""{SAY}
+class Asked:
+    def __call__(self):
+        pass
+    def __hash__(self):
+        return 1
+    def __eq__(self, other):
+        on_fork(in_child=lambda: None)
+        return self is other
+on_fork(before=Asked(), in_parent=say("one"))
+on_fork(before=Asked(), in_parent=say("two"))
+{FORK}"""
+    assert run(program).split() == ["one", "two"]
+
+
 def test_the_end_calls_the_last_first_and_goes_on_after_an_error() -> None:
     program = f"{SAY}one = say('first')\nat_exit(one)\nat_exit(lambda: 1 / 0)\nat_exit(say('last'))\nat_exit(one)\n"
     said = run(program)

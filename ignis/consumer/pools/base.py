@@ -36,6 +36,8 @@ COMMAND_RETURNED = 4
 COMMAND_STARTED = 5
 COMMAND_START_FAILED = 6
 COMMAND_SAID = 7
+COMMAND_PROGRESS = 8
+COMMAND_SAW_CANCEL = 9
 
 _FRAME_OVERHEAD = 64
 
@@ -177,6 +179,11 @@ class Worker(abc.ABC):
         """(first request id, messages, seconds so far if known) of the call in progress; None when there is none, or more
         than one."""
         return None
+
+    def cancel(self, request_id: int) -> None:
+        """Somebody wants that message to end, as far as the worker is at it. What the handler sees in its context is told
+        elsewhere. May be called again."""
+        return
 
     def on_done(self, first_id: int, count: int) -> None:
         self._settle(first_id, count)

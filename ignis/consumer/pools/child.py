@@ -26,13 +26,16 @@ from ignis.consumer.outcome import attempts_of
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
+    COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
 )
 from ignis.consumer.pools.loop import FramesInbox, WorkLoop
 from ignis.consumer.registered import Registered, registered
+from ignis.consumer.work import Work, add_outlet
 from ignis.errors import ConfigError, MainGuardError, PeerDiedError
 from ignis.escaping import escape_uncaught
 from ignis.history import extended, type_name
@@ -41,6 +44,7 @@ from ignis.message import MAX_ERROR_CHARS, as_utf8
 from ignis.native import Channel, encode_frame
 
 __all__ = [
+    "NOTE_CANCEL",
     "NOTE_COUNT",
     "NOTE_FIRST",
     "NOTE_RETURN",
@@ -59,12 +63,15 @@ NOTE_SINCE_US = 2  # CLOCK_MONOTONIC microseconds when the call began
 # ... and what the parent wants of it.
 NOTE_RETURN = 3  # 1 = give back what is not started
 NOTE_STOP = 4  # 1 = end
+NOTE_CANCEL = 5  # request id + 1 of a message that is to end, 0 = none
 
 REPORT_BYTES = 32 << 10
 """The largest report: a failure with its error and its last attempts, or a line for the log."""
 
 _PARENT_CHECK_S = 0.2
 _REPORT_S = 5.0
+_TELL_S = 0.5
+"""Progress that looks the same is told to the parent again after so long."""
 _MOST_WHY = 1_500
 _MAIN_KEYS = ("init_main_from_name", "init_main_from_path")
 # The parent coordinates stopping: a terminal's Ctrl-C and its end reach the whole process group. Ignored from the first line
@@ -148,6 +155,7 @@ def entry(spec: ChildSpec) -> None:
     outbox.send(encode_frame(COMMAND_STARTED, 0, b""), timeout=_REPORT_S)
     sink = _ChildSink(outbox)
     handler.log.send = sink.say
+    add_outlet(_ChildOutlet(inbox, sink))
 
     set_note = inbox.set_note
     timed = handler.timeout_s is not None
@@ -236,6 +244,31 @@ def find_handler(module: str, name: str, queue: str) -> Registered:
     return found
 
 
+class _ChildOutlet:
+    """What the call in progress tells the parent, and is asked by it. An `ignis.consumer.work.Outlet`."""
+
+    def __init__(self, inbox: Channel, sink: _ChildSink) -> None:
+        self._inbox = inbox
+        self._sink = sink
+        self._sent: tuple[bytes, int, str] | None = None
+        self._sent_at_s = 0.0
+
+    def tell(self, work: Work) -> None:
+        """What changes nothing that can be seen is sent now and then only."""
+        now_s = time.monotonic()
+        shown = work.id, round(100 * (work.fraction or 0.0)), work.text
+        if shown != self._sent or now_s - self._sent_at_s >= _TELL_S:
+            self._sent, self._sent_at_s = shown, now_s
+            self._sink.send(COMMAND_PROGRESS, (work.id, work.fraction, work.text))
+
+    def is_asked(self) -> bool:
+        asked = self._inbox.get_note(NOTE_CANCEL)
+        return asked != 0 and asked == self._inbox.get_note(NOTE_FIRST)
+
+    def saw(self, work: Work) -> None:
+        self._sink.send(COMMAND_SAW_CANCEL, work.id)
+
+
 class _ChildSink:
     """Sends outcomes to the parent."""
 
@@ -272,6 +305,10 @@ class _ChildSink:
                 ),
             )
         )
+
+    def send(self, command: int, payload: object) -> None:
+        """Something about the call in progress."""
+        self._send(encode_frame(command, 0, _encode(payload)))
 
     def say(self, level: int, key: str, text: str) -> None:
         """A line for the parent's log."""

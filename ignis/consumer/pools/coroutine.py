@@ -49,11 +49,12 @@ class LoopFeeder(Protocol):
 class _Call:
     """One call of the handler, and its messages until they are accounted for."""
 
-    __slots__ = ("begun", "ids")
+    __slots__ = ("begun", "cancelled", "ids")
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.ids: Sequence[int] = ids
         self.begun = False
+        self.cancelled = False
 
 
 class _LoopWorker(Worker):
@@ -155,7 +156,18 @@ class _LoopWorker(Worker):
         # In any order, and nobody ever asks what a loop owes: it cannot be killed apart from its process.
         self.reported += count
 
+    def cancel(self, request_id: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self._cancel_call, request_id)
+
     # -- on the loop from here
+
+    def _cancel_call(self, request_id: int) -> None:
+        """Cancels the task, once: what it does to clean up after itself is not disturbed."""
+        for task, call in self._tasks.items():
+            if call.begun and not call.cancelled and request_id in call.ids:
+                call.cancelled = True
+                task.cancel()
 
     def _pump(self) -> None:
         self._pumping = False

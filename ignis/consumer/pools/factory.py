@@ -25,6 +25,7 @@ def make_pool(
     max_record_bytes: int,
     give_back_s: float,
     start_timeout_s: float = 60.0,
+    cancel_grace_s: float = 10.0,
     claims: object = None,
 ) -> Pool:
     """The pool that ``spec.pool`` names, without workers yet.
@@ -34,6 +35,7 @@ def make_pool(
         max_record_bytes: the largest record that may come.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a worker process may take until it is ready.
+        cancel_grace_s: how long one may go on with a message that was cancelled.
         claims: a `Feeder` for threads that claim, a `LoopFeeder` for coroutines; None = they are fed, as processes always are.
     """
     if spec.pool == "async":
@@ -48,6 +50,7 @@ def make_pool(
             max_record_bytes=max_record_bytes,
             give_back_s=give_back_s,
             start_timeout_s=start_timeout_s,
+            cancel_grace_s=cancel_grace_s,
         )
     return ThreadPool(
         spec,

@@ -20,8 +20,10 @@ from ignis.consumer.pools import child
 from ignis.consumer.pools.base import (
     COMMAND_DONE,
     COMMAND_FAILED,
+    COMMAND_PROGRESS,
     COMMAND_RETURNED,
     COMMAND_SAID,
+    COMMAND_SAW_CANCEL,
     COMMAND_START_FAILED,
     COMMAND_STARTED,
     INBOX_CAPACITY,
@@ -32,10 +34,11 @@ from ignis.consumer.pools.base import (
     frames_of,
     inbox_classes,
 )
+from ignis.consumer.work import Work, note_seen, open_work
 from ignis.errors import ClosedError, NativeError, PeerDiedError, WorkerStartError
 from ignis.exit_status import ending
 from ignis.history import parsed
-from ignis.message import REASON_CRASH
+from ignis.message import REASON_CANCELLED, REASON_CRASH
 from ignis.native import Channel, process_start_time
 from ignis.private_files import make_temporary
 from ignis.process_hooks import at_exit
@@ -66,6 +69,9 @@ class _ProcessWorker(Worker):
         self.leaving = False
         self.started_at = time.monotonic()
         self._kill_reason: Failure | None = None
+        self._kill_of: int | None = None  # what it was at when it was to be killed, where that counts
+        self._cancelled: tuple[int, float] | None = None  # request id, since when
+        self._work: Work | None = None  # of the call in progress, where it has told anything
         self._abandoned = False
         self._attached = False
         self.ready = False
@@ -133,6 +139,34 @@ class _ProcessWorker(Worker):
         except LookupError:
             return "a message that is reported by now"
 
+    def cancel(self, request_id: int) -> None:
+        running = self.running()
+        if running is None or running[0] != request_id:
+            return  # it is asked again
+        if self._cancelled is None or self._cancelled[0] != request_id:
+            self._cancelled = request_id, time.monotonic()
+        try:
+            self.inbox.set_note(child.NOTE_CANCEL, request_id + 1)
+        except ClosedError:
+            return
+
+    def kill_cancelled(self, now_s: float, grace_s: float) -> None:
+        """Kills it when it goes on for too long with a message that was cancelled."""
+        cancelled = self._cancelled
+        if cancelled is None:
+            return
+        running = self.running()
+        if running is None or running[0] != cancelled[0]:
+            self._cancelled = None
+        elif now_s - cancelled[1] > grace_s:
+            self._cancelled = None
+            log.warning(
+                "worker process %d (%s) went on with %s for %g s after it was cancelled, and is killed",
+                self.process.pid, self.name, self.name_of(running[0], running[1]), grace_s,
+            )  # fmt: skip
+            self._kill_of = cancelled[0]
+            self.kill(Failure(REASON_CANCELLED, f"its process was killed {grace_s:g} s after it was told"))
+
     def kill(self, reason: Failure | None) -> None:
         """SIGKILL; what was running goes to the sideline for ``reason``, or without one stays claimed."""
         self._kill_reason = reason
@@ -167,6 +201,8 @@ class _ProcessWorker(Worker):
     def _take(self, messages: list[bytes]) -> None:
         for message in messages:
             for command, request_id, payload in frames_of(message):
+                if command in (COMMAND_DONE, COMMAND_FAILED, COMMAND_RETURNED):
+                    self._work = None  # a call that tells anything has ended with the next report
                 if command == COMMAND_DONE:
                     count, timed, elapsed_s = _decode(payload)
                     self.on_done(request_id, count)
@@ -175,6 +211,13 @@ class _ProcessWorker(Worker):
                 elif command == COMMAND_FAILED:
                     reason, error, attempts = _decode(payload)
                     self.on_failed(request_id, Failed.of(reason, error, parsed(attempts)))
+                elif command == COMMAND_PROGRESS:
+                    id, fraction, text = _decode(payload)
+                    if self._work is None or self._work.id != id:
+                        self._work = open_work(self._pool.spec.queue, id)
+                    self._work.tell(fraction, text)
+                elif command == COMMAND_SAW_CANCEL:
+                    note_seen(self._pool.spec.queue, _decode(payload))
                 elif command == COMMAND_SAID:
                     self._pool.spec.log.forwarded(*_decode(payload))
                 elif command == COMMAND_RETURNED:
@@ -196,6 +239,7 @@ class _ProcessWorker(Worker):
         if not self.ready and self.start_error is None:
             self.start_error = f"the process ended with {ending(code)} before it was ready"
         running = self.running()
+        self._work = None
         if self.outstanding or (code and self._kill_reason is None):
             at = f", at {self.name_of(running[0], running[1])}" if running else ""
             log.warning(
@@ -203,6 +247,8 @@ class _ProcessWorker(Worker):
                 self.process.pid, self.name, self._pool.spec.queue, ending(code), self.outstanding, at,
             )  # fmt: skip
         failure = self._kill_reason
+        if self._kill_of is not None and (running is None or running[0] != self._kill_of):
+            failure = None  # it had come to its end, and the kill met the next one
         if failure is None and not self._abandoned:
             failure = Failure(REASON_CRASH, f"worker process ended with {ending(code)}")
         first, count = (running[0], running[1]) if running else (0, 0)
@@ -241,6 +287,7 @@ class ProcessPool(Pool):
         max_record_bytes: the largest record that may come.
         give_back_s: see `WorkLoop`.
         start_timeout_s: how long a process may take until it is ready.
+        cancel_grace_s: how long one may go on with a message that was cancelled.
     """
 
     def __init__(
@@ -252,6 +299,7 @@ class ProcessPool(Pool):
         max_record_bytes: int,
         give_back_s: float,
         start_timeout_s: float,
+        cancel_grace_s: float,
     ) -> None:
         self.spec = spec
         self.sink = sink
@@ -260,6 +308,7 @@ class ProcessPool(Pool):
         self.give_back_s = give_back_s
         self.pid = os.getpid()
         self._start_timeout_s = start_timeout_s
+        self._cancel_grace_s = cancel_grace_s
         memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
         if memory.is_dir():
             _remove_leftovers(memory)
@@ -363,6 +412,8 @@ class ProcessPool(Pool):
                     said = f"{failure.error}; its process is killed"
                     self.spec.log.failed(failure.reason, said, worker.name_of(running[0], running[1]))
                     worker.kill(failure)
+        for worker in [*self._workers, *self._leaving]:
+            worker.kill_cancelled(now_s, self._cancel_grace_s)
         for worker in list(self._workers):
             if not worker.ready and now_s - worker.started_at > self._start_timeout_s and worker.process.poll() is None:
                 worker.start_error = self._too_slow()

@@ -143,6 +143,18 @@ def test_what_is_no_record_at_all_is_refused(odd: Any) -> None:
         run(lambda body: None, [odd])
 
 
+def test_a_list_that_others_shorten_ends_where_it_ends() -> None:
+    held = records(*[b"x"] * 1_000)
+
+    def handle(body: bytes) -> None:
+        held.clear()
+
+    assert run(handle, held) == (1, WENT_ON, None)
+    assert run(handle, held, 5) == (5, WENT_ON, None)
+    with pytest.raises(ValueError, match="no record -1"):
+        run(handle, records(b"x"), -1)
+
+
 def test_nothing_is_kept() -> None:
     answer, error, kept = object(), ValueError("one"), records(b"x" * 50)
 

@@ -30,8 +30,8 @@ ID = 77
 class Connection:
     """The receiving side: what `comes` lies where a loop has read it."""
 
-    def __init__(self) -> None:
-        self.area = ReadArea(8_192)
+    def __init__(self, area: ReadArea | None = None) -> None:
+        self.area = area or ReadArea(8_192)
         self.reader = FrameReader(self.area, 4_096, sends=True)
         self.lone = LoneRequest(self.area)
 
@@ -163,6 +163,18 @@ def test_a_frame_of_which_something_lies_elsewhere_is_none(here: Connection) -> 
     assert here.lone.look(here.reader, len(data)) is None
     other = Connection()
     assert here.lone.look(other.reader, len(data)) is None
+
+
+def test_what_another_connection_was_read_over_is_not_loaded(here: Connection, log: Log, number: int) -> None:
+    """Where it lies is another customer's message by then, whole and with the right checksums."""
+    other = Connection(here.area)
+    assert here.comes(send(1, body=b"mine")) == "m"
+    assert other.comes(send(2, body=b"hers")) == "m"
+    with pytest.raises(ValueError, match="look first"):
+        here.lone.load(log, number, 4, 0, 0)
+    assert here.lone.look(here.reader, len(send(1, body=b"mine"))) is None
+    assert other.lone.load(log, number, 4, 0, 0) == 1
+    assert [there(log, number, shard) for shard in range(4)] == [[], [], [(1, [b"hers"], 0)], []]
 
 
 def test_with_an_owner_it_is_claimed_unless_older_ones_wait(here: Connection, log: Log, number: int) -> None:

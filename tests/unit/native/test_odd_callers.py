@@ -229,7 +229,10 @@ def test_a_mapped_outbox_is_collected_with_its_hooks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [SendRing, ReceiptBook])
 def test_what_kinds_of_outbox_share_is_no_outbox(kind: type[ReceiptBook]) -> None:
-    for make in (kind, lambda: kind.__new__(kind)):
+    class Own(kind):  # type: ignore[misc,valid-type]
+        pass
+
+    for make in (kind, lambda: kind.__new__(kind), Own, lambda: kind.__new__(Own)):
         with pytest.raises(TypeError, match="use Outbox"):
             make()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ignis.broker.protocol.commands import Command
 from ignis.broker.protocol.payloads import pack_send, pack_send_batch
-from ignis.errors import FrameTooLargeError, MalformedFrameError
+from ignis.errors import FrameTooLargeError, MalformedFrameError, NativeError
 from ignis.native import ANY_SHARD, PackedBatch, Record, decode_frames, encode_frame, encode_record, shard_for_key
 from ignis.native.wire import (
     FrameReader,
@@ -236,6 +236,33 @@ def test_two_connections_share_an_area() -> None:
         assert other.feed(frames[n + 1][:200]) == []
         found += one.feed(frames[n][100:]) + other.feed(frames[n + 1][200:])
     assert found == [(7, n, bytes([n]) * 500) for n in range(4)]
+
+
+def test_bytes_that_another_connection_was_read_over_are_refused() -> None:
+    area = ReadArea(4_096)
+    one, other = FrameReader(area, 1 << 16), FrameReader(area, 1 << 16)
+    frame, others = encode_frame(7, 1, b"mine"), encode_frame(7, 2, b"hers")
+    with one.get_buffer() as buffer:
+        buffer[: len(frame)] = frame
+    with other.get_buffer() as buffer:
+        buffer[: len(others)] = others
+    with pytest.raises(NativeError, match="no longer there"):
+        one.received(len(frame))
+    assert one.received(0) == []
+    assert other.received(len(others)) == [(7, 2, b"hers")]
+    assert one.feed(frame) == [(7, 1, b"mine")]
+
+
+def test_bytes_are_looked_for_only_where_they_were_read_into() -> None:
+    reader, frame = FrameReader(ReadArea(4_096), 1 << 16), encode_frame(7, 1, b"mine")
+    reader.feed(frame[:5])
+    with pytest.raises(NativeError, match="no longer there"):
+        reader.received(9)  # into a frame's own memory, which was not given yet
+    reader.get_buffer().release()
+    reader.close()
+    with pytest.raises(NativeError, match="no longer there"):
+        reader.received(9)  # they went with what was closed
+    assert reader.feed(frame) == [(7, 1, b"mine")]
 
 
 def test_what_is_announced_costs_nothing() -> None:

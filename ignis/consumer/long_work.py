@@ -1,0 +1,164 @@
+"""Looks after what takes long in one consumer: who cancelled any of it, and how far it says to have come.
+
+Both travel in the queue's record, see `ignis.cancellation` and `ignis.told_progress`. It is read once a second, and only while
+something has been in hand since the look before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ignis.cancellation import forget_requests, requests_of
+from ignis.consumer.in_hand import InHand
+from ignis.consumer.outcome import Failed, Failure, attempts_of
+from ignis.consumer.work import Work, ask, told, was_seen, withdraw
+from ignis.context import QueueContext
+from ignis.errors import IgnisError, UnreadableMessageError
+from ignis.log_limit import LimitedLog
+from ignis.message import REASON_CANCELLED
+from ignis.native import Record
+from ignis.told_progress import store_progress
+from ignis.upkeep import Timer, timers_of
+
+__all__ = ["LongWork"]
+
+log = logging.getLogger("ignis.consumer")
+
+LOOK_S = 1.0
+_STORE_S = 5.0
+"""Progress is stored at most so often."""
+
+
+class LongWork:
+    """Tells the workers of one consumer who is to end, and stores what they say of their progress. Thread-safe.
+
+    Args:
+        queue: whose messages they are.
+        in_hand: the messages that are with workers.
+        cancel: called with the request id of a message that is to end, again and again while it is in hand.
+        may_cancel: whether one message of a call can be cancelled: not of a batch.
+    """
+
+    def __init__(
+        self, queue: QueueContext[Any], in_hand: InHand, cancel: Callable[[int], None], *, may_cancel: bool
+    ) -> None:
+        self._queue = queue
+        self._in_hand = in_hand
+        self._cancel = cancel
+        self._may_cancel = may_cancel
+        self._lock = threading.Lock()  # over the timer
+        self._timer: Timer | None = None
+        self._ended = False
+        self._newest = 0  # the number of the newest chunk, at the last look
+        self._said = LimitedLog(log)
+        self._stored: dict[bytes, tuple[float, str]] = {}  # what of this consumer's is in the store
+        self._store_at = 0.0
+        self.asked: dict[int, bytes] = {}
+        """Request id -> message id: in hand here, and to end."""
+
+    # -- while anything is in hand
+
+    def keep(self) -> None:
+        """Something is in hand. Cheap after the first time."""
+        if self._timer is None:
+            self._plan()
+
+    def end(self) -> None:
+        """It is looked at nothing any more, and nothing is left behind."""
+        with self._lock:
+            self._ended = True
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        self._forget(list(self.asked))
+        self._store_told([])
+
+    def _plan(self) -> None:
+        with self._lock:
+            if self._timer is None and not self._ended:
+                self._timer = timers_of(None).after(LOOK_S, self._look_in_time)
+
+    def _look_in_time(self) -> None:
+        with self._lock:
+            self._timer = None
+        before = self._newest
+        oldest, self._newest = self._in_hand.numbers()
+        try:
+            if 0 < oldest <= before:
+                self.look()
+            self._forget([one for one in list(self.asked) if self._in_hand.place(one) is None])
+            if time.monotonic() >= self._store_at:
+                self._store_told(self.told())
+        except IgnisError as exc:
+            self._said.warning("what runs long of %s could not be looked after: %s", self._queue.name, exc)
+        finally:
+            if oldest or self.asked or self._stored:
+                self._plan()
+
+    def look(self) -> None:
+        """Reads who is to end, and tells those that are in hand here. Raises the store's error."""
+        if not self._may_cancel:
+            return
+        record = self._queue.store.queues.get(self._queue.name)
+        wanted = frozenset() if record is None else requests_of(record)
+        if not wanted:
+            return
+        for request_id, id in self._ids_in_hand():
+            if id in wanted and self._in_hand.place(request_id) is not None:
+                self.asked[request_id] = id
+                ask(self._queue.name, id)
+                self._cancel(request_id)
+
+    def _ids_in_hand(self) -> Iterator[tuple[int, bytes]]:
+        """(request id, message id), of readable messages; some may be accounted for already."""
+        for chunk in self._in_hand.chunks():
+            for request_id, data in enumerate(chunk.records, chunk.first_id):
+                with contextlib.suppress(UnreadableMessageError):
+                    yield request_id, Record(data).id
+
+    def _forget(self, request_ids: list[int]) -> None:
+        """These are accounted for."""
+        ids = [id for one in request_ids if (id := self.asked.pop(one, None)) is not None]
+        for id in ids:
+            withdraw(self._queue.name, id)
+        if ids:
+            forget_requests(self._queue.store.queues, self._queue.name, ids)
+
+    # -- what becomes of those that were to end
+
+    def broken_off(self, first_id: int, count: int) -> list[int]:
+        """Those of these requests whose handlers knew that they were to end, ascending."""
+        name = self._queue.name
+        return sorted(
+            one for one, id in list(self.asked.items()) if first_id <= one < first_id + count and was_seen(name, id)
+        )
+
+    def failure_of(self, request_id: int, failure: Failure) -> Failure:
+        """As which a message fails: what broke off because it was cancelled has failed for that."""
+        if failure.reason == REASON_CANCELLED or not self.broken_off(request_id, 1):
+            return failure
+        return Failed.of(REASON_CANCELLED, failure.error, attempts_of(failure))
+
+    # -- progress
+
+    def told(self) -> list[Work]:
+        """What runs here and has told its progress."""
+        works = told(self._queue.name)
+        if not works:
+            return works
+        here = {id for _, id in self._ids_in_hand()}  # another consumer of this process may have a queue of that name
+        return [work for work in works if work.id in here]
+
+    def _store_told(self, works: list[Work]) -> None:
+        """Stores what has changed, and removes what has ended."""
+        now = {work.id: (work.fraction or 0.0, work.text) for work in works}
+        if now == self._stored and not now:
+            return
+        self._store_at = time.monotonic() + _STORE_S
+        store_progress(self._queue.store.queues, self._queue.name, self._queue.store.owner, now, self._stored.keys())
+        self._stored = now

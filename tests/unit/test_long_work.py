@@ -1,0 +1,370 @@
+"""Long work: progress, and cancelling what runs, in every kind of worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+import ignis
+from ignis.cancellation import CANCEL, requests_of
+from ignis.cli import exit_codes, main
+from ignis.config import ConsumerSettings
+from ignis.consumer import work
+from ignis.errors import ConfigError, InvalidMessageError
+from ignis.metrics import Collector, Exposition
+from ignis.storage.base import QueueRecord
+from ignis.testing import drain, make_context
+from ignis.told_progress import PROGRESS, progress_of, store_progress
+from tests.apps import long_work
+from tests.conftest import MakeApp
+from tests.support import WAIT_S, Journal, eventually
+
+
+def reason_of(queue: ignis.Queue[Any]) -> tuple[str, str | None]:
+    (aside,) = eventually(queue.sideline.peek)
+    return aside.envelope.id, aside.envelope.reason
+
+
+class Polite:
+    """A thread's handler that ends when it is told, or when the test does."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.over = threading.Event()
+        self.calls = 0
+
+    def __call__(self, body: str, ctx: ignis.Context) -> None:
+        self.calls += 1
+        self.begun.set()
+        while not ctx.cancelled and not self.over.wait(0.005):
+            pass
+
+
+@pytest.mark.parametrize("options", [{}, {"attempts": 1, "timeout_s": 60}], ids=["direct", "with a time-out"])
+def test_a_thread_is_told_and_breaks_off(app: ignis.Ignis, options: dict[str, Any]) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    handler = Polite()
+    queue.handler(**options)(handler)
+    published = queue.publish("a")
+    app.start()
+    try:
+        assert handler.begun.wait(WAIT_S)
+        assert queue.cancel(published.id) == "running"
+        assert reason_of(queue) == (published.id, "cancelled")
+        stats = eventually(lambda: (found := queue.stats()["consumer"]).get("sidelined_cancelled") == 1 and found)
+        assert (stats["handled"], handler.calls) == (0, 1)
+        eventually(lambda: CANCEL not in app.store.queues.get("jobs").extra)  # type: ignore[union-attr]
+        assert queue.shovel.run_scheduled().waiting == 1, "it does not come back by itself"
+        assert not work._asked and not work._seen
+    finally:
+        handler.over.set()
+
+
+def test_a_thread_that_does_not_look_comes_to_its_end(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, shards=1)
+    begun, over = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    @queue.handler
+    def handle(body: str) -> None:
+        begun.set()
+        assert over.wait(WAIT_S)
+        seen.append(body)
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(published.id) == "running"
+    over.set()
+    queue.publish("b")
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 2)
+    assert (seen, queue.sideline.pending()) == (["a", "b"], 0)
+
+
+def test_one_of_a_chunk_is_cancelled_and_the_others_are_done(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, shards=1, shovel_interval=0)
+    begun = threading.Event()
+    seen: list[str] = []
+
+    @queue.handler
+    def handle(body: str, ctx: ignis.Context) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while body == "c" and not ctx.cancelled and time.monotonic() < until_s:
+            begun.set()
+            time.sleep(0.005)
+        seen.append(body)
+
+    queue.publish_many([f"quick {n}" for n in range(500)])  # so that the next come as one chunk
+    ids = queue.publish_many(["a", "b", "c", "d", "e"])
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(ids[2]) == "running"
+    assert reason_of(queue) == (ids[2], "cancelled")
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 504)
+    assert seen[-5:] == ["a", "b", "c", "d", "e"]
+
+
+def test_a_handler_that_raises_because_it_was_told(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    begun = threading.Event()
+
+    @queue.handler
+    def handle(body: str, ctx: ignis.Context) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while not ctx.cancelled and time.monotonic() < until_s:
+            begun.set()
+            time.sleep(0.005)
+        raise RuntimeError("broken off at 40 %")
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    queue.cancel(published.id)
+    assert reason_of(queue) == (published.id, "cancelled")
+    message = queue.sideline.peek()[0].envelope
+    assert message.error == "RuntimeError: broken off at 40 %"
+    assert message.history[0].trace
+
+
+@pytest.mark.parametrize("timeout_s", [None, 60])
+def test_a_coroutine_is_cancelled(app: ignis.Ignis, timeout_s: float | None) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    begun = threading.Event()
+    cleaned: list[str] = []
+
+    @queue.handler(timeout_s=timeout_s, attempts=3, concurrency=2)
+    async def handle(body: str) -> None:
+        if body == "quick":
+            return
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(body)
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(published.id) == "running"
+    assert reason_of(queue) == (published.id, "cancelled")
+    assert cleaned == ["a"]
+    queue.publish("quick")
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 1)
+
+
+def test_a_coroutine_that_refuses_is_done(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str)
+    begun = threading.Event()
+
+    @queue.handler
+    async def handle(body: str) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        except asyncio.CancelledError:
+            return
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    queue.cancel(published.id)
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 1)
+    assert queue.sideline.pending() == 0
+
+
+def processes(new_app: MakeApp, url: str, grace_s: float) -> tuple[ignis.Ignis, ignis.Queue[str]]:
+    app = new_app(url, consumer={"cancel_grace_s": grace_s})
+    queue = app.queue("long", str, shards=1, shovel_interval=0)
+    queue.handler(pool="process")(long_work.work)
+    return app, queue
+
+
+def test_a_worker_process_is_told(embedded_url: str, journal: Journal, new_app: MakeApp) -> None:
+    app, queue = processes(new_app, embedded_url, WAIT_S)
+    published = queue.publish("polite")
+    app.start()
+    told = eventually(lambda: queue.consumer and queue.consumer.in_hand()["progress"])
+    assert told == [{"id": published.id, "fraction": 0.25, "text": "on its way"}]
+    assert queue.cancel(published.id) == "running"
+    assert reason_of(queue) == (published.id, "cancelled")
+    queue.publish("quick")
+    eventually(lambda: "ended quick" in journal.lines())
+    stats = queue.stats()["consumer"]
+    assert (stats["worker_deaths"], stats["progress_told"]) == (0, 0)
+    assert "ended polite" not in journal.lines()
+
+
+def test_a_worker_process_that_does_not_look_is_killed(embedded_url: str, journal: Journal, new_app: MakeApp) -> None:
+    app, queue = processes(new_app, embedded_url, 0.1)
+    ids = queue.publish_many(["deaf", "quick"])
+    app.start()
+    eventually(lambda: "begun deaf" in journal.lines())
+    assert queue.cancel(ids[0]) == "running"
+    assert reason_of(queue) == (ids[0], "cancelled")
+    eventually(lambda: "ended quick" in journal.lines())
+    assert "ended deaf" not in journal.lines()
+    assert queue.sideline.pending() == 1
+
+
+def test_progress_is_shown(app: ignis.Ignis, capsys: pytest.CaptureFixture[str]) -> None:
+    queue = app.queue("jobs", str)
+    begun, over = threading.Event(), threading.Event()
+
+    @queue.handler(concurrency=2)
+    def handle(body: str, ctx: ignis.Context) -> None:
+        ctx.progress(0.25 if body == "a" else 0.5, body)
+        begun.set()
+        over.wait(WAIT_S)
+
+    queue.publish_many(["a", "b"])
+    app.start()
+    try:
+        consumer = queue.consumer
+        assert consumer is not None
+        eventually(lambda: len(consumer.in_hand()["progress"]) == 2)
+        text = Exposition(Collector(app.stats)).text().decode()
+        assert 'ignis_progress_told{queue="jobs"} 2.0' in text
+        assert 'ignis_progress{queue="jobs"} 0.75' in text
+    finally:
+        over.set()
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 2)
+    assert queue.stats()["consumer"]["progress_told"] == 0
+
+
+def test_the_command_line(embedded_url: str, new_app: MakeApp, capsys: pytest.CaptureFixture[str]) -> None:
+    app = new_app(embedded_url)
+    queue = app.queue("jobs", str, shards=1, shovel_interval=0)
+    handler = Polite()
+
+    @queue.handler
+    def handle(body: str, ctx: ignis.Context) -> None:
+        ctx.progress(0.4, "rows read")
+        handler(body, ctx)
+
+    running = queue.publish("a")
+    app.start()
+    try:
+        assert handler.begun.wait(WAIT_S)
+        waiting = queue.publish("b").id
+
+        def shown() -> Any:
+            capsys.readouterr()
+            assert main(["--url", embedded_url, "workers", "jobs", "--json"]) == exit_codes.OK
+            return json.loads(capsys.readouterr().out)["progress"]
+
+        (one,) = eventually(shown)
+        assert (one["id"], one["fraction"], one["text"]) == (running.id, 0.4, "rows read")
+        assert main(["--url", embedded_url, "workers"]) == exit_codes.OK
+        assert "40%" in capsys.readouterr().out
+        nobody = str(uuid.uuid4())
+        cancel = ["--url", embedded_url, "queue", "cancel", "jobs"]
+        assert main([*cancel, running.id, waiting, nobody, "--json"]) == exit_codes.OK
+        found = json.loads(capsys.readouterr().out)["messages"]
+        assert found == {running.id: "running", waiting: "waiting", nobody: None}
+        assert reason_of(queue) == (running.id, "cancelled")
+        assert main([*cancel, nobody]) == exit_codes.NOTHING
+    finally:
+        handler.over.set()
+
+
+def test_in_a_batch_nothing_is_cancelled(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str)
+    begun, over = threading.Event(), threading.Event()
+    looked: list[bool] = []
+
+    @queue.handler(batch_size=2)
+    def handle(bodies: list[str], ctx: ignis.Context) -> None:
+        begun.set()
+        assert over.wait(WAIT_S)
+        looked.append(ctx.cancelled)
+
+    ids = queue.publish_many(["a", "b"])
+    app.start()
+    assert begun.wait(WAIT_S)
+    queue.cancel(ids[0])
+    over.set()
+    eventually(lambda: queue.stats()["consumer"]["handled"] == 2)
+    assert looked == [False]
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1, float("nan"), "half", True])
+def test_wrong_progress(fraction: Any) -> None:
+    with pytest.raises(ConfigError, match="fraction"):
+        make_context("a").progress(fraction)
+
+
+def test_wrong_text() -> None:
+    with pytest.raises(ConfigError, match="text"):
+        make_context("a").progress(0.5, b"x")  # type: ignore[arg-type]
+
+
+def test_a_context_that_a_test_makes() -> None:
+    assert not make_context("a").cancelled
+    context = make_context("a", cancelled=True)
+    assert context.cancelled
+    context.progress(1, "x" * 300)
+    assert context._work is not None and context._work.text == "x" * 200
+    work.withdraw("test", context._work.id)
+
+
+def test_who_asks_nothing_leaves_nothing() -> None:
+    with ignis.Ignis("memory://") as app:
+        queue = app.queue("jobs", str)
+        kept: list[Any] = []
+
+        @queue.handler
+        def handle(body: str, ctx: ignis.Context) -> None:
+            kept.append(ctx._work)
+
+        queue.publish("a")
+        drain(queue)
+        assert kept == [None]
+        assert work.told("jobs") == []
+
+
+def test_requests_are_bounded(memory_app: ignis.Ignis) -> None:
+    queue = memory_app.queue("jobs", str, shards=1)
+    ids = queue.publish_many([str(n) for n in range(150)])
+    queue.main.fire(150)
+    for id in ids:
+        assert queue.cancel(id) == "running"
+    record = memory_app.store.queues.get("jobs")
+    assert record is not None
+    assert requests_of(record) == {uuid.UUID(id).bytes for id in ids[50:]}
+
+
+def test_ids_that_are_none(memory_app: ignis.Ignis) -> None:
+    with pytest.raises(InvalidMessageError, match="UUID"):
+        memory_app.queue("jobs", str).cancel("7")
+
+
+def test_what_others_wrote_is_passed_over() -> None:
+    record = QueueRecord("jobs", extra={CANCEL: {"x": 1, 7: 8, str(uuid.uuid4()): "then"}, PROGRESS: {"x": [1], 7: 8}})
+    assert requests_of(record) == frozenset()
+    assert progress_of(record) == []
+    assert requests_of(QueueRecord("jobs", extra={CANCEL: 7})) == frozenset()
+
+
+def test_stored_progress_is_bounded_and_grows_old(memory_app: ignis.Ignis) -> None:
+    memory_app.queue("jobs", str).open()
+    queues = memory_app.store.queues
+    many = {uuid.uuid4().bytes: (0.5, "\N{SNOWMAN}" * 200) for _ in range(150)}
+    store_progress(queues, "jobs", "me", many, ())
+    record = queues.get("jobs")
+    assert record is not None
+    assert len(progress_of(record)) == 50
+    assert progress_of(record, record.extra[PROGRESS][next(iter(record.extra[PROGRESS]))][3] + 30_000) == []
+    store_progress(queues, "jobs", "me", {}, many)
+    record = queues.get("jobs")
+    assert record is not None and PROGRESS not in record.extra
+
+
+def test_the_grace_is_a_setting() -> None:
+    assert ConsumerSettings().cancel_grace_s == 10
