@@ -17,10 +17,12 @@ from ignis.errors import (
     ClosedError,
     ConfigError,
     DelayNotSupportedError,
+    ForkedHandleError,
     PublishError,
     StoreFullError,
     WaitTimeoutError,
 )
+from ignis.process_hooks import FORKS
 from ignis.publisher import pending_messages
 from ignis.testing import ManualClock, drain
 from tests.support import WAIT_S, NewThreads, eventually
@@ -272,6 +274,15 @@ def test_what_lies_in_the_ring_is_routed_anew_with_its_time(app: Ignis, monkeypa
     found = list(queue.later)
     assert [one.message.body for one in found if one.message is not None] == [b"%d" % n for n in range(100)]
     assert len({one.shard for one in found}) > 2
+
+
+def test_in_the_child_of_a_fork_it_says_so(app: Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
+    with app.queue("jobs", int).publisher() as publisher:
+        with monkeypatch.context() as child:
+            child.setattr("ignis.delaying_publisher.FORKS", [FORKS[0] + 1])
+            with pytest.raises(ForkedHandleError):
+                publisher.send(1, delay="1h")
+        publisher.send(1, delay="1h").result(WAIT_S)
 
 
 def test_many_threads_send(app: Ignis) -> None:

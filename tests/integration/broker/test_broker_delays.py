@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -15,6 +17,7 @@ from ignis import Ignis
 from ignis.broker.client import later_requests, requests, store_requests
 from ignis.broker.client.address import BrokerAddress
 from ignis.broker.client.async_client import AsyncClient
+from ignis.cli import main
 from ignis.errors import (
     ConfigError,
     DelayNotSupportedError,
@@ -29,6 +32,7 @@ from ignis.storage.embedded.magazines import EmbeddedMagazines
 from ignis.storage.later import KeepsLater, later_of
 from tests.contract.support import text
 from tests.integration.broker.test_broker_permissions import Tokens
+from tests.integration.broker.test_broker_process import BrokerProcess
 from tests.support import WAIT_S, eventually
 from tests.support.broker import RunningBroker
 
@@ -143,6 +147,25 @@ def test_what_is_run_now_is_delivered_at_once(broker: RunningBroker) -> None:
         assert other.run_now("jobs", {placed[0]: [placed[1]]}) == 0
 
 
+def test_what_waits_outlives_a_broker_that_is_killed(tmp_path: Path) -> None:
+    """With the answer it is as durable as any message. Who waited goes on at the next broker."""
+    url = f"embedded://{tmp_path}/store"
+    got: list[str] = []
+    with BrokerProcess(url) as first, Ignis(f"ignis://127.0.0.1:{first.port}") as app:
+        queue = app.queue("jobs", str)
+        queue.handler(got.append)
+        queue.start()
+        queue.publish("now")
+        eventually(lambda: got == ["now"])
+        queue.publish_many([f"m{number}" for number in range(50)], delay=1)
+        far = queue.publish("far", delay="1h")
+        assert first.end(signal.SIGKILL) == -signal.SIGKILL
+        with BrokerProcess(url, first.port):
+            # On a slow machine some were delivered before, and may come twice.
+            eventually(lambda: set(got) == {"now", *(f"m{number}" for number in range(50))})
+            assert [one.id for one in queue.later] == [far.id]
+
+
 # -- what users have
 
 
@@ -167,6 +190,23 @@ def test_queue_later_through_the_broker(broker: RunningBroker) -> None:
         assert (len(queue.later), queue.later.next_due()) == (0, None)
         app.remove_queue("jobs", force=True)
         assert app.store.magazines.names() == []
+
+
+def test_the_command_line(broker: RunningBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    with Ignis(broker.url) as app:
+        ids = [app.queue("jobs", str).publish(f"m{number}", delay=f"{number + 1}h").id for number in range(3)]
+
+    def run(*arguments: str) -> tuple[int, Any]:
+        code = main(["later", *arguments, "--json", "--url", broker.url])
+        return code, json.loads(capsys.readouterr().out)
+
+    code, listed = run("list", "jobs")
+    assert (code, listed["total"], [one["id"] for one in listed["messages"]]) == (0, 3, ids)
+    assert run("cancel", "jobs", ids[0]) == (0, {"queue": "jobs", "cancelled": 1})
+    assert run("run", "jobs", ids[1]) == (0, {"queue": "jobs", "moved": 1})
+    assert run("cancel", "jobs", "--all", "--yes") == (0, {"queue": "jobs", "cancelled": 1})
+    with Ignis(broker.url) as app:
+        assert [one.message for one in app.queue("jobs", str).main.fire(10)] == ["m1"]
 
 
 def test_the_sweeper_moves_without_a_consumer(broker: RunningBroker) -> None:
