@@ -98,7 +98,9 @@ def _one_round(
             raise RuntimeError(f"the store was not created: {child.trouble()}")
     living = {name: Child(make(), name, plant) for name, make in roles.items()}
     dead: list[Child] = []
-    consumer_deaths = 1
+    # Between two classes a move is two steps: who dies between them leaves a copy of each message in each.
+    leaving = {"consumer", "mover", "sweeper"} if place.two_steps else {"consumer"}
+    deaths = len(leaving)
     try:
         first = list(living.values())
         started = follow(first, ledger, lambda: all(one.noted("opened") is not None for one in first), 20)
@@ -108,7 +110,7 @@ def _one_round(
             end = time.monotonic() + rng.uniform(0.002, 0.06)
             follow(list(living.values()), ledger, lambda end=end: time.monotonic() >= end, 5)  # type: ignore[misc]
             victim = rng.choice(list(living))
-            consumer_deaths += victim == "consumer"
+            deaths += victim in leaving
             gone = living.pop(victim)
             if not gone.alive():
                 outcome.fault(f"round {number}: {victim} ended by itself: {gone.trouble()}")
@@ -123,7 +125,7 @@ def _one_round(
             one.join(ledger)
         outcome.add(kills=len(dead))
         _finish(outcome, ledger, place, f"round {number}")
-        allowed = consumer_deaths * _CONSUMER_LIMIT
+        allowed = deaths * _CONSUMER_LIMIT
         if ledger.verdict().duplicates > allowed:
             outcome.fault(f"round {number}: {ledger.verdict().duplicates} duplicates, at most {allowed} were in flight")
     finally:

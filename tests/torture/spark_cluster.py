@@ -23,7 +23,7 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from ignis.spark import drain, publish
+from ignis.spark import drain, drain_task, publish
 from ignis.spark.read_task import Reading
 from ignis.storage.records import group_pointers
 from tests.torture.spark import BATCH_ROWS, QUEUE, WAIT_S, Waiting, check_files, check_queue, publish_with, rows
@@ -121,7 +121,7 @@ def drain_round(spark: Any, directory: Path, *, mutant: str = "") -> dict[str, A
         reading = Reading(*arguments)
         return Waiting(Taking(reading) if mutant else reading, str(marks))
 
-    with mock.patch.object(drain, "Reading", waiting):
+    with mock.patch.object(drain_task, "Reading", waiting):
         drained = drain(spark, url, QUEUE, schema="id long", read_bytes=1_024, partition_rows=150)
     drained.df.select("id").write.option("compression", "none").parquet(out)
     attempts = len(list(marks.glob("attempt-*")))
