@@ -214,7 +214,10 @@ class Magazine(Generic[M]):
         body = self.codec.encode_checked(message)
         if len(body) > self.max_message_bytes:
             raise MessageTooLargeError(len(body), self.max_message_bytes, "queue.max_message_bytes")
-        meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
+        if headers is None and deadline is None:  # most have neither
+            meta = b""
+        else:
+            meta = encode_meta(headers, self.max_headers_bytes, None if deadline is None else deadline.at_ms)
         shards = self.shards
         batches, ids = PackedBatch.pack_bodies(
             [body],
@@ -224,7 +227,7 @@ class Magazine(Generic[M]):
             any_shard=next(self._next_shard) % shards,
             metas=[meta] if meta else None,
         )
-        placed, (pointer,) = self.load_batches(batches, shards, deadline=deadline)
+        placed, (pointer,) = self.load_batches(batches, shards, None, deadline)
         return Published(id_text(ids[0]), placed[0][0] if pointer else -1, pointer)
 
     def load_many(

@@ -222,7 +222,10 @@ class Queue(Generic[M]):
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
-        self._stored(1)
+        with self._counting:  # as `_stored` does, without a call more for each lone message
+            self.published += 1
+        if self._app.hooks.after_publish:
+            self._app.hooks.published(self.name, 1)
         return published
 
     def publish_many(
