@@ -139,8 +139,9 @@ class LongWork:
         )
 
     def failure_of(self, request_id: int, failure: Failure) -> Failure:
-        """As which a message fails: what broke off because it was cancelled has failed for that."""
-        if failure.reason == REASON_CANCELLED or not self.broken_off(request_id, 1):
+        """As which a message fails: one that is to end has failed for that, whether its handler knew it or not. It is not tried
+        again."""
+        if failure.reason == REASON_CANCELLED or request_id not in self.asked:
             return failure
         return Failed.of(REASON_CANCELLED, failure.error, attempts_of(failure))
 

@@ -135,6 +135,55 @@ def test_a_handler_that_raises_because_it_was_told(app: ignis.Ignis) -> None:
     assert message.history[0].trace
 
 
+def test_a_thread_that_does_not_look_and_fails_is_not_tried_again(app: ignis.Ignis) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    begun, goes_on = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    @queue.handler(retry=ignis.Retry(attempts=3, base="10ms", max="20ms"))
+    def handle(body: str, ctx: ignis.Context) -> None:
+        calls.append(body)
+        begun.set()
+        assert goes_on.wait(WAIT_S)
+        raise RuntimeError("it failed by itself")
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(published.id) == "running"
+    eventually(lambda: work.is_asked("jobs", uuid.UUID(published.id).bytes))
+    goes_on.set()
+    assert reason_of(queue) == (published.id, "cancelled")
+    assert calls == ["a"]
+
+
+@pytest.mark.parametrize("how", ["raises", "asks", "refuses"])
+def test_a_coroutine_that_ends_in_another_way_is_not_tried_again(app: ignis.Ignis, how: str) -> None:
+    queue = app.queue("jobs", str, shovel_interval=0)
+    begun = threading.Event()
+    calls: list[str] = []
+
+    @queue.handler(retry=ignis.Retry(attempts=3, base="10ms", max="20ms"))
+    async def handle(body: str) -> bool:
+        calls.append(body)
+        begun.set()
+        try:
+            await asyncio.sleep(WAIT_S)
+        except asyncio.CancelledError:
+            if how == "raises":
+                raise RuntimeError("while it was cleaning up") from None
+            if how == "asks":
+                raise ignis.RetryLater("10ms") from None
+        return False
+
+    published = queue.publish("a")
+    app.start()
+    assert begun.wait(WAIT_S)
+    assert queue.cancel(published.id) == "running"
+    assert reason_of(queue) == (published.id, "cancelled")
+    assert calls == ["a"]
+
+
 @pytest.mark.parametrize("timeout_s", [None, 60])
 def test_a_coroutine_is_cancelled(app: ignis.Ignis, timeout_s: float | None) -> None:
     queue = app.queue("jobs", str, shovel_interval=0)
