@@ -330,10 +330,9 @@ class DelayNotSupportedError(StoreError):
             "(memory://) do"
         )
         self.store = store
-        self._needs = needs
 
-    def __reduce__(self) -> tuple[type, tuple[str, str]]:
-        return (type(self), (self.store, self._needs))
+    def __reduce__(self) -> tuple[type, tuple[str], dict[str, Any]]:
+        return (type(self), (self.store,), {"args": self.args})  # a broker's answer has the store alone
 
 
 class LockHeldError(IgnisError):
