@@ -324,7 +324,7 @@ class DelayNotSupportedError(StoreError):
 
     code = "delay_not_supported"
 
-    def __init__(self, store: str, needs: str = "") -> None:
+    def __init__(self, store: str, *, needs: str = "") -> None:
         super().__init__(
             f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store "
             "(memory://) do"
