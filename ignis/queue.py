@@ -513,6 +513,11 @@ class Queue(Generic[M]):
         ConfigError for an invalid time."""
         return self._handling.stop(timeout)
 
+    @property
+    def started(self) -> bool:
+        """Whether its consumer or its shovel runs."""
+        return self._handling.started
+
     def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
         """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
         if self._definition.set_shovel(interval_s, concurrency, max_returns):

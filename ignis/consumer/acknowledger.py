@@ -244,6 +244,8 @@ class Acknowledger:
             if pointers:
                 self._magazines.renew_claims(queue.main.name, pointers, queue.store.owner)
                 self._counts.renewals += 1
+        except ClosedError:  # whoever opens the store next has consumers of his own, and the sweeper takes what is held
+            return
         except IgnisError as exc:
             self._counts.renew_errors += 1
             self._said.warning("claims on %s could not be renewed, trying again: %s", queue.name, exc)

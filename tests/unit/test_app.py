@@ -243,6 +243,20 @@ def test_closing(store_url: str, new_app: MakeApp) -> None:
     asyncio.run(main())
 
 
+def test_closing_stops_what_was_started_by_itself(app: ignis.Ignis, caplog: pytest.LogCaptureFixture) -> None:
+    """A queue that was started without its application does not go on over a closed store."""
+    queue, seen = app.queue("jobs", int), []
+    queue.handler(seen.append)
+    threads = NewThreads()
+    queue.start()
+    queue.publish(1)
+    eventually(lambda: seen == [1])
+    app.close()
+    assert not queue.started
+    eventually(lambda: not threads.named("ignis-jobs"))
+    assert not caplog.records
+
+
 def test_no_thread_is_left_after_a_stop(app: ignis.Ignis) -> None:
     async def coroutine(message: int) -> None: ...
 
