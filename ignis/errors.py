@@ -226,13 +226,15 @@ class StoreFullError(StoreError):
 
 
 class StoreFailedError(StoreError):
-    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known.
+    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known;
+    who publishes again may then have it twice.
 
     The next call tries again, and writes into another file: a second ``fsync`` after a failed one reports success without
     having written anything.
     """
 
     code = "store_failed"
+    retryable = True
 
 
 class StoreBusyError(StoreError):

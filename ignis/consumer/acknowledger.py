@@ -21,7 +21,7 @@ from ignis.consumer.pools import Chunk
 from ignis.consumer.retrying import Moment, Retrying
 from ignis.consumer.sideline_items import corrupt_item, failed_item
 from ignis.context import QueueContext
-from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFailedError, StoreFullError
+from ignis.errors import ClosedError, ForkedHandleError, IgnisError, StoreFullError
 from ignis.figures import ConsumerFigures
 from ignis.log_limit import LimitedLog
 from ignis.message import REASON_CORRUPT
@@ -207,7 +207,7 @@ class Acknowledger:
                 try:
                     self._round()
                     self._failing = False
-                except (ClosedError, ForkedHandleError, StoreFailedError):
+                except (ClosedError, ForkedHandleError):
                     raise
                 except IgnisError as exc:
                     self._counts.ack_errors += 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ignis
-from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreUnreachableError
+from ignis.errors import ConfigError, QueueMismatchError, StoreFailedError, StoreFormatError, StoreUnreachableError
 from tests.support import WAIT_S, NewThreads, eventually, wait_idle
 
 MakeApp = Callable[..., ignis.Ignis]
@@ -216,10 +216,10 @@ def test_run_raises_what_broke_a_consumer(memory_app: ignis.Ignis, monkeypatch: 
     queue.handler(lambda message: None)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise StoreFailedError("EIO")
+        raise StoreFormatError("another format")
 
     monkeypatch.setattr(queue.main.store, "fire", broken)
-    with pytest.raises(StoreFailedError, match="EIO"):
+    with pytest.raises(StoreFormatError, match="another format"):
         memory_app.run()
     assert not memory_app.running
 
