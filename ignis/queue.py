@@ -637,12 +637,13 @@ class Queue(Generic[M]):
 
     def stats(self) -> dict[str, Any]:
         """The queue's depths and ages, and what `local_stats` has. ``expired``, ``sideline_expired``: messages that expired while
-        they waited there, since the queue was made and as far as the store can tell."""
+        they waited there, since the queue was made and as far as the store can tell; ``expired`` has those that were delayed, or
+        between two attempts, too."""
         main, sideline = self.main.metadata(), self.sideline.metadata()
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            **depths(main, sideline, self.main.store.delayed(self.name)),
+            **depths(main, sideline, self.main.store.delayed(self.name), self.main.store.expired_later(self.name)),
             "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}

@@ -52,11 +52,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
         self._claims = Claims(store)
-        self._scan = ClaimScan(store)
+        self._expired_log = ExpiredLog()
+        self._scan = ClaimScan(store, self._expired_log)
         self._writes = Writes(store, self._catalogue)
         self._waits = Waits()
         self._wishes: dict[object, Callable[[], None]] = {}  # of this store, among those of the directory
-        self._expired_log = ExpiredLog()
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
     # -- the catalogue
