@@ -319,7 +319,7 @@ class StaleEpochError(StoreError):
 
 class DelayNotSupportedError(StoreError):
     """This store does not keep delayed messages; nothing was published, and no handler with ``retry`` was started. The memory
-    store and the embedded store do.
+    store, the embedded store and the Aerospike store do.
 
     Attributes: ``store`` (the store that was asked).
     """
@@ -328,8 +328,8 @@ class DelayNotSupportedError(StoreError):
 
     def __init__(self, store: str, *, needs: str = "") -> None:
         super().__init__(
-            f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory) and the memory store "
-            "(memory://) do"
+            f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory), Aerospike "
+            "(aerospike://host:3000/namespace) and the memory store (memory://) do"
         )
         self.store = store
 
