@@ -170,8 +170,3 @@ class AtOnce:
             return None
         writer.add(found.claims)
         return FiredInto(found.holes, found.expired, found.more)
-
-    def catch_up(self) -> bool:
-        """Does what the two calls above have left for later, such as forgetting claims whose records are gone; may wait.
-        False when there was nothing. For a call now and then."""
-        return False
