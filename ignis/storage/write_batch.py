@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ignis.native import PackedBatch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.storage.records import Claim, FireResult, Pointers
 
 __all__ = ["AtOnce", "ClaimsWriter", "DirectReceiver", "FiredInto", "LoneReceiver", "PendingSync", "WriteBatch"]
@@ -153,6 +153,14 @@ class AtOnce:
 
         False when it would have to wait, anything is wrong with it, or older messages go before the taker's: nothing was
         made. Raises why it is refused. What a taker was given is to be undone in both cases.
+        """
+        return False
+
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
+        """A small delete by itself, of a request where it was received, as `try_together` makes it: True when it is as durable
+        as the magazine promises, or what must be flushed before anybody is told.
+
+        False when it would have to wait, or anything is wrong with it: nothing was made. Raises why it is refused.
         """
         return False
 

@@ -110,6 +110,13 @@ class WriteBatcher:
         self._unflushed.append((unflushed, [finish]))
         self._plan_flush(True, True)
 
+    def deleted(
+        self, unflushed: PendingSync, finish: Callable[[BaseException | None], None], *, may_wait: bool = False
+    ) -> None:
+        """The same of something that was deleted; ``may_wait`` as for `delete`."""
+        self._unflushed.append((unflushed, [finish]))
+        self._plan_flush(False, not may_wait)
+
     def delete(
         self,
         magazine: str,
