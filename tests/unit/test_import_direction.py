@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "storage",
         "array_queue clearing deadlines figures later leader locks pausing registration schedules",
         "cancellation magazine metrics retries told_progress",
-        "context publisher",
+        "context publisher shovel_rounds",
         "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
