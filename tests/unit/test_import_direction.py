@@ -155,7 +155,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
     "ignis.relay": (
-        "channel_label directory publish_only publisher",
+        "channel_label directory due_times publish_only",
+        "publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
