@@ -118,6 +118,8 @@ CONSUMER = tuple(Figure(one.name, **one.metadata) for one in dataclasses.fields(
 SHOVEL = (
     Figure("waiting", False, "ignis_sideline_waiting",
            "Messages in the sideline that only a person brings back, at the last pass here."),
+    Figure("given_up", False, "ignis_sideline_given_up",
+           "Of these: messages for which the shovel's policy has no round left."),
     Figure("moved", True, "ignis_shovelled", "Messages brought back from the sideline here."),
     Figure("returned", True, "ignis_returned", "Of these: by the schedule."),
     Figure("kept", True),

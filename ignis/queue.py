@@ -527,9 +527,10 @@ class Queue(Generic[M]):
         """Whether its consumer or its shovel runs."""
         return self._handling.started
 
-    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
-        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
-        if self._definition.set_shovel(interval_s, concurrency, max_returns):
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> None:
+        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds.
+        ``retry``: the numbers of the policy as they are stored, empty for none; None = as it is."""
+        if self._definition.set_shovel(interval_s, concurrency, max_returns, retry):
             self.shovel.reschedule()
 
     # -- looking after

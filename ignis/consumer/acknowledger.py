@@ -321,7 +321,7 @@ class Acknowledger:
             raise
         for failed, decision in zip(failures, decisions, strict=True):
             chunk, index, failure = failed
-            item = failed_item(self._handler, chunk, index, failure, decision)
+            item = failed_item(self._handler, chunk, index, failure, decision, self._queue.clock)
             if decision.due_ms is None:
                 aside.append(failed)
                 items_aside.append(item)

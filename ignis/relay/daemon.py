@@ -275,7 +275,8 @@ class Relay:
                 if inlet.intake.waiting == 0:
                     continue
                 magazine = inlet.magazine(self.app)
-                load = self._next.get(Inlet.target_of(magazine)) or Load(magazine)
+                later = self.app.store if inlet.delayed else None
+                load = self._next.get(Inlet.target_of(magazine, inlet.delayed)) or Load(magazine, later)
                 if load.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes):
                     self._next[load.target] = load
             except (NativeError, UnreadableMessageError, ConfigError) as exc:
@@ -317,7 +318,7 @@ class Relay:
         """Each channel by itself: one channel's message that no store would take must not hold up the others."""
         failures = []
         for inlet in load.held:
-            part = Load(load.magazine)
+            part = Load(load.magazine, load.later)
             try:
                 part.hold(inlet, self.settings.max_batch, self.settings.max_batch_bytes)
                 part.pack(self._turns)
@@ -392,6 +393,7 @@ class Relay:
             "start_time": process_start_time(pid),
             "client_id": self.app.client_id,
             "farm_id": self.app.farm_id,
+            "keeps_later": self.app.store.magazines.keeps_later,
             "queues": queues,
         }
         problem = ""

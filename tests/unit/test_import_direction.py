@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "storage",
         "array_queue clearing deadlines figures later leader locks pausing registration schedules",
         "cancellation magazine metrics metrics_page retries told_progress",
-        "context publisher",
+        "context publisher shovel_rounds",
         "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
@@ -157,7 +157,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pools channel frame gate handling histogram intake lone outbox plan record ring slab store wait wire",
     ),
     "ignis.relay": (
-        "channel_label directory publish_only publisher",
+        "channel_label directory due_times publish_only",
+        "publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",

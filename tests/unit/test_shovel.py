@@ -242,7 +242,14 @@ def test_the_schedule_brings_a_message_back_so_often_and_then_it_waits(
     assert called == [7] * (most + 1)
     [message] = sidelined(queue)
     assert (message.returns, message.failures, len(message.history)) == (most, most + 1, most + 1)
-    assert queue.stats()["shovel"] == {"moved": most, "returned": most, "kept": 0, "refused": 0, "waiting": 1}
+    assert queue.stats()["shovel"] == {
+        "moved": most,
+        "returned": most,
+        "kept": 0,
+        "refused": 0,
+        "waiting": 1,
+        "given_up": 0,
+    }
     assert [one.load_pointer for one in queue.sideline.metadata()] == [one.load_pointer for one in passes]
     said = [one for one in caplog.records if "wait for a person" in one.getMessage()]
     assert len(said) == 1, "not at every pass"

@@ -20,7 +20,7 @@ import pytest
 import ignis
 from ignis import errors
 from ignis.relay import Relay, forwarder
-from ignis.relay.channel_label import VERSION, Label
+from ignis.relay.channel_label import DELAYED_VERSION, VERSION, Label
 from tests.support import WAIT_S, eventually
 from tests.support.relay import Place, finish, place, say, stop
 
@@ -275,8 +275,9 @@ def test_channels_of_another_version_are_set_aside(here: Place) -> None:
     publisher.close(WAIT_S)
     assert here.stored() == [b"good"]
     stop(relay)
-    label = Label(VERSION + 1, "q", "raw", "ignis", "local")
-    with pytest.raises(errors.ConfigError, match=rf"it writes version {VERSION + 1}, this relay reads {VERSION}\)"):
+    label = Label(DELAYED_VERSION + 1, "q", "raw", "ignis", "local")
+    said = rf"it writes version {DELAYED_VERSION + 1}, this relay reads {VERSION} and {DELAYED_VERSION}\)"
+    with pytest.raises(errors.ConfigError, match=said):
         Label.parse(label.encoded())
 
 
