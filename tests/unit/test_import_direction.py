@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "body_codec",
         "message sweep_result upkeep",
         "storage",
-        "array_queue clearing deadlines figures later leader locks pausing registration schedules",
+        "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules",
         "cancellation magazine metrics retries told_progress",
         "context publisher",
         "async_publisher consumer delaying_publisher shovel",
@@ -133,7 +133,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.control": (
         "autoscaler queue_depths redelivery refresher sweep_clock",
-        "scheduler sweeper",
+        "inspection scheduler sweeper",
     ),
     "ignis.demo": (
         "data results settings",
