@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "app_running",
         "app",
         "broker progress relay spark supervisor testing",
-        "demo",
+        "console demo",
         "cli",
         "__main__",
     ),
@@ -105,9 +105,20 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "ignis.cli": (
         "command exit_codes filters output state",
-        "bench broker_user confirm demo doctor leader queue_names relay worker_processes",
+        "bench broker_user confirm console demo doctor leader queue_names relay worker_processes",
         "autoscale broker completion inspection later pipeline publish queue worker workers",
         "consume schedules sideline",
+    ),
+    "ignis.console": (
+        "audit refusals roles sessions snapshot",
+        "access jobs leases",
+        "call",
+        "account gateway reading",
+        "changing",
+        "routes",
+        "openapi",
+        "asgi",
+        "server",
     ),
     "ignis.consumer": (
         "forked handler_form handler_log middleware work",
@@ -242,7 +253,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
 # The first unit that may say `from ignis import Name`: it is no part of what the package's own module imports.
 FIRST_USER = "broker"
 
-DRIVERS = ("aerospike", "kazoo", "prometheus_client", "psycopg", "pydantic", "pyspark", "pytest", "starlette")
+DRIVERS = (
+    "aerospike",
+    "kazoo",
+    "prometheus_client",
+    "psycopg",
+    "pydantic",
+    "pyspark",
+    "pytest",
+    "starlette",
+    "uvicorn",
+)
 
 # What only the commands need: a service that publishes does not pay for it at import.
 TERMINAL = {"click": {"cli"}, "rich": {"cli", "demo", "progress"}}
