@@ -390,6 +390,26 @@ static void expires_on_the_way(void)
     end(&w);
 }
 
+static void a_claim_tells_what_expired_on_the_way(void)
+{
+    world w;
+    uint64_t dues[3] = {10, 11, 12};
+    uint16_t expired[IGN_STORE_MAX_SHARDS];
+    ign_slice slices[8];
+    ign_store_mark mark;
+    begin(&w);
+    put_until(&w, 1, 3, dues, 11);
+    put_until(&w, 2, 1, dues, 50);
+    ign_store_fire claim = {.limit = 8, .max_bytes = 1 << 20, .owner = "o", .ms = 11, .slices = slices, .room = 8, .expired = expired};
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_OK);
+    CHECK_EQ(claim.late, 2);
+    CHECK_EQ(claim.count, 1);
+    claim.ms = 12;
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(claim.late, 3);
+    end(&w);
+}
+
 static void both_go_together(void)
 {
     world w;
@@ -511,6 +531,7 @@ MAIN("store_due", {
     RUN(a_step_of_the_clock);
     RUN(to_the_moment);
     RUN(expires_on_the_way);
+    RUN(a_claim_tells_what_expired_on_the_way);
     RUN(both_go_together);
     RUN(come_and_go);
     RUN(damaged_times);

@@ -25,11 +25,12 @@ cdef uint64_t until_due(ign_store *store, uint32_t number, uint64_t ms, uint64_t
     return wait_ns
 
 
-cdef uint32_t moved_due(ign_store *store, uint32_t number, uint64_t ms, uint32_t known) noexcept nogil:
-    """Moves what is due; returns the magazine's number, another one if something was."""
+cdef uint32_t moved_due(ign_store *store, uint32_t number, uint64_t ms, uint32_t known, uint64_t *late) noexcept nogil:
+    """Moves what is due; returns the magazine's number, another one if something was. ``late``: added to by what had expired."""
     cdef ign_store_moved moved
     cdef ign_store_mark mark
     ign_store_move_due(store, number, ms, IGN_MOVE_RECORDS, IGN_MOVE_BYTES, &moved, NULL, &mark)
+    late[0] += moved.expired
     return ign_store_wait(store, number, known, 0)
 
 
@@ -157,6 +158,7 @@ def move_due(Log log not None, uint32_t main, uint64_t ms, limit, *, fence=None)
     log._enter()
     with nogil:
         call.rc = ign_store_move_due(log._store, main, ms, most, IGN_MOVE_BYTES, &moved, &call.how, &call.mark)
+    log._note_late(main, moved.expired)
     log._checked(call.rc)
     return moved.moved, moved.expired, None if moved.next == IGN_DUE_NONE else moved.next
 

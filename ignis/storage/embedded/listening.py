@@ -91,6 +91,11 @@ class Listener:
         if wish is not None:
             call_user_code(log, "a call after a load failed", wish[2])
 
+    def _grant_all(self, magazine: int) -> None:
+        for wish in list(self._wishes.values()):
+            if wish[0] == magazine:
+                self._grant(wish[3])
+
     def _run(self) -> None:
         bell, look_at = -1, time.monotonic() + _LOOK_S
         try:
@@ -118,7 +123,9 @@ class Listener:
             try:
                 due_ms, now_ms = next_due(self._log, number), self._clock.now_ms()
                 if due_ms is not None and due_ms <= now_ms:
-                    due_ms = move_due(self._log, number, now_ms, MOVE_LIMIT)[2]
+                    moved, expired, due_ms = move_due(self._log, number, now_ms, MOVE_LIMIT)
+                    if expired and not moved:  # nobody is rung for that; who claims is told what expired, and warns
+                        self._grant_all(number)
             except (ClosedError, ForkedHandleError):
                 raise
             except IgnisError:

@@ -144,6 +144,11 @@ class MemoryLater(KeepsLater):
             later = self._get(magazine).later
             return 0 if later is None else sum(len(shard.records) for shard in later.shards)
 
+    def expired_later(self, magazine: str) -> int:
+        with self._store.open_content():
+            later = self._get(magazine).later
+            return 0 if later is None else sum(shard.expired for shard in later.all_shards)
+
     # -- for whoever holds the content
 
     def _later(self, magazine: str, main: MagazineState) -> MagazineState:
