@@ -320,7 +320,7 @@ static void every_byte(loaded_as kind)
     CHECK_EQ(ign_store_load(store, other, &from, 1, NULL, &mark), IGN_OK);
     ign_store_run run = {.first = from.first, .last = from.first + 1};
     switch (kind) {
-    case ONCE: CHECK_EQ(ign_store_load_once(store, m, parts, 2, ids, 3, 9, 1, NULL, &mark), IGN_OK); break;
+    case ONCE: CHECK_EQ(ign_store_load_once(store, m, parts, 2, NULL, ids, 3, 9, 1, NULL, &mark), IGN_OK); break;
     case CLAIMED: CHECK_EQ(ign_store_load_claimed(store, m, parts, 2, "me", 1, NULL, &mark), IGN_OK); break;
     case MOVED_ON: CHECK_EQ(ign_store_transfer(store, other, &run, 1, m, parts, 2, false, NULL, &mark), IGN_OK); break;
     default: CHECK_EQ(ign_store_load(store, m, parts, 2, NULL, &mark), IGN_OK);
@@ -427,7 +427,7 @@ static void every_byte_of_a_lone_one(loaded_as kind)
     uint64_t retired;
     CHECK_EQ(ign_store_retire(store, m, &older, 1, false, &retired, NULL, &mark), IGN_OK);
     switch (kind) {
-    case ONCE: CHECK_EQ(ign_store_load_once(store, m, &part, 1, id, 1, 9, 1, NULL, &mark), IGN_OK); break;
+    case ONCE: CHECK_EQ(ign_store_load_once(store, m, &part, 1, NULL, id, 1, 9, 1, NULL, &mark), IGN_OK); break;
     case CLAIMED: CHECK_EQ(ign_store_load_claimed(store, m, &part, 1, "me", 1, NULL, &mark), IGN_OK); break;
     case MOVED_ON: CHECK_EQ(ign_store_transfer(store, other, &run, 1, m, &part, 1, false, NULL, &mark), IGN_OK); break;
     default: CHECK_EQ(ign_store_load(store, m, &part, 1, NULL, &mark), IGN_OK);
