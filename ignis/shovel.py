@@ -328,6 +328,11 @@ class Shovel:
             if self._running and not self._passing:
                 self._plan()
 
+    @property
+    def started(self) -> bool:
+        """Whether it passes at its interval."""
+        return self._running
+
     def stop(self, timeout: float = 30.0) -> None:
         """Ends the schedule and the one-shot; a pass in progress ends after its batch. Idempotent."""
         with self._lock:

@@ -109,7 +109,6 @@ class Relay:
 
         Raises:
             LockHeldError: another relay runs on the directory. StoreUnreachableError, StoreFormatError: no store.
-            StoreFailedError: the store must be opened anew; what it does not have waits in the channels.
         LockHeldError later: the lock's file was deleted or replaced, and another relay has begun meanwhile.
         """
         if str(self.app.url).startswith("relay:"):
@@ -367,7 +366,7 @@ class Relay:
             return
         self._figures["store_errors"] += len(failures)
         for exc in failures:
-            if isinstance(exc, StoreFailedError) or not isinstance(exc, IgnisError):
+            if not isinstance(exc, IgnisError):
                 raise exc
         if self._failing != str(failures[0]):
             self._said.error("the store refuses, messages wait in their channels: %s", failures[0])

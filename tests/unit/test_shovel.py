@@ -14,7 +14,7 @@ import pytest
 import ignis
 from ignis import shovel as shovel_module
 from ignis.control.redelivery import recover_owner
-from ignis.errors import StoreBusyError, StoreFailedError, StoreFullError
+from ignis.errors import StoreBusyError, StoreFormatError, StoreFullError
 from ignis.message import corrupt_record, encode_meta, failed_record
 from ignis.native import CODEC_JSON, encode_record
 from ignis.shovel import ShovelResult
@@ -181,10 +181,10 @@ def test_the_one_shot_tries_again(memory_app: ignis.Ignis, monkeypatch: pytest.M
         queue.shovel.run_until_done(0.05)
 
     def broken(*args: Any, **kwargs: Any) -> Any:
-        raise StoreFailedError("EIO")
+        raise StoreFormatError("another format")
 
     monkeypatch.setattr(queue.sideline.store, "fire", broken)
-    with pytest.raises(StoreFailedError):
+    with pytest.raises(StoreFormatError):
         queue.shovel.run_until_done(WAIT_S)
 
 

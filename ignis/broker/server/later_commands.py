@@ -19,7 +19,7 @@ from ignis.broker.protocol.later_payloads import (
 from ignis.broker.protocol.payloads import Named
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.broker.server.peer import Peer
-from ignis.errors import BadRequestError
+from ignis.errors import BadRequestError, ConfigError
 from ignis.magazine import route_with_dues
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import unpack_send_batch
@@ -48,7 +48,7 @@ def _load_later(asked: Asked) -> Reply:
     if ttl_ms == OWN_TTL:
         ttl_ms = app.facts.ttl_ms(magazine)
     elif ttl_ms > _MOST_TTL_MS:
-        raise BadRequestError(f"ttl_ms = {ttl_ms}")
+        raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
     if head.from_now:
         now_ms = math.ceil(app.store.now_s() * 1000)
         runs = [(count, now_ms + due_ms) for count, due_ms in runs]

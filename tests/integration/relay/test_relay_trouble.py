@@ -131,13 +131,16 @@ def relaying(here: Place, **settings: object) -> Iterator[Relay]:
             assert not thread.is_alive()
 
 
-def test_loads_that_fail_keep_the_order(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [errors.StoreBusyError, errors.StoreFailedError])
+def test_loads_that_fail_keep_the_order(
+    here: Place, monkeypatch: pytest.MonkeyPatch, error: type[errors.StoreError]
+) -> None:
     """What was copied while a load was at the store must not overtake it when that load fails."""
     turns = itertools.cycle((False, False, True))
     real = forwarder.Load.store
 
     def store(self: forwarder.Load) -> Exception | None:
-        return errors.StoreBusyError("planted") if next(turns) else real(self)
+        return error("planted") if next(turns) else real(self)
 
     monkeypatch.setattr(forwarder.Load, "store", store)
     with relaying(here, max_batch=500, retry_s=0.001, max_retry_s=0.002) as relay, ignis.Ignis(here.url) as app:
