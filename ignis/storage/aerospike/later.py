@@ -15,7 +15,7 @@ from ignis.storage.aerospike.append import Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
 from ignis.storage.aerospike.connection import Connection, read_entry
 from ignis.storage.aerospike.due_index import Row
-from ignis.storage.aerospike.later_records import MOST_MOVED, Delay, LaterRecords
+from ignis.storage.aerospike.later_records import MOST_MOVED, Delay, LaterRecords, Moved
 from ignis.storage.aerospike.layout import NO_DUE, LaterKeys
 from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.status_codes import NOT_FOUND, OK
@@ -193,12 +193,26 @@ class AerospikeLater(KeepsLater):
             if _next_seen_ms(magazine) > now_ms:
                 return True  # another thread has moved it
             try:
-                return self._pass(magazine, now_ms, _MOVE).moved > 0
+                return self._move_found(magazine) or self._pass(magazine, now_ms, _MOVE).moved > 0
             except IgnisError as exc:
                 # Whoever claims what there is makes room for more.
                 magazine.later.not_before = time.monotonic() + _MOST_PAUSE_S
                 self._said.warning("what is due in %s cannot be moved now: %s", magazine.name, exc, about=magazine.name)
                 return False
+
+    def _move_found(self, magazine: Magazine) -> bool:
+        """Moves the next of what the last look has found; whether it moved anything."""
+        state = magazine.later
+        some, state.ready = state.ready[:_MOVE], state.ready[_MOVE:]
+        return bool(some) and self._move(magazine, some).moved > 0
+
+    def _move(self, magazine: Magazine, rows: list[Row], fence: Fence | None = None) -> Moved:
+        """Moves these and tells who waits."""
+        moved = self._records.move(magazine, [row[1:3] for row in rows], lambda: self._check_fence(fence))
+        self._expired_log.note(later_of(magazine.name), moved.expired)
+        if moved.moved:
+            self.waits.ring(magazine.name, {row.shard % magazine.shards for row in rows})
+        return moved
 
     def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:
         with self._call():
@@ -218,15 +232,12 @@ class AerospikeLater(KeepsLater):
             seen = [(view.due_ms, view.due_changes) for view in magazine.views[: magazine.shards]]
         rows, upto_ms = self._records.index.earliest(keys, max(_LOOK, 2 * limit))
         stale_ms = now_ms - remove.MOVE_STALE_MS
-        ready = [row for row in rows if row.due_ms <= now_ms and row.moving_ms <= stale_ms][:limit]
-        moved, expired, gone = self._records.move(
-            magazine, [row[1:3] for row in ready], lambda: self._check_fence(fence)
-        )
-        self._expired_log.note(later_of(magazine.name), expired)
+        ready = [row for row in rows if row.due_ms <= now_ms and row.moving_ms <= stale_ms]
+        moved, expired, gone = self._move(magazine, ready[:limit], fence)
+        # Asked for again only when these are through: an answer costs as much as a move.
+        state.ready = ready[limit:]
         left = [row for row in rows if row[1:3] not in gone]
         self._note_next(magazine, seen, left, upto_ms)
-        if moved:
-            self.waits.ring(magazine.name, {row.shard % magazine.shards for row in ready})
         if moved + expired or not left or left[0].due_ms > now_ms:
             state.pause_s = state.not_before = 0.0
         else:
