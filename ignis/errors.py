@@ -226,13 +226,15 @@ class StoreFullError(StoreError):
 
 
 class StoreFailedError(StoreError):
-    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known.
+    """A write, a flush or a read of the store's files failed. Nothing was stored, unless the text says that this is not known;
+    who publishes again may then have it twice.
 
     The next call tries again, and writes into another file: a second ``fsync`` after a failed one reports success without
     having written anything.
     """
 
     code = "store_failed"
+    retryable = True
 
 
 class StoreBusyError(StoreError):
@@ -324,7 +326,7 @@ class DelayNotSupportedError(StoreError):
 
     code = "delay_not_supported"
 
-    def __init__(self, store: str, needs: str = "") -> None:
+    def __init__(self, store: str, *, needs: str = "") -> None:
         super().__init__(
             f"{needs}{store} keeps no delayed messages; the embedded store (embedded:///directory), Aerospike "
             "(aerospike://host:3000/namespace) and the memory store (memory://) do"

@@ -114,5 +114,10 @@ class KeepsLater:
         """How many messages wait for their time, those included whose time to live ran out meanwhile."""
         return 0
 
+    def expired_later(self, magazine: str) -> int:
+        """How many messages have expired before they were due, since the later magazine was made: in a delay, or between two
+        attempts. They were retired when they were due."""
+        return 0
+
     def _no_later(self) -> Exception:
         return DelayNotSupportedError(type(self).__name__)

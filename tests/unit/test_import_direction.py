@@ -23,8 +23,8 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history last_run log_limit near_names private_files regular_files "
-            "stop_signals urls"
+            "_version clock errors escaping exit_status history last_run log_limit metric_catalogue near_names private_files "
+            "regular_files stop_signals urls"
         ),
         "config file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
@@ -32,8 +32,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "message sweep_result upkeep",
         "storage",
         "array_queue clearing deadlines figures later leader locks pausing registration schedules",
-        "cancellation magazine metrics retries told_progress",
-        "context publisher",
+        "cancellation magazine metrics metrics_page retries told_progress",
+        "context publisher shovel_rounds",
         "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
@@ -153,9 +153,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
+    "ignis.native": (
+        "_pools channel frame gate handling histogram intake lone outbox plan record ring slab store wait wire",
+    ),
     "ignis.relay": (
-        "channel_label directory publish_only publisher",
+        "channel_label directory due_times publish_only",
+        "publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
