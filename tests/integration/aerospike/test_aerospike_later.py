@@ -26,6 +26,7 @@ from tests.conftest import MakeApp
 from tests.contract.support import batch, drain, numbered, pointers, record, records, text
 from tests.support import WAIT_S, eventually, sidelined
 from tests.support import aerospike as aerospike_support
+from tests.support.broker import RunningBroker
 
 pytestmark = pytest.mark.integration
 
@@ -470,6 +471,31 @@ def test_a_message_waits_and_is_tried_again(new_app: MakeApp, bench: Bench) -> N
     (given_up,) = sidelined(queue)
     assert (given_up.reason, len(given_up.history)) == ("exception", 4)
     app.close(WAIT_S)
+
+
+def test_through_a_broker(new_app: MakeApp, bench: Bench) -> None:
+    broker = RunningBroker(bench.url)
+    try:
+        app = new_app(broker.url)
+        queue = app.queue("jobs", str)
+        seen: list[int] = []
+
+        @queue.handler(retry=ignis.Retry(attempts=3, base="30ms", jitter=False))
+        def handle(job: str, ctx: ignis.Context) -> None:
+            seen.append(ctx.attempt)
+            if ctx.attempt < 3:
+                raise RuntimeError("not yet")
+
+        app.start()
+        cancelled = queue.publish("far", delay="1h")
+        queue.publish("near", delay="50ms")
+        eventually(lambda: seen == [1, 2, 3])
+        assert [one.id for one in queue.later.list()] == [cancelled.id]
+        assert queue.later.cancel(cancelled.id) == 1
+        assert len(queue.later) == 0
+        app.close(WAIT_S)
+    finally:
+        broker.stop()
 
 
 def test_a_store_in_another_process_learns_of_it(bench: Bench) -> None:
