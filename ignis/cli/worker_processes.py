@@ -75,6 +75,7 @@ class WorkerOptions:
             ("--farm-id", state.farm_id),
             ("--config", state.config),
             ("--log-level", state.log_level),
+            ("--log-format", state.log_format),
         ):
             if value is not None:
                 out += [option, str(value)]
