@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ignis.clock import Clock
 from ignis.config import PublisherSettings, check_timeout
 from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
@@ -126,7 +125,10 @@ class _NearClock:
     """This process's own clock in place of one that has to be asked for; what is reckoned by it is moved over in the flusher."""
 
     def __init__(self, store: Store) -> None:
-        self.lock_clock: Clock | None = store.lock_clock
+        self._store = store
+
+    def wall_s(self) -> float:
+        return self._store.wall_s()
 
     def now_s(self) -> float:
         return time.monotonic()

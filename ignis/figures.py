@@ -118,6 +118,8 @@ CONSUMER = tuple(Figure(one.name, **one.metadata) for one in dataclasses.fields(
 SHOVEL = (
     Figure("waiting", False, "ignis_sideline_waiting",
            "Messages in the sideline that only a person brings back, at the last pass here."),
+    Figure("given_up", False, "ignis_sideline_given_up",
+           "Of these: messages for which the shovel's policy has no round left."),
     Figure("moved", True, "ignis_shovelled", "Messages brought back from the sideline here."),
     Figure("returned", True, "ignis_returned", "Of these: by the schedule."),
     Figure("kept", True),
@@ -144,7 +146,8 @@ QUEUE = (
     Figure("paused", False, "ignis_queue_paused", "1 while the fleet's consumers are paused.", "1 or 0"),
     Figure("published", True, "ignis_published", "Messages made durable here."),
     Figure("swept", True, "ignis_swept", "Abandoned messages that any sweeper recovered."),
-    Figure("expired", True, "ignis_expired", "Messages that ran out of time in the queue, whoever retired them."),
+    Figure("expired", True, "ignis_expired",
+           "Messages that ran out of time in the queue, delayed or between attempts, whoever retired them."),
     Figure("sideline_expired", True, "ignis_sideline_expired", "Messages that ran out of time in the sideline, likewise."),
 )  # fmt: skip
 """Of a queue: ``stats()``. All but ``published`` and ``paused`` are the store's."""
@@ -205,14 +208,16 @@ class QueueTimes:
         return {one.name: getattr(self, one.name).figures() for one in TIMES}
 
 
-def depths(main: Sequence[ShardState], sideline: Sequence[ShardState], delayed: int = 0) -> dict[str, int]:
-    """What the store says of a queue's magazines, summed over their shards."""
+def depths(
+    main: Sequence[ShardState], sideline: Sequence[ShardState], delayed: int = 0, expired_later: int = 0
+) -> dict[str, int]:
+    """What the store says of a queue's magazines, summed over their shards; ``expired_later`` as in `KeepsLater`."""
     return {
         "pending": sum(one.pending for one in main),
         "in_flight": sum(one.in_flight for one in main),
         "sideline": sum(one.pending for one in sideline),
         "sideline_in_flight": sum(one.in_flight for one in sideline),
-        "expired": sum(one.expired for one in main),
+        "expired": sum(one.expired for one in main) + expired_later,
         "sideline_expired": sum(one.expired for one in sideline),
         "delayed": delayed,
     }

@@ -522,9 +522,15 @@ class Queue(Generic[M]):
         ConfigError for an invalid time."""
         return self._handling.stop(timeout)
 
-    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
-        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
-        if self._definition.set_shovel(interval_s, concurrency, max_returns):
+    @property
+    def started(self) -> bool:
+        """Whether its consumer or its shovel runs."""
+        return self._handling.started
+
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> None:
+        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds.
+        ``retry``: the numbers of the policy as they are stored, empty for none; None = as it is."""
+        if self._definition.set_shovel(interval_s, concurrency, max_returns, retry):
             self.shovel.reschedule()
 
     # -- looking after
@@ -641,12 +647,13 @@ class Queue(Generic[M]):
 
     def stats(self) -> dict[str, Any]:
         """The queue's depths and ages, and what `local_stats` has. ``expired``, ``sideline_expired``: messages that expired while
-        they waited there, since the queue was made and as far as the store can tell."""
+        they waited there, since the queue was made and as far as the store can tell; ``expired`` has those that were delayed, or
+        between two attempts, too."""
         main, sideline = self.main.metadata(), self.sideline.metadata()
         oldest = self.main.store.oldest_enqueued_at_us(self.name)
         out: dict[str, Any] = {
             "queue": self.name,
-            **depths(main, sideline, self.main.store.delayed(self.name)),
+            **depths(main, sideline, self.main.store.delayed(self.name), self.main.store.expired_later(self.name)),
             "oldest_age_s": None if oldest is None else max(0.0, self._app.clock()() - oldest / 1e6),
         }
         return {**out, **self.local_stats()}

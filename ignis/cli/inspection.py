@@ -17,6 +17,7 @@ from ignis.deadlines import on_expiry_of
 from ignis.errors import UnreadableMessageError
 from ignis.message import REASON_CORRUPT, Message
 from ignis.pausing import PAUSED
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import QueueRecord, ShardState, Store
 
 __all__ = ["message_dict", "peek", "queue_state", "queues", "stats"]
@@ -271,7 +272,8 @@ def _settings(record: QueueRecord) -> dict[str, Any]:
         "created_at_ms",
     )
     found = {name: getattr(record, name) for name in names}
-    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record)}
+    shovel_retry = shovel_retry_of(record)
+    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record), "shovel_retry": shovel_retry}
 
 
 def queue_state(record: QueueRecord) -> str:

@@ -60,9 +60,13 @@ def _add(sums: dict[str, dict[str, Any]], queues: list[dict[str, Any]], *, gauge
         into["published"] += one.get("published", 0)
         shovel = dict(one.get("shovel", {}))
         # Each process has seen the same sideline.
-        waiting = max(into["shovel"].pop("waiting", 0), shovel.pop("waiting", 0) if gauges else 0)
+        seen = {
+            name: max(into["shovel"].pop(name, 0), shovel.pop(name, 0) if gauges else 0)
+            for name in ("waiting", "given_up")
+        }
         into["shovel"].update(shovel)
-        into["shovel"]["waiting"] = waiting
+        for name, value in seen.items():
+            into["shovel"][name] = value  # `update` of a counter adds
         for name, time in one.get("times", {}).items():
             before = into["times"].get(name)
             into["times"][name] = time if before is None else _sum_times(before, time)

@@ -212,11 +212,11 @@ def test_sums_over_processes_never_go_down() -> None:
 def test_what_waits_in_one_sideline_is_not_counted_once_for_each_process() -> None:
     totals = Totals()
     for number, waiting in ((1, 4), (2, 3), (3, 0)):
-        shovel = {"moved": 1, "returned": 1, "waiting": waiting}
+        shovel = {"moved": 1, "returned": 1, "waiting": waiting, "given_up": waiting // 2}
         totals.note(number, {"queues": [{"queue": "jobs", "shovel": shovel}]})
-    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 4}
+    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 4, "given_up": 2}
     totals.close(1)
-    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 3}
+    assert totals.queues()["jobs"]["shovel"] == {"moved": 3, "returned": 3, "waiting": 3, "given_up": 1}
 
 
 def test_times_are_summed_over_processes_and_never_go_down() -> None:
