@@ -435,14 +435,14 @@ class Ignis:
         Args:
             name: ``[A-Za-z0-9._-]{1,128}``.
             queue: where the messages go: a queue or its name.
-            message: of the queue's type.
+            message: of the queue's type; checked here where this application knows the queue, else when it is stored.
             cron: five fields, such as ``"0 3 * * *"``; needs the extra ``schedules``. Give ``cron`` or ``every``.
             every: the time between ticks: seconds, or a duration such as ``"5m"``; 0.1 s to 365 days.
             timezone: of ``cron``, such as ``"Europe/Berlin"``.
             missed: what happens to ticks that were not fired within ``schedules.grace_s``: ``skip`` leaves them out, ``once``
                 fires the newest in place of all that are due, ``all`` fires each.
 
-        Raises ConfigError, InvalidNameError.
+        Raises ConfigError, InvalidNameError; InvalidMessageError, MessageTooLargeError, which name the schedule.
         """
         self._scheduling.declare(
             name, queue=queue, message=message, cron=cron, every=every, timezone=timezone, missed=missed
@@ -575,7 +575,8 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running.running or self._sweeper is not None or self._scheduling.made is not None:
+        started = any(queue.started for queue in self.queues())  # by ``queue.start``, without the application
+        if started or self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ignis.clock import Clock
 from ignis.config import PublisherSettings, check_timeout
 from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleError, PublishError
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, Receipt, id_text
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
 from ignis.storage.base import Store
@@ -42,12 +42,13 @@ class DelayingPublisher(Publisher[M]):
         *,
         on_stored: Callable[[int], None] | None = None,
         on_placed: OnPlaced | None = None,
+        times: Histogram | None = None,
     ) -> None:
         self._store = store
         self._making = threading.Lock()
         self._delayed: _DelayedRing[M] | None = None
         self._forks = FORKS[0]
-        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed)
+        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed, times=times)
 
     def _send_later(
         self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
@@ -64,7 +65,7 @@ class DelayingPublisher(Publisher[M]):
             if self._delayed is None:
                 if not self._magazine.store.keeps_later:
                     raise DelayNotSupportedError(type(self._magazine.store).__name__)
-                self._delayed = _DelayedRing(self._magazine, self._settings, self._store, self._on_stored)
+                self._delayed = _DelayedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
             return self._delayed
 
     def flush(self, timeout: float | None = None) -> None:
@@ -124,7 +125,10 @@ class _NearClock:
     """This process's own clock in place of one that has to be asked for; what is reckoned by it is moved over in the flusher."""
 
     def __init__(self, store: Store) -> None:
-        self.lock_clock: Clock | None = store.lock_clock
+        self._store = store
+
+    def wall_s(self) -> float:
+        return self._store.wall_s()
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -134,14 +138,19 @@ class _DelayedRing(Publisher[M]):
     """The delayed messages of one publisher. Its flusher stores what has gathered, with a due time for each, by its id."""
 
     def __init__(
-        self, magazine: Magazine[M], settings: PublisherSettings, store: Store, on_stored: Callable[[int], None] | None
+        self,
+        magazine: Magazine[M],
+        settings: PublisherSettings,
+        store: Store,
+        on_stored: Callable[[int], None] | None,
+        times: Histogram | None,
     ) -> None:
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
         self._dues_ms: dict[str, int] = {}
         """Id -> due time by `_clock`, of what is in the ring."""
         self._putting = threading.Lock()  # a message is in the ring and in the table, or in neither
-        super().__init__(magazine, settings, on_stored=on_stored)
+        super().__init__(magazine, settings, on_stored=on_stored, times=times)
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
 
     def send_later(
@@ -174,6 +183,7 @@ class _DelayedRing(Publisher[M]):
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
+        began_s = time.monotonic()
         try:
             with self._putting:
                 dues_ms = [[self._dues_ms.pop(id_text(one)) for one in batch.ids()] for _, batch in batches]
@@ -184,7 +194,7 @@ class _DelayedRing(Publisher[M]):
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _ahead_ms(self) -> int:
         """How far the store's clock is ahead of `_clock`; at most as much too far as it takes to ask, and never too little."""

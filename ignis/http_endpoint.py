@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from ignis.config import shown
-from ignis.errors import ConfigError, TooManyRequestsError
+from ignis.errors import AddressInUseError, ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
@@ -278,15 +278,20 @@ class HttpEndpoint:
         bind: see `parse_bind`.
         routes: path -> what answers it; a path that ends in ``/`` answers for everything below.
         public: whether an address that others can reach is meant.
+        setting: the option that gives the address.
 
-    Raises ConfigError when the address cannot be bound.
+    Raises AddressInUseError, and ConfigError when the address cannot be bound for another reason.
     """
 
-    def __init__(self, bind: str, routes: Mapping[str, Route], *, public: bool = False) -> None:
+    def __init__(
+        self, bind: str, routes: Mapping[str, Route], *, public: bool = False, setting: str = "--health-bind"
+    ) -> None:
         address = parse_bind(bind, public=public)
         try:
             self._server = _Server(address, routes)
         except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                raise AddressInUseError(bind, setting) from exc
             raise ConfigError(f"cannot listen on {bind}: {exc.strerror or exc}") from exc
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="ignis-http", daemon=True

@@ -356,6 +356,17 @@ static void a_step_of_the_clock(void)
     end(&w);
 }
 
+/* Who sleeps until the beginning of a millisecond does not sleep to its end. */
+static void to_the_moment(void)
+{
+    CHECK_EQ(ign_due_in_ns(7, 7, 0), 0);
+    CHECK_EQ(ign_due_in_ns(7, 8, 999999), 0);
+    CHECK_EQ(ign_due_in_ns(8, 7, 0), 1000000);
+    CHECK_EQ(ign_due_in_ns(8, 7, 999999), 1);
+    CHECK_EQ(ign_due_in_ns(1007, 7, 250000), 999750000);
+    CHECK_EQ(ign_due_in_ns(IGN_DUE_MAX, 0, 1), UINT64_MAX);
+}
+
 static void expires_on_the_way(void)
 {
     world w;
@@ -376,6 +387,26 @@ static void expires_on_the_way(void)
     CHECK_EQ(ign_store_shard(w.store, w.later, 1, &shard), IGN_OK);
     CHECK_EQ(shard.expired, 3);
     CHECK_EQ(shard.living, 0);
+    end(&w);
+}
+
+static void a_claim_tells_what_expired_on_the_way(void)
+{
+    world w;
+    uint64_t dues[3] = {10, 11, 12};
+    uint16_t expired[IGN_STORE_MAX_SHARDS];
+    ign_slice slices[8];
+    ign_store_mark mark;
+    begin(&w);
+    put_until(&w, 1, 3, dues, 11);
+    put_until(&w, 2, 1, dues, 50);
+    ign_store_fire claim = {.limit = 8, .max_bytes = 1 << 20, .owner = "o", .ms = 11, .slices = slices, .room = 8, .expired = expired};
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_OK);
+    CHECK_EQ(claim.late, 2);
+    CHECK_EQ(claim.count, 1);
+    claim.ms = 12;
+    CHECK_EQ(ign_store_fire_over(w.store, w.main, &claim, NULL, &mark), IGN_EMPTY);
+    CHECK_EQ(claim.late, 3);
     end(&w);
 }
 
@@ -498,7 +529,9 @@ MAIN("store_due", {
     RUN(moves_what_is_due);
     RUN(few_of_many);
     RUN(a_step_of_the_clock);
+    RUN(to_the_moment);
     RUN(expires_on_the_way);
+    RUN(a_claim_tells_what_expired_on_the_way);
     RUN(both_go_together);
     RUN(come_and_go);
     RUN(damaged_times);

@@ -17,7 +17,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.broker_user import user
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import BrokerSettings, load_file, resolve, shown
-from ignis.errors import ConfigError
+from ignis.errors import AddressInUseError, ConfigError
 from ignis.stop_signals import stop_signals
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ async def _serve(
             health = broker_endpoint(health_bind, made, public=public)
         started(health)
         await made.run()
-    except ConfigError:
+    except (AddressInUseError, ConfigError):
         await made.stop(0)
         raise
     finally:

@@ -16,6 +16,7 @@ from ignis.message import REASON_CORRUPT, REASON_UNREADABLE, Message
 from ignis.message_filter import UNKNOWN
 from ignis.pausing import PAUSED
 from ignis.shovel import waits
+from ignis.shovel_rounds import shovel_retry_of
 from ignis.storage.base import QueueRecord, Store
 
 __all__ = [
@@ -60,7 +61,8 @@ def queue_settings(record: QueueRecord) -> dict[str, Any]:
         "created_at_ms",
     )
     found = {name: getattr(record, name) for name in names}
-    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record)}
+    shovel_retry = shovel_retry_of(record)
+    return {"state": queue_state(record), **found, "on_expiry": on_expiry_of(record), "shovel_retry": shovel_retry}
 
 
 def queue_state(record: QueueRecord) -> str:

@@ -36,6 +36,9 @@ class Log:
     busy_after_s: float
     @property
     def later(self) -> bool: ...
+    @property
+    def late(self) -> bool: ...
+    def take_late(self, number: int) -> int: ...
     def __new__(
         cls,
         directory: str,

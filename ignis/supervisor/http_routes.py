@@ -85,7 +85,7 @@ def scale_endpoint(
     bind: str, store: Callable[[], Store], autoscaler: Autoscaler, *, public: bool = False
 ) -> HttpEndpoint:
     """Of an autoscaler alone."""
-    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public)
+    return HttpEndpoint(bind, scale_routes(store, lambda: autoscaler), public=public, setting="--bind")
 
 
 def app_endpoint(bind: str, app: Ignis, *, public: bool = False) -> HttpEndpoint:

@@ -758,6 +758,29 @@ def test_a_second_broker_on_a_port_names_the_address(run: Run, url: str) -> None
     assert f"another process listens at 127.0.0.1:{port}; give another address with --bind" in result.error()["message"]
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["broker", "--bind", "127.0.0.1:0"], "--health-bind"),
+        (["worker", "tests.apps.jobs:app"], "--health-bind"),
+        (["worker", "tests.apps.jobs:app", "--processes", "1"], "--health-bind"),
+        (["autoscale"], "--bind"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_an_endpoint_whose_port_is_taken_is_held_by_another_process(
+    run: Run, url: str, command: list[str], option: str
+) -> None:
+    """It ended with 2, as if the call were wrong."""
+    assert run("queue", "create", "jobs", "-u", url).code == 0
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = run(*command, option, where, "-u", url, "--json")
+    assert result.code == 4
+    assert result.error()["code"] == "address_in_use"
+    assert f"another process listens at {where}; give another address with {option}" in result.error()["message"]
+
+
 def test_an_address_that_the_machine_does_not_have_is_a_setting(run: Run, url: str) -> None:
     result = run("broker", "--bind", "192.0.2.1:9", "--open", "-u", url)
     assert result.code == 2

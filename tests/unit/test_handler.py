@@ -348,6 +348,7 @@ def test_middleware_that_forgets_the_handler_fails_the_message() -> None:
 # -- batches
 
 
+ASKED = Failure("exception", "RetryLater: in 1 s")
 REJECTED, ERROR = Failure("rejected", ""), Failure("exception", "RuntimeError: no")
 BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
     ("all done", lambda messages, ctx: None, [None] * 3),
@@ -364,6 +365,13 @@ BATCHES: list[tuple[str, Callable[..., Any], list[Outcome]]] = [
         lambda messages, ctx: [None, False],
         [Failure("exception", "batch handler answered with a list of 2 for 3 messages: which fail cannot be told")] * 3,
     ),
+    (
+        "too few, one asks for its own time",
+        lambda messages, ctx: [None, ignis.RetryLater(1)],
+        [Failure("exception", "batch handler answered with a list of 2 for 3 messages: which fail cannot be told")] * 3,
+    ),
+    ("one asks for its own time", lambda messages, ctx: [None, ignis.RetryLater(1), True], [None, ASKED, None]),
+    ("all ask", lambda messages, ctx: ignis.RetryLater(1), [ASKED] * 3),
     ("too few", lambda messages, ctx: [None], [None] * 3),
     ("empty", lambda messages, ctx: [], [None] * 3),
     ("numbers", lambda messages, ctx: [0, 1, 2], [None] * 3),

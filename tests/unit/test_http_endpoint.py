@@ -17,7 +17,7 @@ import pytest
 
 import ignis
 from ignis import http_endpoint
-from ignis.errors import ConfigError
+from ignis.errors import AddressInUseError, ConfigError
 from ignis.http_endpoint import HttpEndpoint, Reply, parse_bind
 from ignis.supervisor.http_routes import app_endpoint
 from tests.support import WAIT_S, eventually, wait_idle
@@ -328,8 +328,10 @@ def test_an_address_that_others_reach_must_be_meant(text: str) -> None:
 
 
 def test_a_port_that_is_taken(endpoint: HttpEndpoint) -> None:
-    with pytest.raises(ConfigError, match=f"cannot listen on {endpoint.port}"):
+    with pytest.raises(AddressInUseError, match=f"another process listens at {endpoint.port}.* --health-bind"):
         HttpEndpoint(str(endpoint.port), {})
+    with pytest.raises(ConfigError, match=r"cannot listen on 192.0.2.1:9"):
+        HttpEndpoint("192.0.2.1:9", {}, public=True)
 
 
 def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history last_run log_limit near_names private_files regular_files "
-            "stop_signals urls"
+            "_version clock errors escaping exit_status history last_run loading log_limit metric_catalogue near_names "
+            "private_files "
+            "regular_files stop_signals urls"
         ),
         "config file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
@@ -32,8 +33,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "message sweep_result upkeep",
         "storage",
         "array_queue clearing deadlines figures later leader locks message_filter pausing registration schedules",
-        "cancellation magazine metrics retries told_progress",
-        "context publisher",
+        "cancellation magazine metrics metrics_page retries told_progress",
+        "context publisher shovel_rounds",
         "async_publisher consumer delaying_publisher shovel",
         "queue_definition",
         "queue_handling",
@@ -94,7 +95,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "held_claims metrics",
         "caller",
         "application_table broker_commands permission_check presence",
-        "calls publish_commands",
+        "calls lone_acks publish_commands",
         "claim_commands later_commands lock_commands queue_commands store_commands",
         "command_table consumer_commands",
         "request_queue",
@@ -164,9 +165,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "lock",
         "manager",
     ),
-    "ignis.native": ("_pools channel frame gate handling intake lone outbox plan record ring slab store wait wire",),
+    "ignis.native": (
+        "_pools channel frame gate handling histogram intake lone outbox plan record ring slab store wait wire",
+    ),
     "ignis.relay": (
-        "channel_label directory publish_only publisher",
+        "channel_label directory due_times publish_only",
+        "publisher",
         "channel_reader store",
         "channel_registry forwarder",
         "daemon",
@@ -211,8 +215,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "connection",
         "context pointer_recovery shard_count",
         "array_queues catalogue java_locks queues",
-        "append holes locks open_pointers trickle",
+        "append due_index holes locks open_pointers trickle",
         "claim inspection remove",
+        "later_records",
+        "later",
         "magazines",
         "store",
     ),

@@ -42,7 +42,7 @@ def _load_later(asked: Asked) -> Reply:
     if ttl_ms == OWN_TTL:
         ttl_ms = app.facts.ttl_ms(magazine)
     elif ttl_ms > _MOST_TTL_MS:
-        raise BadRequestError(f"ttl_ms = {ttl_ms}")
+        raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
     if head.from_now:
         now_ms = math.ceil(app.store.now_s() * 1000)
         runs = [(count, now_ms + due_ms) for count, due_ms in runs]

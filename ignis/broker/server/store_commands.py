@@ -25,6 +25,7 @@ from ignis.broker.protocol.payloads import (
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, kept_ttl_s, value
 from ignis.errors import (
     BadRequestError,
+    ConfigError,
     ConflictError,
     PermissionDeniedError,
     QueueMismatchError,
@@ -89,8 +90,10 @@ def _reload(asked: Asked) -> Reply:
 def _load_once(asked: Asked) -> Reply:
     head, at = unpack(asked.payload, LoadOnce)
     name, ttl_ms, batches = unpack_send_batch(asked.payload, at)
-    if name.decode("utf-8", "replace") != head.magazine or ttl_ms > _MOST_TTL_MS:
-        raise BadRequestError("LOAD_ONCE names two magazines, or no time to live")
+    if name.decode("utf-8", "replace") != head.magazine:
+        raise BadRequestError("LOAD_ONCE names two magazines")
+    if ttl_ms > _MOST_TTL_MS:
+        raise ConfigError(f"ttl_ms = {ttl_ms} is outside 0 to {_MOST_TTL_MS}")
     done = asked.app.store.magazines.load_once(
         head.magazine, batches, ttl_ms / 1000 if ttl_ms else None, head.remember_ms / 1000
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
 from ignis.native import PackedBatch, Watch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -52,11 +52,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         self._directory = store.directory
         self._catalogue = Catalogue(store.directory, store.farm_id, store.client_id)
         self._claims = Claims(store)
-        self._scan = ClaimScan(store)
+        self._expired_log = ExpiredLog()
+        self._scan = ClaimScan(store, self._expired_log)
         self._writes = Writes(store, self._catalogue)
         self._waits = Waits()
         self._wishes: dict[object, Callable[[], None]] = {}  # of this store, among those of the directory
-        self._expired_log = ExpiredLog()
         self.calls = {"loads": 0, "fires": 0, "deletes": 0, "reloads": 0, "transfers": 0}
 
     # -- the catalogue
@@ -313,6 +313,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
         self.calls["loads"] += loaded is not False
         return loaded
+
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
+        deleted = self._writes.try_delete_lone(magazine, ack)
+        self.calls["deletes"] += deleted is not False
+        return deleted
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         check_limit(limit)

@@ -52,21 +52,6 @@ def test_publish_returns_when_the_message_is_stored(here: Place, queue: ignis.Qu
     assert (by_id[published.id].key, by_id[published.id].headers) == ("k", {"a": 1})
 
 
-def test_a_delay_is_refused_and_nothing_is_sent(here: Place, queue: ignis.Queue[bytes]) -> None:
-    here.start_relay()
-    with queue.publisher() as publisher:
-        for ask in (
-            lambda: queue.publish(b"x", delay="1h"),
-            lambda: queue.publish_many([b"x"], delay="1h"),
-            lambda: publisher.send(b"x", delay="1h"),
-        ):
-            with pytest.raises(errors.DelayNotSupportedError, match="embedded"):
-                ask()
-        assert publisher.sent == 0
-    queue.publish(b"now")
-    assert here.stored() == [b"now"]
-
-
 def test_a_queue_is_listed_when_its_first_message_is_stored(here: Place) -> None:
     """Another producer need not make it too because the relay has not written it down yet."""
     here.start_relay()
