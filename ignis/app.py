@@ -578,7 +578,8 @@ class Ignis:
         """
         if timeout is not None:
             check_timeout(timeout)
-        if self._running.running or self._sweeper is not None or self._scheduling.made is not None:
+        started = any(queue.started for queue in self.queues())  # by ``queue.start``, without the application
+        if started or self._running.running or self._sweeper is not None or self._scheduling.made is not None:
             self.stop(timeout)
         for queue in self.queues():
             queue.close_awaited(timeout)

@@ -326,6 +326,11 @@ class QueueSettings(_Settings):
     max_returns: int = _setting(
         5, "how often that schedule brings a failed message back before it waits for a person; 0 = never", 0, 65_535
     )
+    shovel_retry: str = _setting(
+        "",
+        "by a policy instead: the name of one in [retries], or in code an ignis.Retry; each message comes back attempts - 1 "
+        "times, behind growing waits, and max_returns does not count",
+    )
     on_expiry: str = _setting(
         "drop",
         "where a message goes when its own deadline (expires_in) has passed: drop removes and counts it, sideline keeps it there "

@@ -16,6 +16,7 @@ from ignis.errors import ChannelFullError, DelayNotSupportedError, ForkedHandleE
 from ignis.later import due_time_ms
 from ignis.magazine import Magazine
 from ignis.native import PackedBatch, Receipt, id_text
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import FORKS
 from ignis.publisher import OnPlaced, Publisher, forget_publisher
 from ignis.storage.base import Store
@@ -45,12 +46,13 @@ class DelayingPublisher(Publisher[M]):
         *,
         on_stored: Callable[[int], None] | None = None,
         on_placed: OnPlaced | None = None,
+        times: Histogram | None = None,
     ) -> None:
         self._store = store
         self._making = threading.Lock()
         self._timed: _TimedRing[M] | None = None
         self._forks = FORKS[0]
-        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed)
+        super().__init__(magazine, settings, on_stored=on_stored, on_placed=on_placed, times=times)
 
     def _send_timed(
         self,
@@ -75,7 +77,7 @@ class DelayingPublisher(Publisher[M]):
             if delayed and not self._magazine.store.keeps_later:
                 raise DelayNotSupportedError(type(self._magazine.store).__name__)
             if self._timed is None:
-                self._timed = _TimedRing(self._magazine, self._settings, self._store, self._on_stored)
+                self._timed = _TimedRing(self._magazine, self._settings, self._store, self._on_stored, self._times)
             return self._timed
 
     def flush(self, timeout: float | None = None) -> None:
@@ -161,7 +163,12 @@ class _TimedRing(Publisher[M]):
     and together only what the store retires at the same time, since a load has one time to live."""
 
     def __init__(
-        self, magazine: Magazine[M], settings: PublisherSettings, store: Store, on_stored: Callable[[int], None] | None
+        self,
+        magazine: Magazine[M],
+        settings: PublisherSettings,
+        store: Store,
+        on_stored: Callable[[int], None] | None,
+        times: Histogram | None,
     ) -> None:
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
@@ -170,7 +177,7 @@ class _TimedRing(Publisher[M]):
         self._runs: deque[tuple[_Times, int]] = deque()
         """Of what is in the ring, in its order: how many in a row go together."""
         self._putting = threading.Lock()  # a message is in the ring and in the tables, or in neither
-        super().__init__(magazine, settings, on_stored=on_stored)
+        super().__init__(magazine, settings, on_stored=on_stored, times=times)
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
 
     def send_timed(
@@ -231,6 +238,7 @@ class _TimedRing(Publisher[M]):
 
     def _load(self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[Any]) -> None:
         """One load at a time: where a message waits for its time nobody counts on its place."""
+        began_s = time.monotonic()
         try:
             with self._putting:
                 times, dues_ms = self._taken(count), None
@@ -243,7 +251,7 @@ class _TimedRing(Publisher[M]):
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _deadline_of(self, times: _Times) -> Deadline | None:
         """For the store; each message has its own in its envelope."""

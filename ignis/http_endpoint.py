@@ -28,7 +28,16 @@ from ignis.errors import AddressInUseError, ConfigError, TooManyRequestsError
 from ignis.log_limit import LimitedLog
 from ignis.places import Places, network_of_connection
 
-__all__ = ["Exposition", "HttpEndpoint", "Reply", "Route", "json_reply", "metrics_route", "parse_bind"]
+__all__ = [
+    "Exposition",
+    "HttpEndpoint",
+    "Reply",
+    "Route",
+    "json_reply",
+    "metrics_route",
+    "names_this_machine",
+    "parse_bind",
+]
 
 log = logging.getLogger("ignis.http_endpoint")
 
@@ -112,7 +121,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|((?:[a-z0-9_-]+\.)*[a-z0-9_-]+)\.?)(?:
 """An address of IPv6 in brackets, or a name or an address of IPv4, each with a port or without one; in small letters."""
 
 
-def _names_this_machine(header: str, bound: str) -> bool:
+def names_this_machine(header: str, bound: str) -> bool:
     """Whether the Host of a request is ``localhost``, a name below it, an address in digits, or the bound name. A page that came
     here by DNS rebinding can have none of them: a browser sends the name that the page was loaded from. What is not just a host
     and a port, such as a folded header, is none either: others may read it as another name than we do."""
@@ -241,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _meant_for_us(self) -> bool:
         """Whether it may be answered. Who is bound for all to reach is reached by names that we do not know."""
         bound = self.server.bound
-        return not _loopback(bound) or all(_names_this_machine(one, bound) for one in self.headers.get_all("Host", ()))
+        return not _loopback(bound) or all(names_this_machine(one, bound) for one in self.headers.get_all("Host", ()))
 
     def _reply(self, path: str) -> Reply:
         for name, route in self.server.routes.items():

@@ -34,6 +34,7 @@ from ignis.hooks import call_user_code, log_safely
 from ignis.magazine import Magazine
 from ignis.message import encode_key, encode_meta
 from ignis.native import ANY_SHARD, Outbox, PackedBatch, Receipt, SendRing, shard_for_key
+from ignis.native.histogram import Histogram
 from ignis.process_hooks import at_exit
 from ignis.storage.base import MagazineStore
 from ignis.storage.pending_load import PendingLoad
@@ -50,8 +51,8 @@ _open: weakref.WeakSet[Publisher[Any]] = weakref.WeakSet()
 
 OnPlaced = Callable[[Sequence[tuple[int, PackedBatch]], Sequence[int]], None]
 """Is told the batches of a load and the first pointer of each."""
-_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad, int]
-"""Messages, their batches, the load that is under way, and the number of shards that it was routed by."""
+_Loading = tuple[int, Sequence[tuple[int, PackedBatch]], PendingLoad, int, float]
+"""Messages, their batches, the load that is under way, the number of shards that it was routed by, and when it began."""
 
 
 class Publisher(Generic[M]):
@@ -70,7 +71,7 @@ class Publisher(Generic[M]):
     Thread-safe: `send` from several threads is serialised by the interpreter lock. Not usable after ``fork``.
 
     ``on_stored`` is called by the flusher with the size of each batch that became durable; what it raises is logged.
-    ``on_placed`` is called before, with packed batches and the first pointer of each.
+    ``on_placed`` is called before, with packed batches and the first pointer of each. ``times`` counts how long each load took.
 
     What is in the ring and not yet stored dies with the process: only a receipt that is done is durable.
 
@@ -92,8 +93,10 @@ class Publisher(Generic[M]):
         *,
         on_stored: Callable[[int], None] | None = None,
         on_placed: OnPlaced | None = None,
+        times: Histogram | None = None,
     ) -> None:
         self._magazine = magazine
+        self._times = times
         self._on_stored = on_stored
         self._on_placed = on_placed
         self._settings = settings
@@ -393,10 +396,11 @@ class Publisher(Generic[M]):
         self, count: int, batches: Sequence[tuple[int, PackedBatch]], shards: int, under_way: deque[_Loading]
     ) -> None:
         """Begins a load behind those that are under way; where that is not possible, after they are done."""
+        began_s = time.monotonic()
         try:
             begun = self._magazine.begin_load(batches, shards, under_way[-1][2] if under_way else None)
             if begun is not None:
-                under_way.append((count, *begun, self._magazine.shards))
+                under_way.append((count, *begun, self._magazine.shards, began_s))
                 return
             while under_way:
                 self._finish(under_way)
@@ -406,11 +410,11 @@ class Publisher(Generic[M]):
                 self._finish(under_way)
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _finish(self, under_way: deque[_Loading]) -> None:
         """Waits for the oldest load."""
-        count, batches, loading, shards = under_way.popleft()
+        count, batches, loading, shards, began_s = under_way.popleft()
         try:
             try:
                 firsts = loading.result()
@@ -421,7 +425,7 @@ class Publisher(Generic[M]):
         except BaseException as exc:
             self._refused(count, exc)
         else:
-            self._settle(count, batches, firsts)
+            self._settle(count, batches, firsts, began_s)
 
     def _refused(self, count: int, exc: BaseException) -> None:
         if self._magazine.registration is not None:
@@ -436,7 +440,11 @@ class Publisher(Generic[M]):
             log, logging.ERROR, "%d buffered message(s) for %s were not stored: %s", count, self._magazine.name, exc
         )
 
-    def _settle(self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int]) -> None:
+    def _settle(
+        self, count: int, batches: Sequence[tuple[int, PackedBatch]], firsts: Sequence[int], began_s: float
+    ) -> None:
+        if self._times is not None:
+            self._times.add_since(began_s)
         if self._on_placed is not None:
             self._on_placed(batches, firsts)
         self._drained.settle(count)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Generic, TypeVar, overload
 
 from ignis.async_publisher import AsyncPublisher
@@ -21,7 +22,7 @@ from ignis.context import AppContext, QueueContext
 from ignis.deadlines import Deadline, deadline_of
 from ignis.delaying_publisher import DelayingPublisher
 from ignis.errors import ConfigError, InvalidMessageError, QueueNotFoundError
-from ignis.figures import depths
+from ignis.figures import QueueTimes, depths
 from ignis.later import Later, due_time_ms
 from ignis.magazine import Magazine, MessageIds, Published
 from ignis.message import BodyCodec, Message
@@ -73,6 +74,7 @@ class Queue(Generic[M]):
         self._sideline: Magazine[M] | None = None
         self._handling: QueueHandling[M] = QueueHandling(app, self._definition, self._lock, self.context)
         self.published = 0
+        self._times = QueueTimes()
         self._awaited: AsyncPublisher[M] | None = None
 
     # -- what it is made of
@@ -94,6 +96,7 @@ class Queue(Generic[M]):
             self._app.store(),
             self._app.clock(),
             self._app.hooks,
+            self._times,
         )
 
     @property
@@ -217,11 +220,13 @@ class Queue(Generic[M]):
                 [message], keys=[key], headers=headers, delay=delay, at=at, expires_in=expires_in, expires_at=expires_at
             )
             return Published(ids[0], -1, 0)
+        began_s = monotonic()
         if expires_in is None and expires_at is None:
             published = self.main.load(message, key=key, headers=headers)
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
+        self._times.publish.add_since(began_s)
         with self._counting:  # as `_stored` does, without a call more for each lone message
             self.published += 1
         if self._app.hooks.after_publish:
@@ -269,7 +274,9 @@ class Queue(Generic[M]):
         main = self.main
         due_ms = None if delay is None and at is None else due_time_ms(self._app.store(), delay, at)
         deadline = None if expires_in is None and expires_at is None else self._deadline(expires_in, expires_at)
+        began_s = monotonic()
         ids = main.load_many(messages, keys=keys, headers=headers, due_ms=due_ms, deadline=deadline)
+        self._times.publish.add_since(began_s)
         self._stored(len(ids))
         return ids
 
@@ -362,7 +369,14 @@ class Queue(Generic[M]):
         made: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
         if made is None:
             with without_means(f"publisher of queue {self.name!r}"):
-                made = DelayingPublisher(main, chosen, self._app.store(), on_stored=self._stored, on_placed=on_placed)
+                made = DelayingPublisher(
+                    main,
+                    chosen,
+                    self._app.store(),
+                    on_stored=self._stored,
+                    on_placed=on_placed,
+                    times=self._times.publish,
+                )
         made.deadline_of = self._deadline
         return made
 
@@ -514,9 +528,15 @@ class Queue(Generic[M]):
         ConfigError for an invalid time."""
         return self._handling.stop(timeout)
 
-    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int) -> None:
-        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds."""
-        if self._definition.set_shovel(interval_s, concurrency, max_returns):
+    @property
+    def started(self) -> bool:
+        """Whether its consumer or its shovel runs."""
+        return self._handling.started
+
+    def set_shovel(self, interval_s: float, concurrency: int, max_returns: int, retry: str | None = None) -> None:
+        """Applies stored settings of the shovel to this process, its schedule included. The interval is in whole seconds.
+        ``retry``: the numbers of the policy as they are stored, empty for none; None = as it is."""
+        if self._definition.set_shovel(interval_s, concurrency, max_returns, retry):
             self.shovel.reschedule()
 
     # -- looking after
@@ -651,6 +671,7 @@ class Queue(Generic[M]):
             "published": self.published,
             "paused": self.paused,
             "shovel": self.shovel.stats(),
+            "times": self._times.figures(),
         }
         figures = self._handling.stats()
         if figures:

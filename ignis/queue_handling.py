@@ -183,8 +183,8 @@ class QueueHandling(Generic[M]):
         if spec.retry is not None and not magazines.keeps_later:
             raise DelayNotSupportedError(
                 type(magazines).__name__,
-                f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed messages; "
-                "leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
+                needs=f"the handler of queue {self._definition.name!r} has a retry, for which its store has to keep delayed "
+                "messages; leave retry out, and what fails waits in the sideline until the shovel brings it back: ",
             )
 
     def let_go(self) -> None:
@@ -196,6 +196,11 @@ class QueueHandling(Generic[M]):
     def _new_consumer(self, spec: HandlerSpec) -> Consumer:
         settings = self._app.consumer_settings
         return Consumer(self._context(), spec, settings, lambda: self.make_runner(spec), self._app.failed)
+
+    @property
+    def started(self) -> bool:
+        """Whether the consumer or the shovel runs."""
+        return self.consumer is not None or self.shovel.started
 
     def stop(self, timeout: float) -> bool:
         """Stops both; True when nothing is left claimed. Idempotent. Raises ConfigError for a time that is none."""

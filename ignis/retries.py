@@ -22,7 +22,7 @@ from ignis.errors import ConfigError
 from ignis.later import check_delay_s, until_s
 from ignis.near_names import meant
 
-__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_rules"]
+__all__ = ["ANY_HANDLER", "NEVER", "Backoff", "Retry", "RetryLater", "RetryRules", "retry_policy", "retry_rules"]
 
 Kinds = type[BaseException] | tuple[type[BaseException], ...]
 Duration = float | str | timedelta
@@ -220,19 +220,28 @@ def retry_rules(given: Any, file: Mapping[str, Any]) -> RetryRules:
 
 
 def _policy(given: Any, file: Mapping[str, Any]) -> Retry:
+    if not isinstance(given, (Retry, str)):
+        raise ConfigError(
+            f"retry = {shown(given)} is no policy: give ignis.Retry(...), the name of one in the settings file, or a mapping "
+            "from exceptions to these"
+        )
+    return retry_policy(given, file, "retry")
+
+
+def retry_policy(given: Any, file: Mapping[str, Any], name: str) -> Retry:
+    """The policy that an option ``name`` was given, or names. Raises ConfigError."""
     if isinstance(given, Retry):
         return given
     if not isinstance(given, str):
         raise ConfigError(
-            f"retry = {shown(given)} is no policy: give ignis.Retry(...), the name of one in the settings file, or a mapping "
-            "from exceptions to these"
+            f"{name} = {shown(given)} is no policy: give ignis.Retry(...), or the name of one in the settings file"
         )
     table = file.get(RetrySettings.section, {})
     known = sorted(name for name, value in table.items() if isinstance(value, Mapping))
     if given not in known:
         said = f"known: {', '.join(known)}" if known else "it has none"
         raise ConfigError(
-            f"retry = {shown(given)} names no policy: the settings file has no [retries.{given}]; {meant(given, known)}{said}"
+            f"{name} = {shown(given)} names no policy: the settings file has no [retries.{given}]; {meant(given, known)}{said}"
         )
     found = resolve(RetrySettings, {}, file, name=given)
     return Retry(found.attempts, found.base_s, found.factor, found.max_s, found.jitter)

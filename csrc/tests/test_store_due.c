@@ -356,6 +356,17 @@ static void a_step_of_the_clock(void)
     end(&w);
 }
 
+/* Who sleeps until the beginning of a millisecond does not sleep to its end. */
+static void to_the_moment(void)
+{
+    CHECK_EQ(ign_due_in_ns(7, 7, 0), 0);
+    CHECK_EQ(ign_due_in_ns(7, 8, 999999), 0);
+    CHECK_EQ(ign_due_in_ns(8, 7, 0), 1000000);
+    CHECK_EQ(ign_due_in_ns(8, 7, 999999), 1);
+    CHECK_EQ(ign_due_in_ns(1007, 7, 250000), 999750000);
+    CHECK_EQ(ign_due_in_ns(IGN_DUE_MAX, 0, 1), UINT64_MAX);
+}
+
 static void expires_on_the_way(void)
 {
     world w;
@@ -518,6 +529,7 @@ MAIN("store_due", {
     RUN(moves_what_is_due);
     RUN(few_of_many);
     RUN(a_step_of_the_clock);
+    RUN(to_the_moment);
     RUN(expires_on_the_way);
     RUN(a_claim_tells_what_expired_on_the_way);
     RUN(both_go_together);

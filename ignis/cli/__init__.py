@@ -20,6 +20,7 @@ try:
     from ignis.cli.bench import bench
     from ignis.cli.broker import broker
     from ignis.cli.completion import answer, completion
+    from ignis.cli.console import console
     from ignis.cli.consume import consume
     from ignis.cli.demo import demo
     from ignis.cli.doctor import doctor
@@ -63,7 +64,7 @@ def cli(context: click.Context) -> None:
 
 for command in (
     worker, workers, publish, consume, queue, queues, stats, peek, later, sideline, schedules, sweep, leader, autoscale, relay,
-    broker, pipeline, doctor, demo, bench, completion,
+    broker, console, pipeline, doctor, demo, bench, completion,
 ):  # fmt: skip
     cli.add_command(command)
 

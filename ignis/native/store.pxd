@@ -257,6 +257,7 @@ cdef extern from "ignis_store_later.h" nogil:
                         ign_store_part *parts, uint16_t part_count, const uint64_t *dues, const ign_store_how *how,
                         ign_store_mark *mark)
     int ign_store_next_due(ign_store *store, uint32_t magazine, uint64_t *ms)
+    uint64_t ign_due_in_ns(uint64_t at, uint64_t ms, uint32_t ns)
     int ign_store_move_due(ign_store *store, uint32_t main, uint64_t ms, uint64_t limit, uint64_t max_bytes,
                            ign_store_moved *result, const ign_store_how *how, ign_store_mark *mark)
     int ign_store_list_later(ign_store *store, uint32_t later, const ign_due_run *after, ign_due_run *runs, uint32_t room,

@@ -702,7 +702,7 @@ cdef class Log:
                         left = SLICE_NS
                     with nogil:
                         if self._later:
-                            left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &due)
+                            left = until_due(self._store, number, ms, began_ms, left, &due)
                         found = ign_store_await(self._store, number, known, left, spin)
                         if due and found == known and self._later:
                             found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &firing.fire.late)
@@ -1040,7 +1040,7 @@ cdef class Log:
                     left = SLICE_NS
                 with nogil:
                     if began_ms != 0 and left != 0:
-                        left = until_due(self._store, number, ms + (ignis_rising_ms() - began_ms), left, &due)
+                        left = until_due(self._store, number, ms, began_ms, left, &due)
                     found = ign_store_await(self._store, number, known, left, spin)
                     if due and found == known:
                         found = moved_due(self._store, number, ms + (ignis_rising_ms() - began_ms), known, &late)

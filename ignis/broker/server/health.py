@@ -8,7 +8,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import TypeVar
 
-from ignis.broker.server.metrics import SAYS, BrokerMetrics, Figure
+from ignis.broker.server.metrics import BrokerMetrics, Figure
 from ignis.broker.server.server import Broker
 from ignis.errors import WaitTimeoutError
 from ignis.http_endpoint import Exposition, HttpEndpoint, Reply, json_reply, metrics_route
@@ -30,7 +30,6 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpE
 
     Raises ConfigError when the address cannot be bound, or is open to others and ``public`` was not said.
     """
-    # Its own: a rate is since the last look of whoever asks.
     metrics = BrokerMetrics(broker)
 
     def figures() -> list[Figure]:
@@ -48,7 +47,7 @@ def broker_endpoint(bind: str, broker: Broker, *, public: bool = False) -> HttpE
     def exposition() -> Exposition:
         from ignis.metrics import Exposition, FigureCollector
 
-        return Exposition(FigureCollector(figures, SAYS))
+        return Exposition(FigureCollector(figures))
 
     return HttpEndpoint(bind, {"/healthz": health, "/metrics": metrics_route(exposition)}, public=public)
 

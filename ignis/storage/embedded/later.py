@@ -97,7 +97,7 @@ class EmbeddedLater(KeepsLater):
         if not self._catalogue.find(magazine).log.later:
             return None
         due_ms = self._catalogue.on(magazine, _next_due)
-        return None if due_ms is None else max(0.0, (due_ms - self._store.directory.clock.now_ms()) / 1000)
+        return None if due_ms is None else self._store.directory.clock.until_s(due_ms)
 
     @guarded
     def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ignis.errors import QueueNotFoundError
 from ignis.native import PackedBatch, Watch
-from ignis.native.lone import LoneRequest
+from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
@@ -313,6 +313,11 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
         loaded = self._writes.try_load_lone(magazine, lone, shards, any_shard, ttl_s, taker)
         self.calls["loads"] += loaded is not False
         return loaded
+
+    def try_delete_lone(self, magazine: str, ack: LoneAck) -> PendingSync | bool:
+        deleted = self._writes.try_delete_lone(magazine, ack)
+        self.calls["deletes"] += deleted is not False
+        return deleted
 
     def try_fire(self, magazine: str, limit: int, owner: str, max_bytes: int = 64 << 20) -> FireResult | None:
         check_limit(limit)

@@ -196,7 +196,7 @@ def test_its_health_and_metrics_over_http(url: str) -> None:
         }
         assert status == 200
         assert samples["ignis_published_total",] == 2
-        assert samples["ignis_conn_count",] == 1
+        assert samples["ignis_broker_connections",] == 1
         assert samples["ignis_bytes_total", "in"] > 0
         assert {name for name, *_ in samples} == set(SAYS)
         # What a client holds keeps the drain waiting, and the endpoint answers meanwhile.

@@ -64,21 +64,6 @@ def test_a_deadline_travels_with_the_message(here: Place, queue: ignis.Queue[byt
     assert ends[b"one"] is not None
 
 
-def test_a_delay_is_refused_and_nothing_is_sent(here: Place, queue: ignis.Queue[bytes]) -> None:
-    here.start_relay()
-    with queue.publisher() as publisher:
-        for ask in (
-            lambda: queue.publish(b"x", delay="1h"),
-            lambda: queue.publish_many([b"x"], delay="1h"),
-            lambda: publisher.send(b"x", delay="1h"),
-        ):
-            with pytest.raises(errors.DelayNotSupportedError, match="embedded"):
-                ask()
-        assert publisher.sent == 0
-    queue.publish(b"now")
-    assert here.stored() == [b"now"]
-
-
 def test_a_queue_is_listed_when_its_first_message_is_stored(here: Place) -> None:
     """Another producer need not make it too because the relay has not written it down yet."""
     here.start_relay()
