@@ -93,7 +93,7 @@ class RelayPublisher(Publisher[M]):
         later: tuple[Any, Any] | None,
         deadline: Deadline | None,
     ) -> Receipt:
-        if later is None:
+        if later is None:  # the relay tells the store no deadline: it travels in the envelope alone
             return super()._send_timed(message, key, headers, timeout, later, deadline)
         due_ms = self._channels.due_ms(*later)
         delayed = self._delayed
