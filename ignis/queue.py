@@ -366,13 +366,19 @@ class Queue(Generic[M]):
 
     def _new_publisher(self, settings: dict[str, Any], on_placed: OnPlaced | None = None) -> Publisher[M]:
         main, chosen = self.main, self._app.publisher_settings(settings)
-        own: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
-        if own is not None:
-            return own
-        with without_means(f"publisher of queue {self.name!r}"):
-            return DelayingPublisher(
-                main, chosen, self._app.store(), on_stored=self._stored, on_placed=on_placed, times=self._times.publish
-            )
+        made: Publisher[M] | None = self._app.store().open_publisher(main, chosen)
+        if made is None:
+            with without_means(f"publisher of queue {self.name!r}"):
+                made = DelayingPublisher(
+                    main,
+                    chosen,
+                    self._app.store(),
+                    on_stored=self._stored,
+                    on_placed=on_placed,
+                    times=self._times.publish,
+                )
+        made.deadline_of = self._deadline
+        return made
 
     # -- handling
 

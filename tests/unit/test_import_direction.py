@@ -217,6 +217,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "append due_index holes locks open_pointers trickle",
         "claim inspection remove",
         "later_records",
+        "later_inspection",
         "later",
         "magazines",
         "store",
