@@ -11,6 +11,7 @@ from ignis.cli import exit_codes, output
 from ignis.cli.state import DEFAULT_CLIENT_ID, DEFAULT_FARM_ID, State, common_options, pass_state
 from ignis.config import shown
 from ignis.errors import ConfigError
+from ignis.service_notify import ServiceNotifier
 
 __all__ = ["console"]
 
@@ -103,14 +104,20 @@ def console(
     shown_host = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown_host}:{listening.getsockname()[1]}/"
 
+    service = ServiceNotifier(made.services.closing.is_set)
+
     def announce() -> None:
         """Whoever waits for this line may connect."""
+        service.ready()
         if state.json:
             output.event({"event": "started", "pid": os.getpid(), "url": url})
         else:
             output.remark(f"ignis console {os.getpid()} on {url}; SIGTERM or Ctrl-C ends it")
 
-    serve(made, listening, tls, announce)
+    try:
+        serve(made, listening, tls, announce)
+    finally:
+        service.close()
     if state.json:
         output.event({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK
