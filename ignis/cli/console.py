@@ -112,7 +112,7 @@ def console(
         else:
             output.remark(f"ignis console {os.getpid()} on {url}; SIGTERM or Ctrl-C ends it")
 
-    with ServiceNotifier(lambda: False) as service:  # what it stops with is quick: told when it has ended
+    with ServiceNotifier(made.services.closing.is_set) as service:
         serve(made, listening, tls, announce)
     if state.json:
         output.event({"event": "stopped", "pid": os.getpid()})
