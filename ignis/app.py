@@ -19,10 +19,12 @@ from ignis.config import (
     LeaderSettings,
     PublisherSettings,
     RefresherSettings,
+    RetrySettings,
     SchedulesSettings,
     SweeperSettings,
     check_name,
     check_queue_name,
+    check_section,
     check_text,
     check_timeout,
     kind_of,
@@ -123,6 +125,7 @@ class Ignis:
             raise ConfigError(f"clock = {shown(clock)} is not a function that gives seconds")
         self.layers: list[Middleware] = []
         self.consumer_settings = resolve(ConsumerSettings, consumer, self.file)
+        check_section(RetrySettings, self.file)  # also of a policy that no handler names yet
         self.sweeper_settings = resolve(SweeperSettings, sweeper, self.file)
         self.refresher_settings = resolve(RefresherSettings, refresher, self.file)
         schedules_settings = resolve(SchedulesSettings, _mapping(schedules, "schedules"), self.file)

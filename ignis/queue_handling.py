@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from ignis.config import check_timeout, check_whole
 from ignis.consumer import FLEET, PROCESS, START, Consumer
 from ignis.consumer.handler import HandlerSpec, Middleware, check_consumers, make_spec
-from ignis.consumer.handler_form import check_callable
+from ignis.consumer.handler_form import check_callable, check_kind
 from ignis.consumer.registered import Registered, note_handler
 from ignis.consumer.runner import Runner
 from ignis.context import AppContext, QueueContext
@@ -67,6 +67,8 @@ class QueueHandling(Generic[M]):
             most = self._app.consumer_settings.max_consumers
             spec = make_spec(fn, queue.name, queue.type, options, most, self._app.file)
             spec.check_middleware(self.layers)
+            if not self.layers and spec.batch_size is None:
+                check_kind(fn, f"handler of queue {queue.name!r}", queue.type)
             if queue.magazines is not None:
                 self._check_retry(spec)
             if not declares:

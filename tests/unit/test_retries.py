@@ -181,6 +181,8 @@ def test_what_is_wrong_in_the_file(tmp_path: Path, text: str, why: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
         check_sections(load_file(path), {})
+    with pytest.raises(ConfigError, match=why):  # though no handler names it
+        ignis.Ignis("memory://", config=path)
 
 
 # -- what a handler raises
