@@ -94,7 +94,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "held_claims metrics",
         "caller",
         "application_table broker_commands permission_check presence",
-        "calls publish_commands",
+        "calls lone_acks publish_commands",
         "claim_commands later_commands lock_commands queue_commands store_commands",
         "command_table consumer_commands",
         "request_queue",
