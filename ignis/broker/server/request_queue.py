@@ -106,7 +106,8 @@ class RequestQueue:
             if not session.closed:
                 session.refuse(request.request_id, exc)
 
-        application.turns.delete(head.name, runs, deleted, failed)
+        # Behind handlers a thread of their own waits for it: it may share the flush of a load.
+        application.turns.delete(head.name, runs, deleted, failed, may_wait=True)
         return True
 
     def end(self) -> None:
