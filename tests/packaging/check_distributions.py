@@ -26,7 +26,7 @@ NOT_IN_WHEEL = (
     "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
 )  # fmt: skip
 RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
-SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml")
+SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml", ".htm", ".css", ".js", ".svg")
 """What of the package is in both."""
 SDIST_FILES = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "PKG-INFO", "README.md", "SECURITY.md",

@@ -18,7 +18,7 @@ from ignis.broker.protocol.commands import OWN_TTL
 from ignis.broker.server.context import ApplicationContext
 from ignis.broker.server.dispatcher import DirectDelivery, Dispatcher
 from ignis.broker.server.write_batcher import WriteBatcher
-from ignis.errors import BadRequestError, ConfigError
+from ignis.errors import ConfigError
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.lone import LoneRequest
 from ignis.native.wire import route_batch
@@ -366,7 +366,7 @@ class PublishBuffer:
         if sent.ttl_ms == OWN_TTL:
             sent.ttl_ms = facts.ttl_ms(self.magazine) if ttl_ms is None else ttl_ms
         elif sent.ttl_ms > 1 << 62:
-            raise BadRequestError(f"ttl_ms = {sent.ttl_ms}")
+            raise ConfigError(f"ttl_ms = {sent.ttl_ms} is outside 0 to {1 << 62}")
         if any(shard == ANY_SHARD for shard, _, _ in sent.batches):
             turn = facts.next_shard()
             sent.batches = [
