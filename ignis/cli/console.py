@@ -93,7 +93,8 @@ def console(
         store=state.store_options(create=False),
     )
     try:
-        made.services.app.store.queues.list()  # a store that is not there is said here, and not to the first browser
+        # A store that is not there is said here, and not to the first browser; and its logs are read before that one waits.
+        made.services.snapshot.get()
         listening = listen(host, port)
     except BaseException:
         made.close()

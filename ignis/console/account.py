@@ -28,6 +28,7 @@ def log_in(call: Call) -> Answer:
     asked: Login = call.body
     cookie, session, principal = call.services.access.log_in(call.asked, asked.user, asked.password, asked.token)
     call.audited["user"] = principal.name
+    call.services.access.sessions.end(call.asked.cookie)  # the browser has another cookie now
     return Answer({"user": principal.name, "csrf": session.csrf, **_limits(call)}, cookie=cookie)
 
 

@@ -49,7 +49,11 @@ T = TypeVar("T")
 _THREADS = 16
 _WAITING = 32
 """Requests that may wait for seconds at a time, each in a thread that mostly sleeps."""
+_OF_PROGRAMS = 24
+"""Of these: programs that pull. The others are for operators."""
 _LOGINS = 2
+_MOST_LOGIN_BYTES = 16 << 10
+"""Whoever logs in has not said who they are yet."""
 _JSON = "application/json"
 _FILES = {
     "/": ("index.htm", "text/html; charset=utf-8"),
@@ -252,16 +256,17 @@ class Console:
         if not row.waits:
             found = await self._in_thread(partial(row.handler, call))
         else:
-            found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request)
+            most = _OF_PROGRAMS if row.group == "gateway" else _WAITING
+            found = await self._in_waiting_thread(partial(row.handler, call), call.gone, request, most)
         return found if isinstance(found, Answer) else Answer(found)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _in_waiting_thread(self, work: Callable[[], T], gone: threading.Event, request: Request) -> T:
+    async def _in_waiting_thread(self, work: Callable[[], T], gone: threading.Event, request: Request, most: int) -> T:
         """For what may take seconds. When the client leaves meanwhile, ``gone`` is set."""
-        if self._waits >= _WAITING:
-            raise RefusedError("too_many_requests", f"{_WAITING} requests wait already")
+        if self._waits >= most:
+            raise RefusedError("too_many_requests", f"{self._waits} requests wait already")
         self._waits += 1
         watching = asyncio.create_task(_watch(request.receive, gone))
         try:
@@ -303,11 +308,12 @@ class Console:
         """What was sent, as the route wants it. Raises RefusedError, BadRequestError."""
         if row.body is None:
             return None
+        most = min(self._max_body_bytes, _MOST_LOGIN_BYTES) if row.asks_first else self._max_body_bytes
         data = bytearray()
         async for piece in request.stream():
             data += piece
-            if len(data) > self._max_body_bytes:
-                raise RefusedError("body_too_large", f"a request has at most {self._max_body_bytes} bytes")
+            if len(data) > most:
+                raise RefusedError("body_too_large", f"this request has at most {most} bytes")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if data and kind != _JSON:
             raise RefusedError("unsupported_media_type", f"send the body as {_JSON}")

@@ -66,6 +66,23 @@ def test_a_session_begins_and_ends(console: Console) -> None:
     assert code_of(again) == (401, "unauthenticated")
 
 
+def test_a_login_ends_the_session_before_it(console: Console) -> None:
+    rita = Someone(console)
+    rita.log_in("rita")
+    (before,) = [one.value for one in rita.http.cookies.jar]
+    rita.log_in("olga")
+    assert rita.get("/session")["user"] == "olga"
+    assert code_of(Someone(console).ask("GET", "/overview", cookie=f"ignis_console={before}")) == (
+        401,
+        "unauthenticated",
+    )
+
+
+def test_a_login_that_is_large_is_not_read(console: Console) -> None:
+    found = Someone(console).ask("POST", "/session", {"user": "rita", "password": "x" * 20_000})
+    assert code_of(found) == (413, "body_too_large")
+
+
 def test_the_cookie_is_for_tls_alone_where_there_is_tls(memory_app: Ignis, users: Path) -> None:
     with a_console(memory_app, users=users) as console:
         by_tls = Someone(console, origin="https://localhost:9711")

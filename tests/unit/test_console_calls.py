@@ -17,6 +17,7 @@ from ignis import Ignis
 from ignis.console import Console
 from ignis.console.leases import Leases
 from ignis.console.snapshot import REFRESH_S, Snapshot
+from tests.support import eventually
 from tests.support.console import ORIGIN, Someone, a_console, fail
 
 MakeApp = Callable[..., Ignis]
@@ -346,6 +347,26 @@ def test_a_long_poll_is_answered_by_what_comes(app: Ignis, admin: Admin) -> None
     jobs.publish({"n": 1})
     thread.join(60)
     assert [one["body"] for one in found[0]["messages"]] == [{"n": 1}]
+
+
+def test_programs_that_wait_leave_places_for_operators(app: Ignis, console: Console, admin: Admin) -> None:
+    jobs = app.queue("jobs", dict, shards=1)
+    fail(jobs, {"n": 1})
+    found: list[Any] = []
+    asked = {"wait_s": 30}
+    threads = [
+        threading.Thread(target=lambda: found.append(admin.ask("POST", "/queues/jobs/pull", asked))) for _ in range(24)
+    ]
+    for one in threads:
+        one.start()
+    eventually(lambda: console._waits == 24, "all of them wait")
+    assert code_of(admin.ask("POST", "/queues/jobs/pull", asked)) == (429, "too_many_requests")
+    assert admin.post("/queues/jobs/sideline/redrive", {"all": True, "wait_s": 30})["result"]["moved"] == 1
+    console.services.closing.set()
+    for one in threads:
+        one.join(60)
+    assert sum(len(one.json().get("messages", ())) for one in found) == 1
+    assert {one.status_code for one in found} == {200, 503}
 
 
 def test_a_lease_is_extended_and_released(app: Ignis, admin: Admin) -> None:
