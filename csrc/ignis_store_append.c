@@ -180,7 +180,11 @@ static uint64_t dues_take(const ign_generation *g, uint8_t type, const uint8_t *
         retired = ign_state_magazine((ign_ctl *)(uintptr_t)&g->ctl, ign_get32(payload));
     if (retired != NULL && (retired->durability & IGN_MAGAZINE_IS_LATER) != 0)
         more = ign_due_tidy_takes(ign_state_due((ign_ctl *)(uintptr_t)&g->ctl, retired));
-    if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
+    if (type == IGN_ENTRY_ONCE) {
+        uint64_t ids = 16 + (uint64_t)ign_get32(payload + 4) * IGN_STORE_ID_BYTES;
+        load = payload + ids;
+        bytes = payload_bytes - ids;
+    } else if (type != IGN_ENTRY_LOAD && type != IGN_ENTRY_TRANSFER)
         return more;
     return more + (uint64_t)ign_dues_count(load, bytes) * IGN_DUE_RUN_TAKES;
 }

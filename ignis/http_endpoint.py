@@ -37,6 +37,7 @@ __all__ = [
     "metrics_route",
     "names_this_machine",
     "parse_bind",
+    "yes_or_no",
 ]
 
 log = logging.getLogger("ignis.http_endpoint")
@@ -67,6 +68,11 @@ Route = Callable[[str], Reply]
 def json_reply(status: int, value: object) -> Reply:
     """A line of JSON."""
     return Reply(status, msgspec.json.encode(value) + b"\n")
+
+
+def yes_or_no(yes: bool, why_not: str) -> Reply:
+    """What a probe of an orchestrator is answered: 200, or 503 with the reason."""
+    return json_reply(200, {"status": "ok"}) if yes else json_reply(503, {"status": "failing", "error": why_not})
 
 
 _MISDIRECTED = json_reply(

@@ -60,6 +60,7 @@ def reference() -> str:
         "",
         "Generated from `ignis/metric_catalogue.py` and `ignis/figures.py` (`python -m ignis.metrics_page`).",
         "`ignis worker --health-bind` and `ignis broker --health-bind` serve them under `/metrics`, with the extra `metrics`.",
+        "Alerts and a dashboard that use them are in `deploy/`; [runbook.md](runbook.md) says what to do about each alert.",
         "",
         "The first 1,000 queues that a process shows have labels of their own; the rest is summed under `queue=\"~other\"`, and",
         "`ignis_queues_left_out` says how many those are. Schedules likewise. Every other label has a fixed set of values.",

@@ -69,11 +69,9 @@ class Queue(Generic[M]):
         self.name = self._definition.name
         self.type = type
         self._lock = threading.RLock()
-        self._counting = threading.Lock()
         self._main: Magazine[M] | None = None
         self._sideline: Magazine[M] | None = None
         self._handling: QueueHandling[M] = QueueHandling(app, self._definition, self._lock, self.context)
-        self.published = 0
         self._times = QueueTimes()
         self._awaited: AsyncPublisher[M] | None = None
 
@@ -226,9 +224,7 @@ class Queue(Generic[M]):
         else:
             deadline = self._deadline(expires_in, expires_at)
             published = self.main.load(message, key=key, headers=headers, deadline=deadline)
-        self._times.publish.add_since(began_s)
-        with self._counting:  # as `_stored` does, without a call more for each lone message
-            self.published += 1
+        self._times.publish.add_since(began_s, 1)
         if self._app.hooks.after_publish:
             self._app.hooks.published(self.name, 1)
         return published
@@ -285,10 +281,14 @@ class Queue(Generic[M]):
             self.open()  # what it does with what has expired may be stored with it
         return deadline_of(self._app.store(), expires_in, expires_at, self.settings.on_expiry)
 
+    @property
+    def published(self) -> int:
+        """Messages that became durable here."""
+        return self._times.publish.messages
+
     def _stored(self, count: int) -> None:
         """Counts messages that became durable, and tells the hooks. Called after every batch, however it was published."""
-        with self._counting:
-            self.published += count
+        self._times.publish.count(count)
         if self._app.hooks.after_publish:
             self._app.hooks.published(self.name, count)
 

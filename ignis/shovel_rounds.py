@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -35,6 +36,8 @@ SHOVEL_RETRY = "shovel_retry"
 
 _PAGE = 1_000
 _LEAST_LOOK_S = 0.25
+_REST = 10
+"""A look is followed by a rest of so many times as long as it took."""
 _NUMBER = r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)"
 _STORED = re.compile(rf"attempts=(\d+) base_s={_NUMBER} factor={_NUMBER} max_s={_NUMBER} jitter=(true|false)", re.ASCII)
 
@@ -121,9 +124,10 @@ class Rounds:
 
     Args:
         text: the policy, as it is stored.
+        monotonic_s: by which it measures how long a look takes.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         policy = policy_in(text)
         assert policy is not None
         self.text = text
@@ -136,6 +140,8 @@ class Rounds:
         """When the next one is due, by the queue's clock; None = none waits for its round."""
         self._after: dict[int, int] | None = None
         self._full_s = 0.0
+        self._monotonic_s = monotonic_s
+        self._took_s = 0.0
 
     @property
     def rounds(self) -> int:
@@ -148,11 +154,11 @@ class Rounds:
         return max(_LEAST_LOOK_S, self.policy.base_s / (2 if self.policy.jitter else 1))
 
     def wait_s(self, now_s: float, most_s: float) -> float:
-        """Seconds until the next look, at most ``most_s``."""
+        """Seconds until the next look, at most ``most_s`` unless a look takes long."""
         wait_s = min(self.look_s, most_s)
         if self.next_due_s is not None:
             wait_s = min(wait_s, max(0.0, self.next_due_s - now_s))
-        return wait_s
+        return max(wait_s, self._took_s * _REST)
 
     def look(self, sideline: Magazine[Any], shards: Callable[[], int], now_s: float, every_s: float) -> Iterator[Look]:
         """Page by page. Whoever moves what is due does so before he asks for the next page.
@@ -163,6 +169,7 @@ class Rounds:
             now_s: by the queue's clock.
             every_s: the whole sideline is read when it was not for so long.
         """
+        began_s = self._monotonic_s()
         whole = self._after is None or now_s - self._full_s >= every_s or now_s < self._full_s
         if whole or (self.next_due_s is not None and self.next_due_s <= now_s):
             self._after, self.next_due_s, self.given_up, self.waiting, self._full_s = {}, None, 0, 0, now_s
@@ -183,6 +190,7 @@ class Rounds:
         except BaseException:
             self._after = None  # what was not looked at is with the next look
             raise
+        self._took_s = self._monotonic_s() - began_s
 
     def refused(self, now_s: float) -> None:
         """Some of what is due was not taken: it is looked at again after the usual time."""

@@ -500,6 +500,51 @@ static void come_and_go(void)
     }
 }
 
+static int put_once(world *w, uint32_t magazine, const uint64_t *dues, uint8_t key)
+{
+    static uint8_t batch[BATCH_MAX];
+    uint8_t id[IGN_STORE_ID_BYTES];
+    ign_store_mark mark;
+    memset(id, key, sizeof id);
+    ign_store_part part = {.shard = 1, .batch = batch, .bytes = batch_make_until(batch, 1, w->known + 1, 24, 0)};
+    int rc = ign_store_load_once(w->store, magazine, &part, 1, dues, id, 1, 1000, 1, NULL, &mark);
+    if (rc == IGN_OK)
+        w->shard[++w->known] = 1;
+    return rc;
+}
+
+/* Once is once: whether the first one was delayed or the second, and over an opening and a due time. */
+static void once_and_delayed(void)
+{
+    world w;
+    uint64_t ids[8], due = 30;
+    uint8_t id[IGN_STORE_ID_BYTES];
+    bool known;
+    begin(&w);
+    CHECK_EQ(put_once(&w, w.later, &due, 1), IGN_OK);
+    CHECK_EQ(put_once(&w, w.main, NULL, 2), IGN_OK);
+    for (int again = 0; again < 3; again++) {
+        for (uint8_t key = 1; key <= 2; key++) {
+            CHECK_EQ(put_once(&w, w.later, &due, key), IGN_E_MISMATCH);
+            CHECK_EQ(put_once(&w, w.main, NULL, key), IGN_E_MISMATCH);
+            memset(id, key, sizeof id);
+            CHECK_EQ(ign_store_known_ids(w.store, w.main, 1, id, 1, &known), IGN_OK);
+            CHECK(known);
+            CHECK_EQ(ign_store_known_ids(w.store, w.later, 1, id, 1, &known), IGN_OK);
+            CHECK(!known);
+        }
+        if (again == 0)
+            CHECK_EQ(fire(&w, 29, ids, 8), 1);
+        if (again == 1)
+            CHECK_EQ(fire(&w, 30, ids, 8), 1);
+        ign_store_close(w.store);
+        CHECK_EQ(ign_store_open(&w.store, w.io, &small), IGN_OK);
+    }
+    CHECK_EQ(put_once(&w, w.later, NULL, 3), IGN_OK); /* without times: due at once */
+    CHECK_EQ(put_once(&w, w.main, &due, 4), IGN_E_INVALID);
+    end(&w);
+}
+
 /* Times that were damaged are not believed: what they were of is due at once. */
 static void damaged_times(void)
 {
@@ -535,4 +580,5 @@ MAIN("store_due", {
     RUN(both_go_together);
     RUN(come_and_go);
     RUN(damaged_times);
+    RUN(once_and_delayed);
 })

@@ -36,6 +36,8 @@ cdef class Histogram:
     cdef uint64_t _counts[MOST_BOUNDS + 1]
     cdef int _size
     cdef double _sum_s
+    cdef readonly unsigned long long messages
+    """Messages that the durations were of, as far as somebody said so."""
 
     def __cinit__(self, bounds_s):
         cdef double before = 0.0, bound
@@ -67,9 +69,14 @@ cdef class Histogram:
         """Counts so many of that duration each."""
         self._put(seconds, count)
 
-    def add_since(self, double began_s):
-        """Counts one that began at this time of ``time.monotonic`` and ends now."""
+    def add_since(self, double began_s, unsigned long long messages=0):
+        """Counts one that began at this time of ``time.monotonic`` and ends now, and so many messages."""
         self._put(<double>ign_now_ns() / 1e9 - began_s, 1)
+        self.messages += messages
+
+    def count(self, unsigned long long messages):
+        """Counts so many messages, and no duration."""
+        self.messages += messages
 
     def add_ages(self, records, double now_s, Py_ssize_t start=0, Py_ssize_t stop=-1):
         """Counts how long ago each of these stored messages was published: those from ``start`` to before ``stop``, -1 = all.

@@ -157,7 +157,8 @@ cdef extern from "ignis_store.h" nogil:
                                uint64_t ms, const ign_store_how *how, ign_store_mark *mark)
     int ign_store_known_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, const uint8_t *ids, uint32_t count,
                             bool *known)
-    int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint8_t *ids,
+    int ign_store_load_once(ign_store *store, uint32_t magazine, ign_store_part *parts, uint16_t count, const uint64_t *dues,
+                            const uint8_t *ids,
                             uint32_t id_count, uint32_t forget_hour, uint32_t hour_now, const ign_store_how *how,
                             ign_store_mark *mark)
     int ign_store_forget_ids(ign_store *store, uint32_t magazine, uint32_t hour_now, uint32_t limit, const ign_store_how *how,

@@ -91,6 +91,7 @@ class Log:
         forget_hour: int,
         hour_now: int,
         durable: bool,
+        dues: Sequence[Sequence[int]] | None = None,
     ) -> list[int] | None: ...
     def forget_ids(self, number: int, hour_now: int, limit: int) -> bool: ...
     def fire(

@@ -581,20 +581,24 @@ cdef class Log:
         self._check(rc)
         return known
 
-    def load_once(self, uint32_t number, batches, bytes ids not None, *, uint32_t forget_hour, uint32_t hour_now, durable):
+    def load_once(self, uint32_t number, batches, bytes ids not None, *, uint32_t forget_hour, uint32_t hour_now, durable,
+                  dues=None):
         """`load`, and in the same entry these ids become known until that hour. None, and nothing happened, when one of them
-        is known."""
+        is known. With ``dues`` into a later magazine, as `load_later`; the ids are those of its main one."""
         cdef Parts parts
         cdef Call call
+        cdef uint64_t *times = NULL
         cdef uint32_t count = id_count(ids)
         cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(ids)
         call_begin(&call, False, durable)
         cdef list packed = parts_open(&parts, batches)
         try:
+            if dues is not None:
+                times = dues_open(&parts, packed, dues)
             self._enter()
             with nogil:
-                call.rc = ign_store_load_once(self._store, number, parts.parts, <uint16_t>parts.count, data, count, forget_hour,
-                                              hour_now, &call.how, &call.mark)
+                call.rc = ign_store_load_once(self._store, number, parts.parts, <uint16_t>parts.count, times, data, count,
+                                              forget_hour, hour_now, &call.how, &call.mark)
                 call_end(self._store, &call)
             parts.loaded = call.loaded
             if call.rc == IGN_E_MISMATCH:
@@ -603,6 +607,7 @@ cdef class Log:
             self._checked(call.rc)
             return [parts.parts[i].first for i in range(parts.count)]
         finally:
+            free(times)
             parts_close(&parts, packed)
 
     def forget_ids(self, uint32_t number, uint32_t hour_now, uint32_t limit) -> bool:

@@ -154,6 +154,11 @@ class Relay:
         """True from the moment that channels are looked at."""
         return self._running
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._stopping
+
     def stats(self) -> dict[str, int | str]:
         """Messages, bytes and loads since the start; channels taken up, finished and refused; channels now; the store's
         last error while it lasts."""

@@ -342,6 +342,8 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
     try:
         port = endpoint.port
         assert fetch_json(port, "/healthz")[0] == 503, "it does not run yet"
+        assert fetch_json(port, "/livez") == (200, {"status": "ok"})
+        assert fetch_json(port, "/readyz") == (503, {"status": "failing", "error": "the consumers do not run"})
         assert fetch_json(port, "/scale/jobs") == (200, {"queue": "jobs", "pending": 5, "oldest_age_s": AnyFloat()})
         assert fetch_json(port, "/scale/none") == (404, {"error": "no active queue 'none'"})
         assert fetch_json(port, "/scale")[1]["pending"] == 5
@@ -349,6 +351,7 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         wait_idle(queue)
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["queues"], health["paused"]) == (200, "ok", ["jobs"], False)
+        assert fetch_json(port, "/readyz") == (200, {"status": "ok"})
         assert health["schedules"] == {"fired": 0, "missed": 0, "failed": 0}
         app.refresher.states["other"] = "failed: /var/lib/orders/format.json: Permission denied"
         assert fetch_json(port, "/healthz")[1]["states"]["other"] == "failed", "no path for whoever reaches the port"
@@ -356,6 +359,12 @@ def test_what_an_application_shows(app: ignis.Ignis, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(queue.consumer, "failed", OSError("disk"))
         status, health = fetch_json(port, "/healthz")
         assert (status, health["status"], health["failed"]) == (503, "failing", ["jobs"])
+        assert fetch_json(port, "/livez") == (503, {"status": "failing", "error": "a consumer has failed"})
+        assert fetch_json(port, "/readyz")[0] == 503
+        monkeypatch.undo()
+        assert fetch_json(port, "/livez")[0] == 200
+        app.stop()
+        assert (fetch_json(port, "/livez")[0], fetch_json(port, "/readyz")[0]) == (200, 503), "it stops, and lives"
     finally:
         endpoint.close()
 

@@ -23,9 +23,8 @@ PACKAGE = Path(ignis.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "ignis": (
         (
-            "_version clock errors escaping exit_status history last_run loading log_limit metric_catalogue near_names "
-            "private_files "
-            "regular_files stop_signals urls"
+            "_version clock errors escaping exit_status history last_run loading log_format log_limit metric_catalogue "
+            "near_names private_files regular_files service_notify stop_signals urls"
         ),
         "config file_lock hooks main_guard native places process_hooks",
         "body_plan http_endpoint pydantic_models settings_page stacks",
@@ -218,6 +217,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "append due_index holes locks open_pointers trickle",
         "claim inspection remove",
         "later_records",
+        "later_inspection",
         "later",
         "magazines",
         "store",

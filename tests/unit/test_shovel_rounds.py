@@ -144,6 +144,19 @@ def test_a_look_reads_only_what_came_until_something_is_due(app: ignis.Ignis, mo
     assert (look(now_s + 3_601), sum(rows)) == (7, 7)
 
 
+def test_a_sideline_that_takes_long_to_read_is_read_less_often(memory_app: ignis.Ignis) -> None:
+    """Its messages may be due one after the other, and each time all of it is read."""
+    queue = memory_app.queue("jobs", int, shards=1, shovel_retry=ignis.Retry(attempts=2, base="100s", jitter=False))
+    fill(queue, 3, 1_000.0)
+    times = iter([0.0, 7.0, 7.0, 7.001])
+    rounds = Rounds(queue.settings.shovel_retry, lambda: next(times))
+    list(rounds.look(queue.sideline, lambda: 1, 1_099.0, 600.0))
+    assert rounds.next_due_s == 1_100.0
+    assert rounds.wait_s(1_099.0, 600.0) == 70.0
+    list(rounds.look(queue.sideline, lambda: 1, 1_099.5, 600.0))  # only what came since
+    assert rounds.wait_s(1_099.5, 600.0) == pytest.approx(0.5)
+
+
 def test_what_the_main_magazine_refuses_comes_later(app: ignis.Ignis, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = app.queue("jobs", int, shards=1, shovel_retry=QUICK)
     fill(queue, 2, 0.0)

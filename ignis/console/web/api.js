@@ -62,7 +62,7 @@ export function h(tag, attributes = {}, ...children) {
     else if (name === "value") made.value = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.flat().filter((one) => one !== null && one !== undefined && one !== false));
+  made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
   return made;
 }
 
@@ -85,7 +85,13 @@ export function age(seconds) {
 
 export const rate = (value) => (value === null || value === undefined ? "–" : `${value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(1)}/s`);
 
-export const moment = (value) => (value === null || value === undefined ? "–" : new Date(value).toLocaleString());
+// By the clock of who looks, and sortable.
+export function moment(value) {
+  if (value === null || value === undefined) return "–";
+  const at = new Date(value);
+  const two = (part) => String(part).padStart(2, "0");
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+}
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -71,11 +71,11 @@ export async function queue(main, name, tab = "sideline") {
   const chosen = TABS.some(([one]) => one === tab) ? tab : "sideline";
   main.replaceChildren(
     h("h1", {}, name), figures, actions,
-    h("div", { class: "row", role: "tablist", "aria-label": "About the queue" },
-      TABS.map(([one, text]) => h("button", {
-        role: "tab", "aria-selected": String(one === chosen), onclick: () => { location.hash = `#/queue/${encodeURIComponent(name)}/${one}`; },
+    h("nav", { class: "row", "aria-label": "About the queue" },
+      TABS.map(([one, text]) => h("a", {
+        class: "button", href: `#/queue/${encodeURIComponent(name)}/${one}`, "aria-current": one === chosen ? "true" : null,
       }, text))),
-    h("p"), content);
+    content);
   let roles = [];
   let shown = "";
   const again = async () => {
@@ -215,7 +215,7 @@ async function sideline(content, name, roles, again) {
             type: "checkbox", "aria-label": `choose ${one.id}`,
             onchange: (event) => { if (event.target.checked) chosen.set(one.id, one); else chosen.delete(one.id); show(); },
           }) : null),
-          cell(moment(one.failed_at_ms)), cell(one.reason ?? "–"), h("td", {}, h("div", { class: "preview" }, one.error ?? "")),
+          cell(moment(one.failed_at_ms), "when"), cell(one.reason ?? "–"), h("td", {}, h("div", { class: "preview" }, one.error ?? "")),
           cell(one.key ?? "–", "wide"), cell(number(one.failures), "num wide"), h("td", {}, h("div", { class: "preview" }, one.body_text)),
           h("td", {}, h("button", { onclick: () => look(name, "/sideline", one) }, "Look"))))) : h("p", { class: "dim" }, "Nothing is here."),
       found.next ? h("button", { onclick: () => list(found.next) }, "Next page") : "");
@@ -239,7 +239,7 @@ async function look(name, place, one) {
       h("h2", {}, "Headers"), h("pre", { tabindex: "0" }, JSON.stringify(found.headers ?? {}, null, 2)),
       (found.history ?? []).length ? [h("h2", {}, "History"), found.history.map((each) => h("pre", { tabindex: "0" },
         `${moment(each.at_ms)}  ${each.reason}  ${each.took_ms === null ? "" : each.took_ms + " ms"}  ${each.worker}\n${each.error}\n${each.trace}`))] : null,
-    ].flat(), "Done", "main", async () => {});
+    ], "Done", "main", async () => {});
   } catch (error) {
     say(error.message, true);
   }
@@ -250,7 +250,7 @@ async function messages(content, name) {
     const found = await call("GET", at(name, "/messages?" + new URLSearchParams({ limit: "50", after: from })));
     content.replaceChildren(h("div", { class: "card" },
       found.messages.length ? table("Waiting messages", [["id", "wide"], ["published"], ["key"], ["body"], ["look"]], found.messages.map((one) => h("tr", {},
-        cell(one.id ?? "–", "wide"), cell(moment(one.enqueued_at_us ? one.enqueued_at_us / 1000 : null)), cell(one.key ?? "–"),
+        cell(one.id ?? "–", "wide"), cell(moment(one.enqueued_at_us ? one.enqueued_at_us / 1000 : null), "when"), cell(one.key ?? "–"),
         h("td", {}, h("div", { class: "preview" }, one.body_text)),
         h("td", {}, h("button", { onclick: () => look(name, "/messages", one) }, "Look"))))) : h("p", { class: "dim" }, "No message waits."),
       found.next ? h("button", { onclick: () => list(found.next) }, "Next page") : ""));
@@ -270,8 +270,8 @@ async function delayed(content, name, roles, again) {
     const tool = (text, path, id) => h("button", { onclick: () => act(text, () => change("POST", at(name, path), { ids: [id] }), async () => { await list(); await again(); }) }, text);
     content.replaceChildren(h("div", { class: "card" },
       h("p", { class: "dim" }, `${number(found.total)} wait for their time; the next ones first.`),
-      found.messages.length ? table("Delayed messages", [["due"], ["id", "wide"], ["key"], ["body"], [""]], found.messages.map((one) => h("tr", {},
-        cell(moment(one.due)), cell(one.id ?? "–", "wide"), cell(one.key ?? "–"), h("td", {}, h("div", { class: "preview" }, one.body_text)),
+      found.messages.length ? table("Delayed messages", [["due"], ["id", "wide"], ["key"], ["body"], ["do"]], found.messages.map((one) => h("tr", {},
+        cell(moment(one.due), "when"), cell(one.id ?? "–", "wide"), cell(one.key ?? "–"), h("td", {}, h("div", { class: "preview" }, one.body_text)),
         h("td", { class: "row" }, one.id && roles().includes("operate") ? [tool("Run now", "/delayed/run", one.id), tool("Cancel", "/delayed/cancel", one.id)] : null)))) : ""));
   };
   await list();
@@ -306,7 +306,7 @@ export async function schedules(main) {
       onclick: () => act(`${one.schedule}: ${text.toLowerCase()}`, () => change("POST", `/schedules/${encodeURIComponent(one.schedule)}/${path}`), again),
     }, text);
     main.replaceChildren(h("h1", {}, "Schedules"), found.schedules.length
-      ? h("div", { class: "card" }, table("Schedules", [["schedule"], ["queue"], ["times"], ["next"], ["last", "wide"], ["fired", "num wide"], [""]], found.schedules.map((one) => h("tr", {},
+      ? h("div", { class: "card" }, table("Schedules", [["schedule"], ["queue"], ["times"], ["next"], ["last", "wide"], ["fired", "num wide"], ["do"]], found.schedules.map((one) => h("tr", {},
         cell(one.schedule), h("td", {}, h("a", { href: `#/queue/${encodeURIComponent(one.queue)}` }, one.queue)),
         cell(one.cron ? `${one.cron} ${one.timezone}` : `every ${age(one.every_s)}`), cell(one.paused ? "paused" : moment(one.next_at)),
         cell(moment(one.last_at), "wide"), cell(number(one.fired), "num wide"),
@@ -323,7 +323,7 @@ export async function system(main) {
     main.replaceChildren(h("h1", {}, "System"),
       h("div", { class: "card" }, h("h2", {}, "Who leads"), table("Leaders", [["scope"], ["leader"], ["epoch", "num"], ["since"], ["decided by"]], led.leaders.map((one) => h("tr", {},
         cell(one.scope), cell(one.available ? one.leader || "nobody" : `unknown: ${one.trouble}`), cell(String(one.epoch), "num"), cell(moment(one.since_ms)), cell(one.kind))))),
-      h("div", { class: "card" }, h("h2", {}, "Jobs of this process"), work.jobs.length ? table("Jobs", [["job"], ["queue"], ["by"], ["state"], ["looked at", "num"], [""]], work.jobs.map((one) => h("tr", {},
+      h("div", { class: "card" }, h("h2", {}, "Jobs of this process"), work.jobs.length ? table("Jobs", [["job"], ["queue"], ["by"], ["state"], ["looked at", "num"], ["do"]], work.jobs.map((one) => h("tr", {},
         cell(one.kind), cell(one.queue), cell(one.by), h("td", { class: one.state === "failed" ? "bad" : "" }, one.error ? one.error.message : one.state + told(one)), cell(number(one.looked_at), "num"),
         h("td", {}, one.state === "running" && state.roles.includes("operate") ? h("button", { onclick: () => act("stopped", () => change("DELETE", `/jobs/${one.job}`), again) }, "Stop") : null)))) : h("p", { class: "dim" }, "None yet.")),
       h("div", { class: "card" }, h("h2", {}, "Figures of this process"), h("dl", { class: "figures" },

@@ -5,7 +5,7 @@ writes can leave a message that no bucket names, or a bucket with a message that
 of memory a message, and 16 MiB as soon as an application has delayed its first one.
 
 The server answers in no order, and some of a range of times as quickly as all of it. So the earliest are found by asking for
-a few thousand of them, which are a sample of all, and for ever shorter ranges while there are more.
+a few hundred of them, which are a sample of all, and for ever shorter ranges while there are more.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ignis.storage.aerospike.layout import NO_DUE, LaterKeys, SetNames, due_of
 
 __all__ = ["DueIndex", "Row"]
 
-_PART = 8
-"""A range with too many is cut to the earliest of so many parts of what was seen of it."""
+_PROBE, _PART = 500, 8
+"""So many are asked for at first. A range with more is cut to the earliest of so many parts of what was seen of it."""
 
 
 class Row(NamedTuple):
@@ -58,24 +58,25 @@ class DueIndex:
     def earliest(self, keys: LaterKeys, most: int, first_ms: int = 0) -> tuple[list[Row], int]:
         """The next messages from that time on, about ``most``, in order; and the time up to which these are all. The rows
         behind that time are some of those that are due in the millisecond after it."""
-        last_ms, some = NO_DUE - 1, most
-        beyond: list[Row] = []
+        last_ms, wider_ms, some = NO_DUE - 1, -1, min(most, _PROBE)
+        rows: list[Row] = []
         while first_ms <= last_ms:
             rows, dues, done = self._ask(keys, first_ms, last_ms, some)
             if done:
-                return rows + beyond, last_ms
+                break
+            rows = []
             if not dues:
                 some *= 2
                 continue
-            cut_ms = dues[len(dues) // _PART]
-            if cut_ms >= last_ms:
-                # More than can be had at once are due in this very millisecond; are there any before it?
-                beyond = [row for row in rows if row.due_ms == last_ms]
-                cut_ms = last_ms - 1
-            else:
-                beyond = []
-            last_ms = cut_ms
-        return beyond, last_ms
+            wider_ms = last_ms
+            # At last a single millisecond is left with more than can be had at once; is there anything before it?
+            last_ms = min(dues[len(dues) // _PART], last_ms - 1)
+        if wider_ms < 0:
+            return rows, last_ms
+        beyond, _, done = self._ask(keys, last_ms + 1, wider_ms, most)
+        if done:
+            return rows + beyond, wider_ms
+        return (rows + beyond if wider_ms == last_ms + 1 else rows), last_ms
 
     def _ask(self, keys: LaterKeys, first_ms: int, last_ms: int, most: int) -> tuple[list[Row], list[int], bool]:
         """Some rows, ascending; the due times of all that were looked at; and whether these are all."""

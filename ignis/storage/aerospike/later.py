@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from ignis.errors import ConfigError, IgnisError, QueueNotFoundError
 from ignis.log_limit import LimitedLog
 from ignis.native import PackedBatch
-from ignis.storage.aerospike import layout, remove
+from ignis.storage.aerospike import remove
 from ignis.storage.aerospike.append import Item
 from ignis.storage.aerospike.catalogue import Catalogue, Magazine
-from ignis.storage.aerospike.connection import Connection, read_entry
+from ignis.storage.aerospike.connection import Connection
 from ignis.storage.aerospike.due_index import Row
-from ignis.storage.aerospike.later_records import MOST_MOVED, Delay, LaterRecords
+from ignis.storage.aerospike.later_inspection import LaterInspector
+from ignis.storage.aerospike.later_records import MOST_MOVED, Delay, LaterRecords, Moved
 from ignis.storage.aerospike.layout import NO_DUE, LaterKeys
 from ignis.storage.aerospike.remove import Remover
-from ignis.storage.aerospike.status_codes import NOT_FOUND, OK
 from ignis.storage.aerospike.waits import Waits
 from ignis.storage.checks import check_dues, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.later import LATER_SUFFIX, MOVE_LIMIT, Delayed, KeepsLater, MovedDue, later_of
-from ignis.storage.records import Fence, Pointers, ShardState, Transfer
+from ignis.storage.records import Fence, Pointers, Transfer
 from ignis.storage.runs import Runs, runs_of
 
 __all__ = ["AerospikeLater", "main_of_later"]
@@ -56,6 +55,7 @@ class AerospikeLater(KeepsLater):
     _expired_log: ExpiredLog
     _said: LimitedLog
     _records: LaterRecords
+    _later_inspector: LaterInspector
     waits: Waits
 
     def _call(self, counted: str = "") -> AbstractContextManager[None]:
@@ -193,12 +193,26 @@ class AerospikeLater(KeepsLater):
             if _next_seen_ms(magazine) > now_ms:
                 return True  # another thread has moved it
             try:
-                return self._pass(magazine, now_ms, _MOVE).moved > 0
+                return self._move_found(magazine) or self._pass(magazine, now_ms, _MOVE).moved > 0
             except IgnisError as exc:
                 # Whoever claims what there is makes room for more.
                 magazine.later.not_before = time.monotonic() + _MOST_PAUSE_S
                 self._said.warning("what is due in %s cannot be moved now: %s", magazine.name, exc, about=magazine.name)
                 return False
+
+    def _move_found(self, magazine: Magazine) -> bool:
+        """Moves the next of what the last look has found; whether it moved anything."""
+        state = magazine.later
+        some, state.ready = state.ready[:_MOVE], state.ready[_MOVE:]
+        return bool(some) and self._move(magazine, some).moved > 0
+
+    def _move(self, magazine: Magazine, rows: list[Row], fence: Fence | None = None) -> Moved:
+        """Moves these and tells who waits."""
+        moved = self._records.move(magazine, [row[1:3] for row in rows], lambda: self._check_fence(fence))
+        self._expired_log.note(later_of(magazine.name), moved.expired)
+        if moved.moved:
+            self.waits.ring(magazine.name, {row.shard % magazine.shards for row in rows})
+        return moved
 
     def move_due(self, magazine: str, limit: int = MOVE_LIMIT, fence: Fence | None = None) -> MovedDue:
         with self._call():
@@ -218,15 +232,12 @@ class AerospikeLater(KeepsLater):
             seen = [(view.due_ms, view.due_changes) for view in magazine.views[: magazine.shards]]
         rows, upto_ms = self._records.index.earliest(keys, max(_LOOK, 2 * limit))
         stale_ms = now_ms - remove.MOVE_STALE_MS
-        ready = [row for row in rows if row.due_ms <= now_ms and row.moving_ms <= stale_ms][:limit]
-        moved, expired, gone = self._records.move(
-            magazine, [row[1:3] for row in ready], lambda: self._check_fence(fence)
-        )
-        self._expired_log.note(later_of(magazine.name), expired)
+        ready = [row for row in rows if row.due_ms <= now_ms and row.moving_ms <= stale_ms]
+        moved, expired, gone = self._move(magazine, ready[:limit], fence)
+        # Asked for again only when these are through: an answer costs as much as a move.
+        state.ready = ready[limit:]
         left = [row for row in rows if row[1:3] not in gone]
         self._note_next(magazine, seen, left, upto_ms)
-        if moved:
-            self.waits.ring(magazine.name, {row.shard % magazine.shards for row in ready})
         if moved + expired or not left or left[0].due_ms > now_ms:
             state.pause_s = state.not_before = 0.0
         else:
@@ -307,7 +318,7 @@ class AerospikeLater(KeepsLater):
             if time.monotonic() < state.counted_until:
                 return state.count
             began = time.monotonic()
-            state.count = sum(count for count, _ in self._counted(found).values())
+            state.count = sum(count for count, _ in self._later_inspector.counted(found).values())
             if state.count > _COUNTED:
                 state.counted_until = time.monotonic() + 10 * (time.monotonic() - began)
             return state.count
@@ -315,22 +326,7 @@ class AerospikeLater(KeepsLater):
     def expired_later(self, magazine: str) -> int:
         with self._call():
             found = self._waiting(magazine)
-            if found is None:
-                return 0
-            counters = [read_entry(self._catalogue.counters_key(found, shard)) for shard in range(found.shards)]
-            self._connection.send("counters", counters, allowed=(OK, NOT_FOUND))
-            return sum(one.record[2].get(layout.DELAYED_EXPIRED) or 0 for one in counters if one.result == OK)
-
-    def _counted(self, magazine: Magazine) -> dict[int, tuple[int, int]]:
-        """Per shard how many wait, and the lowest of their pointers."""
-        counts: dict[int, tuple[int, int]] = {}
-
-        def look(row: Row) -> None:
-            count, first = counts.get(row.shard, (0, row.pointer))
-            counts[row.shard] = count + 1, min(first, row.pointer)
-
-        self._records.index.each(LaterKeys(magazine.name), look)
-        return counts
+            return 0 if found is None else self._later_inspector.expired(found)
 
     # -- the later magazine, for the calls that name it
 
@@ -363,48 +359,6 @@ class AerospikeLater(KeepsLater):
         for (shard, pointer), record in self._records.peek(magazine, sorted(self._places(magazine, pointers))):
             found.setdefault(shard, {})[pointer] = record
         return found
-
-    def _scan_later(
-        self, magazine: Magazine, after: Mapping[int, int], limit: int
-    ) -> list[tuple[int, int, bytes | None]]:
-        places: list[Place] = []
-
-        def look(row: Row) -> None:
-            if row.pointer > after.get(row.shard, 0):
-                places.append(row[1:3])
-                if len(places) > 8 * limit + 1_000:
-                    places[:] = heapq.nsmallest(limit, set(places))
-
-        self._records.index.each(LaterKeys(magazine.name), look)
-        wanted = heapq.nsmallest(limit, set(places))
-        return [(*place, record) for place, record in self._records.peek(magazine, wanted)]
-
-    def _later_states(self, magazine: Magazine) -> list[ShardState]:
-        """As of a magazine out of which nothing is claimed."""
-        shards = range(magazine.shards)
-        pointers = [read_entry(self._catalogue.pointers_key(magazine, shard)) for shard in shards]
-        counters = [read_entry(self._catalogue.counters_key(magazine, shard)) for shard in shards]
-        self._connection.send("counters", pointers + counters, allowed=(OK, NOT_FOUND))
-        waiting = self._counted(magazine)
-        states = []
-        for shard in shards:
-            bins = pointers[shard].record[2] if pointers[shard].result == OK else {}
-            counted = counters[shard].record[2] if counters[shard].result == OK else {}
-            last = bins.get(layout.DELAYED) or 0
-            count, first = waiting.get(shard, (0, last + 1))
-            states.append(
-                ShardState(
-                    shard,
-                    last,
-                    first - 1,
-                    last,
-                    last - count,
-                    0,
-                    bins.get(layout.BORN) or 0,
-                    counted.get(layout.DELAYED_EXPIRED) or 0,
-                )
-            )
-        return states
 
 
 def main_of_later(name: object) -> str | None:

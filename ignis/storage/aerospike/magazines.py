@@ -22,6 +22,7 @@ from ignis.storage.aerospike.claim import Claimer
 from ignis.storage.aerospike.context import StoreContext
 from ignis.storage.aerospike.inspection import Inspector
 from ignis.storage.aerospike.later import AerospikeLater, main_of_later
+from ignis.storage.aerospike.later_inspection import LaterInspector
 from ignis.storage.aerospike.later_records import LaterRecords
 from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.trickle import Trickle
@@ -57,6 +58,7 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
         self._remover = Remover(connection, self._catalogue, self._appender, trickle)
         self._said = LimitedLog(log)
         self._records = LaterRecords(connection, self._catalogue, self._appender)
+        self._later_inspector = LaterInspector(connection, self._catalogue, self._records)
         self._inspector = Inspector(connection, self._catalogue)
         self._expired_log = ExpiredLog()
         # All that decides where the records are, but for the hosts: one cluster has many names.
@@ -240,7 +242,7 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
     ) -> list[tuple[int, int, bytes | None]]:
         with self._call():
             if (main := self._main_of(magazine)) is not None:
-                return self._scan_later(main, after or {}, limit)
+                return self._later_inspector.scan(main, after or {}, limit)
             return self._inspector.scan(self._catalogue.get(magazine), after, limit, pending_only)
 
     def transfer(
@@ -293,7 +295,7 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
     def metadata(self, magazine: str) -> list[ShardState]:
         with self._call():
             if (main := self._main_of(magazine)) is not None:
-                return self._later_states(main)
+                return self._later_inspector.states(main)
             return self._inspector.metadata(self._catalogue.get(magazine))
 
     def oldest_enqueued_at_us(self, magazine: str) -> int | None:
@@ -344,7 +346,8 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
             if not exc.retryable:
                 raise
             return False
-        return any(one.unfired for one in known.values()) or self._is_ready(found, int(time.time() * 1000))
+        # What is due is moved by who waits, too: the time to live of some of it may be over.
+        return self._move_ready(found, int(time.time() * 1000)) or any(one.unfired for one in known.values())
 
     def wake(self, magazine: str) -> None:
         with self._call():

@@ -146,6 +146,7 @@ class LaterState:
         moving: held by who moves what is due.
         not_before: ``time.monotonic()`` before which it is no use to look again, because others are at what is due.
         pause_s: how long that was last.
+        ready: what is due, found by the last look and not moved yet: (due time, shard, pointer, mark).
         count, counted_until: how many waited, and how long that is good enough.
     """
 
@@ -154,6 +155,7 @@ class LaterState:
     moving: threading.Lock = field(default_factory=threading.Lock)
     not_before: float = 0.0
     pause_s: float = 0.0
+    ready: list[Any] = field(default_factory=list)
     count: int = 0
     counted_until: float = 0.0
 

@@ -11,7 +11,7 @@ from ignis.native.lone import LoneAck, LoneRequest
 from ignis.native.store import NoShardError, Recall
 from ignis.native.wire import ClaimsFrame
 from ignis.storage.base import KEEP_TTL, MagazineStore
-from ignis.storage.checks import check_declaration, check_limit, check_magazine, check_owner
+from ignis.storage.checks import check_declaration, check_dues, check_limit, check_magazine, check_owner
 from ignis.storage.columns import RecordColumns
 from ignis.storage.embedded import inspection, transfers
 from ignis.storage.embedded.catalogue import Catalogue, Magazine
@@ -109,10 +109,17 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
 
     @guarded
     def load_once(
-        self, magazine: str, batches: Sequence[tuple[int, PackedBatch]], ttl_s: float | None, remember_s: float
+        self,
+        magazine: str,
+        batches: Sequence[tuple[int, PackedBatch]],
+        ttl_s: float | None,
+        remember_s: float,
+        dues_ms: Sequence[Sequence[int]] | None = None,
     ) -> list[LoadedOnce]:
         clock = self._directory.clock
         self._catalogue.find(magazine)
+        if dues_ms is not None:
+            check_dues(dues_ms, [batch.count for _, batch in batches])
         if not batches:
             return []
         expires_at_ms, until_ms = clock.expiry_ms(ttl_s), clock.expiry_ms(remember_s)
@@ -124,7 +131,13 @@ class EmbeddedMagazines(EmbeddedLater, MagazineStore):
             except NoShardError:
                 raise self._catalogue.no_shard(found, [shard for shard, _ in batches]) from None
 
-        loaded = self._catalogue.on(magazine, load)
+        def load_later(found: Magazine, later: Magazine) -> list[LoadedOnce]:
+            return load_once(found, batches, clock, expires_at_ms, until_ms, later, dues_ms or ())
+
+        if dues_ms is None:
+            loaded = self._catalogue.on(magazine, load)
+        else:
+            loaded = self._with_later(magazine, [shard for shard, _ in batches], load_later)
         self.calls["loads"] += 1
         return loaded
 

@@ -69,6 +69,18 @@ def test_since_a_moment() -> None:
     assert 7_200 <= figures["sum_s"] < 7_200 + 2 * WAIT_S
 
 
+def test_messages_are_counted_beside() -> None:
+    times = Histogram(BOUNDS)
+    times.add_since(time.monotonic(), 1)
+    times.add_since(time.monotonic())
+    times.count(10)
+    assert (times.messages, sum(times.figures()["counts"])) == (11, 2)
+    with pytest.raises(OverflowError):
+        times.count(-1)
+    with pytest.raises(AttributeError):
+        times.messages = 0  # type: ignore[misc]
+
+
 @pytest.mark.parametrize(
     "bounds", [(), (0.0,), (1.0, 1.0), (2.0, 1.0), (math.nan,), (math.inf,), (LONGEST_S,), tuple(range(1, 17))]
 )
