@@ -27,6 +27,10 @@ M = TypeVar("M")
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.01
+_NOISE_MS = 50
+"""Two reckonings of one due time that differ by less are the same."""
+_MOST_TIMES = 1_000
+"""Due times that are remembered."""
 _STEP_MS = 100
 """Messages whose deadlines lie within so much go to the store together, and are retired there at the end of it."""
 
@@ -146,6 +150,24 @@ class _NearClock:
         return time.monotonic()
 
 
+class _SameTimes:
+    """One answer for one question: what was reckoned for a time holds for it again, so that messages for the same time keep their
+    order. Each reckoning is off by what passes between two looks at the clocks. One that is off by more follows a clock that was
+    set."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def settled_ms(self, asked: Any, reckoned_ms: int) -> int:
+        known_ms = self._known.get(asked)
+        if known_ms is not None and abs(known_ms - reckoned_ms) <= _NOISE_MS:
+            return known_ms
+        if len(self._known) >= _MOST_TIMES:
+            self._known.clear()
+        self._known[asked] = reckoned_ms
+        return reckoned_ms
+
+
 class _Times(NamedTuple):
     """What messages of one load have in common.
 
@@ -172,6 +194,7 @@ class _TimedRing(Publisher[M]):
     ) -> None:
         self._store = store
         self._clock = _NearClock(store) if store.asks_clock else store
+        self._asked, self._moved = _SameTimes(), _SameTimes()  # by `at`, and by the due time of `_clock`
         self._dues_ms: dict[str, int] = {}
         """Id -> due time by `_clock`, of what is delayed and in the ring."""
         self._runs: deque[tuple[_Times, int]] = deque()
@@ -189,7 +212,7 @@ class _TimedRing(Publisher[M]):
         later: tuple[Any, Any] | None,
         deadline: Deadline | None,
     ) -> Receipt:
-        due_ms = None if later is None else due_time_ms(self._clock, *later)
+        due_ms = None if later is None else self._due_ms(*later)
         until = None if deadline is None or deadline.ttl_s is None else math.ceil(deadline.at_ms / _STEP_MS)
         times = _Times(due_ms is not None, until)
         until_s, pause_s = time.monotonic() + timeout, _FIRST_PAUSE_S
@@ -209,6 +232,13 @@ class _TimedRing(Publisher[M]):
                     raise self._still_full() from None
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _due_ms(self, delay: Any, at: Any) -> int:
+        due_ms = due_time_ms(self._clock, delay, at)
+        if at is None:
+            return due_ms
+        with self._putting:
+            return self._asked.settled_ms(at, due_ms)
 
     def _note(self, times: _Times) -> None:
         if self._runs and self._runs[-1][0] == times:
@@ -246,7 +276,8 @@ class _TimedRing(Publisher[M]):
                     dues_ms = [[self._dues_ms.pop(id_text(one)) for one in batch.ids()] for _, batch in batches]
             ahead_ms = self._ahead_ms() if times.delayed else 0
             if ahead_ms and dues_ms is not None:
-                dues_ms = [[max(0, due_ms + ahead_ms) for due_ms in dues] for dues in dues_ms]
+                settled_ms = self._moved.settled_ms
+                dues_ms = [[max(0, settled_ms(due_ms, due_ms + ahead_ms)) for due_ms in dues] for dues in dues_ms]
             batches, firsts = self._magazine.load_batches(batches, shards, dues_ms, self._deadline_of(times))
         except BaseException as exc:
             self._refused(count, exc)

@@ -104,8 +104,6 @@ def console(
     shown_host = f"[{host}]" if ":" in host else host
     url = f"{scheme}://{shown_host}:{listening.getsockname()[1]}/"
 
-    service = ServiceNotifier(made.services.closing.is_set)
-
     def announce() -> None:
         """Whoever waits for this line may connect."""
         service.ready()
@@ -114,10 +112,8 @@ def console(
         else:
             output.remark(f"ignis console {os.getpid()} on {url}; SIGTERM or Ctrl-C ends it")
 
-    try:
+    with ServiceNotifier(made.services.closing.is_set) as service:
         serve(made, listening, tls, announce)
-    finally:
-        service.close()
     if state.json:
         output.event({"event": "stopped", "pid": os.getpid()})
     return exit_codes.OK

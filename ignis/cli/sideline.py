@@ -38,8 +38,8 @@ def sideline() -> None:
 @pass_state
 def list_command(state: State, queue: str, reasons: tuple[str, ...], limit: int | None) -> int:
     """Counts what is in QUEUE's sideline by reason, with the time since the oldest and the newest failure and the most frequent
-    error; --older-than elsewhere goes by that time. What is waiting has come back as
-    often as max_returns says, or cannot, or was given up by its handler's retry: only 'ignis sideline shovel' brings it back."""
+    error; --older-than elsewhere goes by that time. What is waiting has come back as often as max_returns or shovel_retry
+    says, or cannot, or was given up by its handler's retry: only 'ignis sideline shovel' brings it back."""
     with state.store() as store:
         queue_record(store, queue)
         found = sideline_reasons(store, queue, limit=limit)

@@ -134,6 +134,9 @@ class NoReading(MagazineStore):
     def delayed(self, magazine: str) -> int:
         refuse("counting messages", self.url)
 
+    def expired_later(self, magazine: str) -> int:
+        refuse("counting messages", self.url)
+
     def drop(self, magazine: str, *, only_empty: bool = False) -> bool:
         refuse("removing a queue", self.url)
 

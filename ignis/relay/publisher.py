@@ -9,6 +9,7 @@ import weakref
 from typing import Any, Protocol, TypeVar
 
 from ignis.config import PublisherSettings, RelaySettings, check_timeout
+from ignis.deadlines import Deadline
 from ignis.errors import ClosedError, ForkedHandleError, NativeError, PublishError, WaitTimeoutError
 from ignis.hooks import log_safely
 from ignis.magazine import Magazine
@@ -83,10 +84,18 @@ class RelayPublisher(Publisher[M]):
     def _start_flusher(self) -> None:
         return None
 
-    def _send_later(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, delay: Any, at: Any
+    def _send_timed(
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        later: tuple[Any, Any] | None,
+        deadline: Deadline | None,
     ) -> Receipt:
-        due_ms = self._channels.due_ms(delay, at)
+        if later is None:  # the relay tells the store no deadline: it travels in the envelope alone
+            return super()._send_timed(message, key, headers, timeout, later, deadline)
+        due_ms = self._channels.due_ms(*later)
         delayed = self._delayed
         if delayed is None:
             self._channels.check_delays()
@@ -96,7 +105,7 @@ class RelayPublisher(Publisher[M]):
                 delayed = self._delayed = self._delayed or _DelayedPublisher(
                     self._magazine, self._settings, self._channels
                 )
-        return delayed.send_due(message, key, headers, timeout, due_ms)
+        return delayed.send_due(message, key, headers, timeout, due_ms, deadline)
 
     def flush(self, timeout: float | None = None) -> None:
         delayed, began_s = self._delayed, time.monotonic()
@@ -186,11 +195,17 @@ class _DelayedPublisher(RelayPublisher[M]):
         forget_publisher(self)  # whoever flushes and closes all has the other one, which does it
 
     def send_due(
-        self, message: M, key: str | bytes | None, headers: dict[str, Any] | None, timeout: float, due_ms: int
+        self,
+        message: M,
+        key: str | bytes | None,
+        headers: dict[str, Any] | None,
+        timeout: float,
+        due_ms: int,
+        deadline: Deadline | None,
     ) -> Receipt:
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
-        meta = with_due(self._meta(headers), due_ms)
+        meta = with_due(self._meta(headers, deadline), due_ms)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
 

@@ -44,6 +44,8 @@ HOUR_S = 3_600
 SECONDS = (1, 7, 10, 30, 45, 600, HOUR_S, 5 * HOUR_S)
 DEADLINES_S = (5.5, 20.5, 2 * HOUR_S + 0.5)
 """Between the whole seconds of all other moves: nothing expires in the moment in which it is looked at."""
+SERVERS_S = 300
+"""A server of its own goes by its own clock, which nobody moves: it must clear nothing away while a run lasts."""
 
 
 @dataclass
@@ -140,6 +142,8 @@ class DueMachine(RuleBasedStateMachine):
     def publish(self, due: tuple[str, int] | None, good_at: int, asks: bool, ends_s: float | None, count: int) -> None:
         given: dict[str, Any] = {}
         due_s = 0.0
+        if ends_s is not None and self.kind.name == "aerospike":
+            ends_s += SERVERS_S
         if due is not None:
             how, wait_s = due
             due_s = self.hand.passed_s + wait_s
@@ -325,7 +329,11 @@ def serial_of(message: Message | None) -> int:
 
 @pytest.mark.parametrize("name", ["memory", "embedded", "aerospike", "broker"])
 def test_stores_do_what_the_model_does(name: str) -> None:
-    check(type(f"{name.title()}DueMachine", (DueMachine,), {"kind_name": name}), EXAMPLES, Phase.shrink)
+    machine = type(f"{name.title()}DueMachine", (DueMachine,), {"kind_name": name})
+    if name == "aerospike":
+        check(machine, max(1, EXAMPLES // 5))  # a server is asked hundreds of times in each
+    else:
+        check(machine, EXAMPLES, Phase.shrink)
 
 
 def check(machine: type[DueMachine], examples: int, *phases: Phase, always_the_same: bool = False) -> None:

@@ -23,7 +23,7 @@ NOT_IN_SDIST = (
 )  # fmt: skip
 NOT_IN_WHEEL = (
     *GENERATED, "*.c", "*.h", "*.pyx", "*.pxd", "*.pxi", "*.html",
-    "csrc/*", "tests/*", "bench/*", "scripts/*", "docs/*",
+    "csrc/*", "tests/*", "bench/*", "scripts/*", "deploy/*", "docs/*",
 )  # fmt: skip
 RELATIVE = re.compile(r"\]\((?!https?:|mailto:|#)[^)]*\)")
 SHIPPED = (".py", ".pyi", ".typed", ".lua", ".jinja", ".properties", ".toml", ".htm", ".css", ".js", ".svg")
@@ -58,6 +58,7 @@ def check_sdist(path: Path) -> Iterator[str]:
         *tree("csrc", ".c", ".h"),
         *tree("tests", ".py", ".json", ".bin", ".txt"),
         *tree("bench", ".py", ".sh", ".txt"),
+        *tree("deploy", ".yml", ".json"),
         *tree("docs", ".md"),
         *tree("scripts", ".py", ""),
     }

@@ -44,6 +44,8 @@ def test_each_message_has_its_own_and_the_store_knows_it(app: ignis.Ignis) -> No
         receipts = [publisher.send(n, key=f"k{n % 5}", headers={"n": n}, **ways[n % 4]) for n in range(200)]
         publisher.flush()
         assert (publisher.sent, publisher.pending, publisher.failed) == (200, 0, 0)
+    stored_s = app.store.now_s()
+    eventually(lambda: app.store.now_s() > stored_s + 0.01)  # a deadline that is over is a millisecond's time to live
     ids = {one.result(0): n for n, one in enumerate(receipts)}
     found: list[ignis.Message] = []
     eventually(lambda: found.extend(claimed(app)) or len(found) == 150)

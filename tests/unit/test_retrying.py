@@ -186,6 +186,25 @@ def test_each_wait_is_as_long_as_the_policy_says() -> None:
         assert len(sidelined(queue)) == 1
 
 
+def test_after_a_restart_with_fewer_attempts_what_waits_is_tried_once_more() -> None:
+    clock = ManualClock(start=1_600_000_000)
+    with ignis.Ignis("memory://fewer-attempts", clock=clock) as app:
+        queue = app.queue("jobs", str, **ANY)
+        queue.handler(retry=Retry(attempts=9, base="10s", factor=1, jitter=False))(Recorder())
+        queue.publish("a:9")
+        for _ in range(3):
+            assert drain(queue) == Drained(retried=1)
+            clock.advance(10)
+    with ignis.Ignis("memory://fewer-attempts", clock=clock) as app:
+        queue = app.queue("jobs", str, **ANY)
+        handle = Recorder()
+        queue.handler(retry=Retry(attempts=2))(handle)
+        assert drain(queue, raises=False) == Drained(sidelined=1)
+        assert handle.seen == [("a:9", 4, "RuntimeError: a at 3")]
+        (message,) = sidelined(queue)
+        assert (message.failures, message.given_up) == (4, True)
+
+
 def test_with_jitter_it_comes_between_half_of_the_wait_and_all_of_it() -> None:
     handle = Recorder()
     clock, app, queue = clocked(Retry(base="10s"), handle)

@@ -23,6 +23,10 @@ class Slot:
         self.signal: threading.Lock | None = None
         """Made when its thread has to sleep for the first time; a lone caller never does."""
 
+    def settled(self) -> bool:
+        """Whether its thread has nothing to wait for: an answer is there, or none comes any more."""
+        return self.over or bool(self.answers)
+
     def put(self, answer: Answer) -> None:
         """An answer came. Caller holds the connection's lock."""
         self.answers.append(answer)

@@ -38,6 +38,7 @@ _WRITE_SLICE_S = 0.1
 _QUIET_S = 0.02
 _FINISHING = frozenset(int(one) for one in FINISHING)
 _SEND_BATCH = int(Command.SEND_BATCH)
+_DELIVERED = frozenset({int(Command.DELIVER)})
 _TAKEN = frozenset(int(one) for one in ANSWERS) - {int(Command.ERROR)}
 
 
@@ -239,6 +240,33 @@ class SyncConnection:
             raise ClosedError("the subscription has ended")
         return answer
 
+    def delivery_alone(self, slot: Slot, request_id: int, deadline: float) -> bytes | None:
+        """The payload of what is delivered next to the subscription of that number, if it comes alone while this thread reads for
+        all. None when something else came, or nothing for a moment: `next_answer` has it then, or waits on."""
+        fd, machine = self._transport.bare_fd, self.machine
+        if fd < 0:
+            return None
+        with self._lock:
+            if slot.settled() or self._reader or self._lost is not None:
+                return None
+            self._reader = threading.get_ident()
+        try:
+            while deadline - time.monotonic() >= SLICE_S:
+                got = receive_answer(machine.reader, fd, request_id, _DELIVERED)
+                if isinstance(got, tuple):
+                    return got[1] if self._is_waited_for(slot, request_id, got[1]) else None
+                if got is None:
+                    return None
+                self._took(got)
+                if slot.settled() or not self.alive:
+                    return None
+        except (OSError, MalformedFrameError, IgnisError) as exc:
+            self.lose(str(exc), exc if isinstance(exc, IgnisError) else None)
+        finally:
+            with self._lock:
+                self._pass_on()
+        return None
+
     def tell(self, command: int, payload: bytes, timeout_s: float) -> None:
         """Sends a request whose answer nobody waits for, see `wait_acks`; waits when too many have none yet. Raises what an
         earlier one was answered; then this one was not sent."""
@@ -418,14 +446,32 @@ class SyncConnection:
             return
         self.heard_s = time.monotonic()
         with self._lock:
-            for answer in self.machine.received(size):
-                if answer.token is not None:
-                    answer.token.put(answer)
+            self._give_out(self.machine.received(size))
             failure, owes = self.machine.failure, self.machine.owes
         if owes:
             self._undo()
         if failure is not None:
             self.lose(str(failure), failure)
+
+    def _is_waited_for(self, slot: Slot, request_id: int, payload: bytes) -> bool:
+        """Whether a delivery is for who has read it. One that another thread has given up meanwhile, or interrupted, goes the way
+        of all answers. Only the reader calls this."""
+        self.heard_s = time.monotonic()
+        with self._lock:
+            if not slot.answers and self.machine.streams(request_id):
+                return True
+            self._give_out(self.machine.came(int(Command.DELIVER), request_id, payload))
+            owes = self.machine.owes
+        if owes:
+            self._undo()
+        return False
+
+    @staticmethod
+    def _give_out(answers: list[Answer]) -> None:
+        """Caller holds the lock."""
+        for answer in answers:
+            if answer.token is not None:
+                answer.token.put(answer)
 
     def _undo(self) -> None:
         """Gives back what late answers brought; if another thread is sending, or there is no room, the next request

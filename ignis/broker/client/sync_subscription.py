@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from ignis.broker.client.client_request import ClientRequest
 from ignis.broker.client.commands import ForThreads, SubscriptionCommands
 from ignis.broker.client.slot import Slot
 from ignis.broker.client.sync_connection import SyncConnection
+from ignis.broker.client.sync_transport import SLICE_S
 from ignis.config import ClientSettings
 from ignis.errors import ClosedError, ConnectionLostError
 from ignis.storage.base import FireResult
@@ -51,7 +53,14 @@ class SyncSubscription(ForThreads, SubscriptionCommands):
         return self._connection.wait_acks(chosen_timeout_s(self._settings, timeout))
 
     def _receive(self, timeout: float | None) -> FireResult | None:
-        answer = self._connection.next_answer(self._slot, chosen_timeout_s(self._settings, timeout))
+        timeout_s = chosen_timeout_s(self._settings, timeout)
+        deadline = time.monotonic() + timeout_s
+        if timeout_s >= SLICE_S:
+            payload = self._connection.delivery_alone(self._slot, self.number, deadline)
+            if payload is not None:
+                return requests.delivered(payload)
+            timeout_s = max(0.0, deadline - time.monotonic())
+        answer = self._connection.next_answer(self._slot, timeout_s)
         if answer is None:
             return None
         if answer.error is not None:

@@ -392,6 +392,15 @@ class ClientMachine:
         """A subscription that was given up is no more."""
         self.end_stream(stream)
 
+    def streams(self, request_id: int) -> bool:
+        """Whether that is a subscription whose deliveries somebody waits for."""
+        waiting = self._waiting.get(request_id)
+        return waiting is not None and waiting.streams and not waiting.cancelled
+
+    def came(self, command: int, request_id: int, payload: bytes) -> list[Answer]:
+        """`received` of one frame that a shell has read by itself."""
+        return self._sort([(command, request_id, payload)])
+
     def end_stream(self, request_id: int) -> None:
         """A subscription that has ended: what is still on its way for it is dropped and counted."""
         waiting = self._waiting.pop(request_id, None)

@@ -13,10 +13,14 @@ from ignis.broker.protocol.in_flight import InFlight, PointerRange, as_pointers,
 from ignis.broker.protocol.payloads import ClaimRequest, Fire, OwnerRequest, RenewClaims, Resume
 from ignis.broker.server.calls import RESULT, Asked, Call, Reply, value
 from ignis.broker.server.claimants import owner_for
-from ignis.broker.server.subscription import packed
+from ignis.broker.server.subscription import Packed, packed
 from ignis.native.wire import ClaimsFrame
 
-__all__ = ["CLAIM_CALLS", "lost_runs"]
+__all__ = ["CLAIM_CALLS", "lost_runs", "try_fire"]
+
+_MOST_AT_ONCE = 1_024
+_MOST_BYTES_AT_ONCE = 2 << 20
+"""The largest claim by the event loop, as of a `Dispatcher`."""
 
 
 def lost_runs(lost: Mapping[int, Sequence[int]]) -> list[PointerRange]:
@@ -35,8 +39,24 @@ def _fire(asked: Asked) -> Reply:
         head.shards,
         max_bytes=min(head.max_bytes, asked.bound),
     )
-    found = packed(claims, result)
-    return Reply(RESULT, found.head, lambda peer: peer.claims.hold(head.magazine, found.runs, fired=True), claims)
+    return _fired(head, packed(claims, result))
+
+
+def try_fire(asked: Asked) -> Reply | None:
+    """`FIRE` by the event loop; None, and nothing was done, where it would have to wait, or where the claim is a large one."""
+    head, _ = unpack(asked.payload, Fire)
+    if head.shards is not None or head.limit > _MOST_AT_ONCE:
+        return None
+    claims = ClaimsFrame()
+    owner, max_bytes = owner_for(head.owner, asked.owner), min(head.max_bytes, asked.bound, _MOST_BYTES_AT_ONCE)
+    result = asked.app.store.magazines.try_fire_into(claims, head.magazine, head.limit, owner, max_bytes)
+    if result is None or (result.more and not claims.messages):
+        return None
+    return _fired(head, packed(claims, result))
+
+
+def _fired(head: Fire, found: Packed) -> Reply:
+    return Reply(RESULT, found.head, lambda peer: peer.claims.hold(head.magazine, found.runs, fired=True), found.claims)
 
 
 def _claim(asked: Asked) -> Reply:

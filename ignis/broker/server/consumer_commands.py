@@ -230,6 +230,9 @@ class ConsumerCommands:
             if self.waits.pop(request.request_id, None) is not None:
                 session.result(request.request_id, sequence)
 
+        if application.store.magazines.quick and application.facts.remembers(head.magazine):
+            was_read(read(None))
+            return
         self._threads.call(read, was_read, None, lambda exc: session.refuse(request.request_id, exc))
 
     # -- acknowledgements

@@ -24,12 +24,12 @@ from ignis.magazine import route_with_dues
 from ignis.native import ANY_SHARD, PackedBatch
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import Transfer
-from ignis.storage.checks import check_queue
+from ignis.storage.checks import MAX_TTL_S, check_queue
 from ignis.storage.later import MOVE_LIMIT, Delayed
 
 __all__ = ["LATER_CALLS"]
 
-_MOST_TTL_MS = 1 << 62
+_MOST_TTL_MS = MAX_TTL_S * 1000
 _PIECE = 32
 """Records that are read at a time for a list: an answer has room for so many large ones, and no more are held."""
 _ROW_BYTES = 64

@@ -88,7 +88,7 @@ class Watch:
 
     def look(self) -> None:
         """Something was loaded through this broker, perhaps."""
-        if self.shared and self.wanted and self._magazines.quick:
+        if (self._waiters or (self.shared and self.wanted)) and self._magazines.quick:
             try:
                 sequence = self._magazines.wait(self.magazine, -1, 0)
             except IgnisError:

@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections import deque
 
+from ignis.broker.protocol.commands import Command
+from ignis.broker.protocol.encoding import unpack
 from ignis.broker.protocol.machine import Request
+from ignis.broker.protocol.payloads import AnyNamed
 from ignis.broker.protocol.table import BULKY
+from ignis.broker.server.application import Application
 from ignis.broker.server.caller import Caller
 from ignis.broker.server.calls import Asked, Reply
+from ignis.broker.server.claim_commands import try_fire
 from ignis.broker.server.command_table import CALLS
 from ignis.errors import BadRequestError
+from ignis.native.wire import count_runs, unpack_runs
 
 __all__ = ["RequestQueue"]
 
 _MOST_CALLS = 32
 """Requests of one connection that are carried out at a time; its others wait."""
 _MOST_BULKY = 4
+_MOST_RUNS = 64
+"""Of a DELETE that shares the transaction of a turn."""
+_AT_ONCE = frozenset({int(Command.FIRE), int(Command.DELETE)})
 _CROWDED_BYTES = 65_536
 """Bytes of one connection's requests, while those of all of them take more than ``max_receive_bytes``."""
 _REASON = "backlog"
@@ -46,11 +55,60 @@ class RequestQueue:
 
     def put(self, request: Request) -> None:
         """Its turn comes; while too much waits the connection is not read."""
+        if not self._waiting and self._at_once(request):
+            return
         self._waiting.append(request)
         self._count(len(request.payload))
         if self._bytes > self._allowed_bytes():
             self._session.pause(_REASON)
         self.run()
+
+    def _at_once(self, request: Request) -> bool:
+        """Carries out, on the event loop, what a handler asks for each message: a change of threads takes longer than that. False
+        when nothing was done."""
+        session, unread = self._session, self._unread
+        application = session.application
+        assert application is not None
+        if request.command not in _AT_ONCE or not application.store.magazines.quick or unread.crowded:
+            return False
+        if request.command == Command.DELETE:
+            return self._delete(application, request)
+        if session.over_outbound():
+            return False
+        room, reply = unread.begin(), None
+        try:
+            reply = try_fire(Asked(application, session.principal, session.owner, request.payload, room))
+        except Exception as exc:
+            session.refuse(request.request_id, exc)
+            return True
+        finally:
+            unread.made(room, 0 if reply is None else reply.nbytes)
+        if reply is None:
+            return False
+        self._answer(request.request_id, reply)
+        session.flush()
+        return True
+
+    def _delete(self, application: Application, request: Request) -> bool:
+        """`DELETE` with what others write in this turn."""
+        session = self._session
+        head, at = unpack(request.payload, AnyNamed)
+        if count_runs(request.payload, at) > _MOST_RUNS:
+            return False
+        runs = unpack_runs(request.payload, at)
+
+        def deleted(count: int) -> None:
+            session.claims.let_go(head.name, runs)
+            if not session.closed:
+                session.result(request.request_id, count)
+
+        def failed(exc: BaseException) -> None:
+            if not session.closed:
+                session.refuse(request.request_id, exc)
+
+        # Behind handlers a thread of their own waits for it: it may share the flush of a load.
+        application.turns.delete(head.name, runs, deleted, failed, may_wait=True)
+        return True
 
     def end(self) -> None:
         """The connection is gone: what is not at the store yet is forgotten."""
@@ -111,10 +169,14 @@ class RequestQueue:
         if isinstance(reply, BaseException):
             session.refuse(request.request_id, reply)
         else:
-            if reply.after is not None:
-                reply.after(session)
-            if reply.claims is None:
-                session.answer(reply.command, request.request_id, reply.payload)
-            else:
-                session.answer_run(1, reply.claims.frame(reply.command, request.request_id, reply.payload))
+            self._answer(request.request_id, reply)
         self.run()
+
+    def _answer(self, request_id: int, reply: Reply) -> None:
+        session = self._session
+        if reply.after is not None:
+            reply.after(session)
+        if reply.claims is None:
+            session.answer(reply.command, request_id, reply.payload)
+        else:
+            session.answer_run(1, reply.claims.frame(reply.command, request_id, reply.payload))

@@ -35,14 +35,14 @@ from ignis.errors import (
 from ignis.magazine import SIDELINE_SUFFIX
 from ignis.native.wire import unpack_send_batch
 from ignis.storage.base import QueueRecord, Transfer
-from ignis.storage.checks import check_declaration, check_settings, shorten
+from ignis.storage.checks import MAX_TTL_S, check_declaration, check_settings, shorten
 from ignis.storage.purging import PURGE_BATCH
 
 __all__ = ["STORE_CALLS"]
 
 log = logging.getLogger("ignis.broker")
 
-_MOST_TTL_MS = 1 << 62
+_MOST_TTL_MS = MAX_TTL_S * 1000
 
 
 # -- magazines

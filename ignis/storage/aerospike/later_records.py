@@ -40,6 +40,8 @@ log = logging.getLogger("ignis.storage.aerospike")
 
 MOST_MOVED = 1_000
 """So many messages are moved in one batch, and so many are doubled at most by one death."""
+_FIRST_MOVED, _MOST_BYTES = 32, 32 << 20
+"""Fewer where they are large: so many bytes are moved in one batch, and so few messages as long as nobody knows their size."""
 _ROUNDS = 20
 _SLACK_MS = 86_400_000
 """So long behind its due time, and behind the end of its time to live, the server keeps a message that nobody has moved: what
@@ -177,8 +179,7 @@ class LaterRecords:
         for index, entry in zip(part, entries, strict=True):
             if entry.result == TOO_BIG:
                 record = items[index].record
-                size = len(record.data) if isinstance(record, Raw) else len(record)
-                raise RecordTooLargeError(size, self._connection.record_limit())
+                raise RecordTooLargeError(_bytes_of(record), self._connection.record_limit())
             if entry.result == EXISTS:
                 there.append((index, entry))
         if not there:
@@ -254,11 +255,19 @@ class LaterRecords:
     def move(self, magazine: Magazine, places: Sequence[Place], check: Callable[[], None] = lambda: None) -> Moved:
         """Moves these to the tail of the main magazine, in this order, unless others are at it. ``check`` is called right before
         each load; what it raises ends the move."""
-        total = Moved(0, 0, set())
-        for start in range(0, len(places), MOST_MOVED):
-            some = self._move_batch(magazine, places[start : start + MOST_MOVED], check)
+        total, start = Moved(0, 0, set()), 0
+        while start < len(places):
+            size = self._fitting(magazine)
+            some = self._move_batch(magazine, places[start : start + size], check)
             total = Moved(total.moved + some.moved, total.expired + some.expired, total.gone | some.gone)
+            start += size
         return total
+
+    @staticmethod
+    def _fitting(magazine: Magazine) -> int:
+        """How many to move at once, by the size that messages had in the last batch."""
+        record_bytes = magazine.later.record_bytes
+        return max(1, min(MOST_MOVED, _MOST_BYTES // record_bytes)) if record_bytes else _FIRST_MOVED
 
     def _move_batch(self, magazine: Magazine, places: Sequence[Place], check: Callable[[], None]) -> Moved:
         at_ms = int(time.time() * 1000)
@@ -285,6 +294,8 @@ class LaterRecords:
                 items.append(item)
         if not marked:
             return Moved(0, 0, gone)
+        if items:
+            magazine.later.record_bytes = 1 + sum(_bytes_of(item.record) for item in items) // len(items)
         try:
             check()
             if items:
@@ -386,6 +397,10 @@ class LaterRecords:
             self._connection.remove("drop", self.keys(keys, (row[1:3] for row in rows)))
             if not rows:
                 begin_ms = upto_ms + 1
+
+
+def _bytes_of(record: bytes | Raw) -> int:
+    return len(record.data) if isinstance(record, Raw) else len(record)
 
 
 _READ = [expressions.read(name) for name in (layout.DATA, layout.ENVELOPE, layout.MODIFIED_AT)]

@@ -28,11 +28,11 @@ from ignis.storage.aerospike.remove import Remover
 from ignis.storage.aerospike.trickle import Trickle
 from ignis.storage.aerospike.waits import WHOLE, Waits
 from ignis.storage.aerospike.wake_words import WakeWords
-from ignis.storage.base import KEEP_TTL, MagazineStore
+from ignis.storage.base import KEEP_TTL, MOST_FRUITLESS, MagazineStore
 from ignis.storage.checks import check_epoch, check_limit, check_owner, expiry_ms
 from ignis.storage.expired_log import ExpiredLog
 from ignis.storage.records import Abandoned, Fence, FireResult, Pointers, Run, ShardState, Transfer, group_pointers
-from ignis.storage.runs import Runs, overlap
+from ignis.storage.runs import Runs, overlap, runs_of
 
 __all__ = ["AerospikeMagazines"]
 
@@ -221,7 +221,7 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
             limit = min(len(many), many[-1] - known[shard].fire)
             if limit <= 0:
                 continue  # others have claimed it all
-            runs = Runs((one.first, one.last + 1) for one in self.claim(magazine, limit, self._context.owner, [shard]))
+            runs = self._claim_waiting(found, shard, limit)
             mine = overlap(runs.runs, 1, end + 1)
             beyond = overlap(runs.runs, end + 1, 1 << 62)
             if mine:
@@ -230,6 +230,19 @@ class AerospikeMagazines(AerospikeLater, MagazineStore):
                 # Others claimed meanwhile, so that this reached what was loaded since the purge began.
                 self.reload(magazine, {shard: Runs(beyond)})
         return count
+
+    def _claim_waiting(self, found: Magazine, shard: int, limit: int) -> Runs:
+        """Claims what waits in one shard, and moves nothing that is due there first."""
+        pointers: list[int] = []
+        fruitless = 0
+        while len(pointers) < limit and fruitless <= MOST_FRUITLESS:
+            with self._call("fires"):
+                result = self._fire(found, limit - len(pointers), self._context.owner, [shard], 64 << 20)
+            pointers += (one for claim in result.claims for one in claim.pointers)
+            fruitless = 0 if result.claims else fruitless + 1
+            if not result.more:
+                break
+        return Runs(runs_of(pointers))
 
     def peek(self, magazine: str, pointers: Pointers) -> dict[int, dict[int, bytes | None]]:
         with self._call():

@@ -147,6 +147,7 @@ class LaterState:
         not_before: ``time.monotonic()`` before which it is no use to look again, because others are at what is due.
         pause_s: how long that was last.
         ready: what is due, found by the last look and not moved yet: (due time, shard, pointer, mark).
+        record_bytes: what a message had in the last batch that was moved; 0 = not known.
         count, counted_until: how many waited, and how long that is good enough.
     """
 
@@ -156,6 +157,7 @@ class LaterState:
     not_before: float = 0.0
     pause_s: float = 0.0
     ready: list[Any] = field(default_factory=list)
+    record_bytes: int = 0
     count: int = 0
     counted_until: float = 0.0
 

@@ -103,6 +103,13 @@ def entries_of(store: Store, act: Callable[[], object], monkeypatch: pytest.Monk
                 return _real(what, some, *rest, **named)
 
             patch.setattr(connection, name, call)
+        asked = connection.between
+
+        def between(what: str, *rest: Any) -> Any:
+            made.append((what, 1))
+            return asked(what, *rest)
+
+        patch.setattr(connection, "between", between)
         before = Counter(connection.calls)
         act()
         after = Counter(connection.calls)
@@ -372,7 +379,7 @@ def test_a_death_while_retrying_loses_nothing(bench: Bench, step: str, side: str
 def test_a_death_doubles_no_more_than_one_batch(
     bench: Bench, marks_are_old: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much is due."""
+    """However much is due. The first batch is a small one, as long as nobody knows how large the messages are."""
     many = 2 * MOST_MOVED + 100
     due_ms = bench.now_ms() - 1
     bench.magazines.load_later("m", [(0, batch(*(f"m{n}" for n in range(many))))], [[due_ms] * many], None)
@@ -381,10 +388,11 @@ def test_a_death_doubles_no_more_than_one_batch(
         pass
 
     connection: Any = bench.store.connection  # type: ignore[attr-defined]
-    real = connection.remove
+    real, removals = connection.remove, [0]
 
     def die_here(what: str, *rest: Any, **named: Any) -> Any:
-        if what == "later_remove":
+        removals[0] += what == "later_remove"
+        if removals[0] > 1:
             raise Died
         return real(what, *rest, **named)
 
@@ -395,6 +403,15 @@ def test_a_death_doubles_no_more_than_one_batch(
     found = all_of(bench)
     assert len(found) == many
     assert sum(found.values()) - many == MOST_MOVED
+
+
+def test_large_messages_are_moved_few_at_a_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = "x" * (2 << 20)
+    for _ in range(6):
+        bench.magazines.load_later("m", [(0, batch(*[large] * 10))], [[bench.now_ms() - 1] * 10], None)
+    made = entries_of(bench.store, lambda: bench.magazines.move_due("m"), monkeypatch)
+    assert [count for what, count in made if what == "load"] == [32, 15, 13]
+    assert len(drain(bench.magazines, "m")) == 60
 
 
 def test_while_one_moves_nobody_else_does(bench: Bench) -> None:

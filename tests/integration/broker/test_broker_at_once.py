@@ -154,7 +154,7 @@ def test_a_request_that_is_refused_alone_is_answered(broker: RunningBroker, clie
     with Wire(broker.port) as wire:
         wire.greet()
         wire.send(Command.SEND_BATCH, 2, pack_send_batch(b"none", 1 << 63, [(0, batch("a"))]))
-        assert wire.failure().code == "bad_request"
+        assert wire.failure().code == "config"
         wire.send(Command.SEND_BATCH, 3, pack_send_batch(b"none", 0, [(0, batch("b"))]))
         assert wire.receive()[:2] == (Command.SEND_ACK, 3)
 

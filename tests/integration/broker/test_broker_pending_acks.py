@@ -80,7 +80,11 @@ def refuse_deletes(broker: RunningBroker, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(name: str, runs: object, done: object, failed: Callable[[Exception], None], **_: bool) -> None:
         failed(StoreFailedError("no deletes today"))
 
+    def refuse_lone(name: str, ack: object) -> bool:
+        raise StoreFailedError("no deletes today")
+
     monkeypatch.setattr(application.turns, "delete", refuse)
+    monkeypatch.setattr(application.store.magazines, "try_delete_lone", refuse_lone)
 
 
 def test_deliveries_are_acknowledged_without_waiting(client: SyncClient) -> None:

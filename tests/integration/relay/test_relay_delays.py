@@ -77,11 +77,13 @@ def test_what_is_stored_is_what_the_store_itself_would_have(here: Place, queue: 
     with queue.publisher() as publisher:
         publisher.send(b"plain", delay="1h")
         publisher.send(b"more", delay="2h", key="k", headers={"a": 1})
+        publisher.send(b"both", delay="150m", expires_in="8h", key="k", headers={"a": 1})
     queue.publish(b"mortal", delay="3h", headers={"a": 1}, expires_in="9h")
     with ignis.Ignis("memory://") as app:
         direct = app.queue("q", bytes)
         direct.publish(b"plain", delay="1h")
         direct.publish(b"more", delay="2h", key="k", headers={"a": 1})
+        direct.publish(b"both", delay="150m", expires_in="8h", key="k", headers={"a": 1})
         direct.publish(b"mortal", delay="3h", headers={"a": 1}, expires_in="9h")
         wanted = [one.message for one in direct.later]
     for one, other in zip(waiting(here), wanted, strict=True):
