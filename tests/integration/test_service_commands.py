@@ -21,7 +21,6 @@ COMMANDS = {
     "worker": ["worker", "jobs"],
     "supervisor": ["worker", "jobs", "--processes", "1"],
     "broker": ["broker", "--bind", "127.0.0.1:0"],
-    "console": ["console", "--bind", "127.0.0.1:0"],
     "relay": ["relay", "--dir", "{directory}/relayed"],
     "autoscale": ["autoscale", "--bind", "0"],
     "console": ["console", "--bind", "127.0.0.1:0"],

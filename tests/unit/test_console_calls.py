@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from ignis.console import Console
 from ignis.console.leases import Leases
 from ignis.console.snapshot import REFRESH_S, Snapshot
 from tests.support import eventually
-from tests.support.console import ORIGIN, Someone, a_console, fail
+from tests.support.console import ORIGIN, Someone, a_console, fail, write_users
 
 MakeApp = Callable[..., Ignis]
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -347,6 +349,45 @@ def test_a_long_poll_is_answered_by_what_comes(app: Ignis, admin: Admin) -> None
     jobs.publish({"n": 1})
     thread.join(60)
     assert [one["body"] for one in found[0]["messages"]] == [{"n": 1}]
+
+
+def test_who_leaves_while_it_waits_takes_nothing(app: Ignis, tmp_path: Path) -> None:
+    jobs = app.queue("jobs", dict, shards=1)
+    jobs.open()
+    token = write_users(tmp_path / "users.json")["con"]
+    left, sent = asyncio.Event(), []
+
+    async def pull(console: Console) -> None:
+        pieces = [{"type": "http.request", "body": b'{"wait_s": 30}', "more_body": False}]
+
+        async def receive() -> Any:
+            if pieces:
+                return pieces.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = {"host": "localhost", "authorization": f"Bearer {token}", "content-type": "application/json"}
+        path = "/ignis/v1/queues/jobs/pull"
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("10.9.9.9", 1),
+            "server": ("localhost", 9711), "headers": [(one.encode(), said.encode()) for one, said in headers.items()],
+        }  # fmt: skip
+        asked = asyncio.create_task(console(scope, receive, send))
+        await asyncio.to_thread(eventually, lambda: console._waits == 1, "it waits")
+        left.set()
+        for _ in range(10):
+            await asyncio.sleep(0)  # the loop's turns, until it is known here
+        await asyncio.to_thread(jobs.publish, {"n": 1})
+        await asyncio.wait_for(asked, 60)
+
+    with a_console(app, users=tmp_path / "users.json") as console:
+        asyncio.run(pull(console))
+        assert sent[0]["status"] == 200
+        assert (jobs.main.pending(), jobs.main.in_flight(), len(console.services.leases)) == (1, 0, 0)
 
 
 def test_programs_that_wait_leave_places_for_operators(app: Ignis, console: Console, admin: Admin) -> None:
