@@ -192,13 +192,11 @@ class Publisher(Generic[M]):
     ) -> Receipt:
         raw_key = encode_key(key)
         shard = shard_for_key(raw_key, self._magazine.shards) if raw_key else ANY_SHARD
-        meta = self._meta(headers, deadline)
+        meta = b"" if headers is None and deadline is None else self._meta(headers, deadline)
         return self._put(self._encode(message), shard, self._flags, raw_key, meta, timeout)
 
     def _meta(self, headers: dict[str, Any] | None, deadline: Deadline | None) -> bytes:
         """The growing part of the envelope."""
-        if headers is None and deadline is None:
-            return b""
         return encode_meta(headers, self._magazine.max_headers_bytes, None if deadline is None else deadline.at_ms)
 
     def _send_timed(
