@@ -178,7 +178,7 @@ def test_an_application_does_not_end_while_a_request_is_at_the_store(memory_url:
             application.store.magazines.fire = slow  # type: ignore[method-assign]
             with Wire(broker.port) as wire:
                 wire.greet(client_id="orders")
-                wire.send(Command.FIRE, 10, pack(["q", 1, "me"]))
+                wire.send(Command.FIRE, 10, pack(["q", 1, "me", [0]]))  # of named shards: a thread's
                 assert reached.wait(WAIT_S)
         eventually(lambda: not broker.on_loop(lambda: broker.broker.sessions))
         assert not broker.on_loop(lambda: application.idle)
