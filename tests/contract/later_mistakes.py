@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ignis.storage.base import MagazineStore, Transfer
 from ignis.storage.later import Delayed
 from ignis.storage.records import group_pointers
 
-__all__ = ["MISTAKES", "QUEUE", "Hand", "Mistake"]
+__all__ = ["HAND", "MISTAKES", "QUEUE", "Hand", "Mistake"]
 
 QUEUE = "jobs"
 _RISING_NS = time.clock_gettime_ns(store_clock._CLOCK) // 1_000_000 * 1_000_000
@@ -23,24 +24,31 @@ _WALL_NS = time.time_ns() // 1_000_000 * 1_000_000
 
 
 class Hand:
-    """The clocks of this process, moved by hand."""
+    """The clocks of this process, moved by hand within `installed`."""
 
     def __init__(self) -> None:
-        self.patch = pytest.MonkeyPatch()
         self.passed_s = self.step_s = 0
+
+    def now_ns(self) -> int:
+        return _WALL_NS + (self.passed_s + self.step_s) * 10**9
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """All of this process goes by it until the end of the block."""
         real_ns = time.clock_gettime_ns
 
-        def now_ns() -> int:
-            return _WALL_NS + (self.passed_s + self.step_s) * 10**9
+        def clock_ns(which: int) -> int:
+            return _RISING_NS + self.passed_s * 10**9 if which == store_clock._CLOCK else real_ns(which)
 
-        self.patch.setattr(
-            time,
-            "clock_gettime_ns",
-            lambda which: _RISING_NS + self.passed_s * 10**9 if which == store_clock._CLOCK else real_ns(which),
-        )
-        self.patch.setattr(time, "time_ns", now_ns)
-        self.patch.setattr(time, "time", lambda: now_ns() / 1e9)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "clock_gettime_ns", clock_ns)
+            patch.setattr(time, "time_ns", self.now_ns)
+            patch.setattr(time, "time", lambda: self.now_ns() / 1e9)
+            yield
 
+
+HAND = Hand()
+"""One for all runs: what is replaced in this process is put back once, behind the last of them."""
 
 Mistake = Callable[[MagazineStore, Hand], None]
 """Replaces a call of the store by a worse one."""

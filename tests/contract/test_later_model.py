@@ -33,7 +33,7 @@ from hypothesis.stateful import (
 import ignis
 from ignis import Message, Retry, RetryLater
 from ignis.testing import drain
-from tests.contract.later_mistakes import MISTAKES, QUEUE, Hand, Mistake
+from tests.contract.later_mistakes import HAND, MISTAKES, QUEUE, Hand, Mistake
 from tests.contract.support import Kind
 from tests.contract.test_model import EXAMPLES
 
@@ -76,7 +76,8 @@ class DueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="ignis-due-model-"))
-        self.hand = Hand()
+        self.hand = HAND
+        self.hand.passed_s = self.hand.step_s = 0
         self.kind = Kind(self.kind_name, self.root)
         self.later: dict[int, Waiting] = {}
         self.main: dict[int, Waiting] = {}
@@ -115,7 +116,6 @@ class DueMachine(RuleBasedStateMachine):
                 self.app.close()
             self.kind.forget()
         finally:
-            self.hand.patch.undo()
             shutil.rmtree(self.root, ignore_errors=True)
 
     def one_of(self, draw: int) -> Waiting | None:
@@ -337,19 +337,20 @@ def test_stores_do_what_the_model_does(name: str) -> None:
 
 
 def check(machine: type[DueMachine], examples: int, *phases: Phase, always_the_same: bool = False) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=30,
-            database=None,
-            derandomize=always_the_same,
-            deadline=None,
-            phases=[Phase.explicit, Phase.reuse, Phase.generate, *phases],
-            suppress_health_check=list(HealthCheck),
-            report_multiple_bugs=False,
-        ),
-    )
+    with HAND.installed():
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=30,
+                database=None,
+                derandomize=always_the_same,
+                deadline=None,
+                phases=[Phase.explicit, Phase.reuse, Phase.generate, *phases],
+                suppress_health_check=list(HealthCheck),
+                report_multiple_bugs=False,
+            ),
+        )
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: str(one.__name__))
